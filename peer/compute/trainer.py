@@ -1,0 +1,149 @@
+"""One stage in training: its weights, its optimizer, and the microbatches in flight.
+
+The same object serves a volunteer's daemon, a datacenter replica and the lab; only who carries the
+payloads differs. Between stages gradients are chained by hand, because the neighbour may be another
+machine: what comes back is G, and ∇X = G Uᵀ (paper, section 2.2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from peer.compute.payload import DTYPES
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
+from peer.model.stage import Stage, loss
+from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, WholeBoundary, nested
+from peer.optim import inner
+from peer.optim.grid import to_float
+from protocol.identity import EMBEDDING, Part, stage_part
+from protocol.layout import EMBEDDING_TENSOR
+from protocol.manifest import Manifest
+
+Grid = Mapping[str, Tensor]
+"""Tensor name → int32 values in units of 2⁻²⁶."""
+
+Kind = Literal["group", "datacenter"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """One microbatch between its forward and its backward pass."""
+
+    tokens_BL: Tensor
+    entered_BLD: Tensor | None
+    left: Tensor
+
+
+class StageTrainer:
+    """A stage of a replica group (`kind = "group"`) or of a datacenter replica, in training."""
+
+    def __init__(
+        self, manifest: Manifest, stage: int, kind: Kind, basis_DD: Tensor | None, device: torch.device
+    ) -> None:
+        """`basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none."""
+        self.manifest = manifest
+        self.index = stage
+        self.kind = kind
+        self.device = device
+        self.first = stage == 0
+        self.last = stage == manifest.replicas.stages - 1
+        compressed = kind == "group" and manifest.compressed
+        self.basis_dk = (
+            nested(basis_DD, manifest.k).to(device) if compressed and basis_DD is not None else None
+        )
+        self.stage = Stage(manifest, stage).to(device)
+        self.embedding = self._embedding() if self.first else None
+        self.boundary = self._boundary(None)
+        self.parameters = list(self.stage.parameters())
+        if self.embedding is not None:
+            self.parameters += list(self.embedding.parameters())
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer = inner.adamw(self.parameters, manifest.inner)
+        self.in_flight: dict[int, InFlight] = {}
+
+    def _embedding(self) -> Embedding:
+        model = self.manifest.model
+        if self.basis_dk is not None:
+            return FactoredEmbedding(model.vocabulary, self.basis_dk)
+        return DenseEmbedding(model.vocabulary, model.d).to(self.device)
+
+    def load(self, grids: Mapping[Part, Grid]) -> None:
+        """Start a round from the outer state: copy weights in, split the token embedding again.
+
+        AdamW's moments stay (paper: they live with the replica across rounds).
+        """
+        own = grids[stage_part(self.index)]
+        self.start = {name: to_float(tensor).to(self.device) for name, tensor in own.items()}
+        self.stage.load(self.start)
+        if self.embedding is not None or self.basis_dk is not None:
+            te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
+            if self.embedding is not None:
+                self.embedding.load(te_VD)
+            self.boundary = self._boundary(te_VD)
+
+    def _boundary(self, te_VD: Tensor | None) -> Boundary:
+        if self.kind == "datacenter":
+            return DirectBoundary()
+        wire = DTYPES[self.manifest.replicas.wire]
+        if self.basis_dk is None or te_VD is None:
+            return WholeBoundary(wire)
+        return SubspaceBoundary(self.basis_dk, split(te_VD, self.basis_dk)[1], wire)
+
+    def forward(self, microbatch: int, tokens_BM: Tensor, payload: Tensor | None) -> Tensor:
+        """Run one microbatch forward.
+
+        `tokens_BM` [b, L + 1] holds inputs and, shifted by one, targets; `payload` is what the stage
+        before sent (None at the first). Returns the payload for the stage behind, or the loss (a
+        scalar, nats per token) at the last.
+        """
+        tokens_BM = tokens_BM.to(self.device)
+        tokens_BL = tokens_BM[:, :-1]
+        if self.embedding is not None:
+            entered, x_BLD = None, self.embedding(tokens_BL)
+        else:
+            assert payload is not None
+            entered = x_BLD = self.boundary.decode(payload, tokens_BL).requires_grad_()
+        out = self.stage(x_BLD)
+        if self.last:
+            out = loss(out, tokens_BM[:, 1:])
+        self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)
+        return out.detach() if self.last else self.boundary.encode(out.detach(), tokens_BL)
+
+    def backward(self, microbatch: int, payload: Tensor | None) -> Tensor | None:
+        """Run one microbatch backward; gradients add up until `update`.
+
+        `payload` is what the stage behind sent (None at the last). Returns the payload for the stage
+        before; None at the first.
+        """
+        flight = self.in_flight.pop(microbatch)
+        if self.last:
+            (flight.left / self.manifest.inner.microbatches).backward()
+        else:
+            assert payload is not None
+            flight.left.backward(self.boundary.decode_gradient(payload))
+        if flight.entered_BLD is None:
+            return None
+        gradient = flight.entered_BLD.grad
+        assert gradient is not None
+        return self.boundary.encode_gradient(gradient)
+
+    def squared_norm(self) -> float:
+        """Σ g² of this stage in this inner step."""
+        return inner.squared_norm(self.parameters)
+
+    def update(self, clip_factor: float, step: int) -> None:
+        """Take the AdamW step number `step` (from 0 over the whole run)."""
+        inner.update(self.optimizer, clip_factor, inner.learning_rate(self.manifest, step))
+
+    def moved(self) -> dict[Part, dict[str, Tensor]]:
+        """Δ = θ_start − θ_end of every part this stage authors, float32 (paper, equation 1)."""
+        with torch.no_grad():
+            own = {name: self.start[name] - tensor for name, tensor in self.stage.tensors().items()}
+            parts: dict[Part, dict[str, Tensor]] = {stage_part(self.index): own}
+            if self.embedding is not None:
+                parts = {EMBEDDING: {EMBEDDING_TENSOR: self.embedding.moved()}} | parts
+        return parts

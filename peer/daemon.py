@@ -1,0 +1,192 @@
+"""The story of one peer: it learns what the run is, gets a place, fetches its files, and serves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import torch
+
+from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.events import Joined, Listener, Progress
+from peer.handoff import TorchThread
+from peer.network import operator
+from peer.network.contributions import ContributionService, Shelf
+from peer.network.discovery import Discovery
+from peer.network.group import GroupService
+from peer.network.pipeline import PipelineService
+from peer.swarm.node import Node
+from peer.swarm.volunteer import serve_stage
+from peer.swarm.whole import observe, serve_datacenter
+from protocol import dht as dhts
+from protocol import manifest as manifests
+from protocol.atomic import write_atomically
+from protocol.blobs import BlobService
+from protocol.channels import listen, options
+from protocol.errors import ManifestError, ResourceError, UserError
+from protocol.identity import PeerId
+from protocol.keys import Identity, load_or_create
+from protocol.manifest import Manifest
+from protocol.records import PeerRecord, Role
+from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
+from protocol.schemas import blobs_pb2_grpc, contributions_pb2_grpc, group_pb2_grpc, pipeline_pb2_grpc
+from protocol.ticket import Ticket
+
+GRACE_SECONDS = 2.0
+"""How long calls in flight may take to end when the peer stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """What is this machine's own. `listen` None: the interface towards the operator, any port."""
+
+    ticket: Ticket
+    role: Role
+    directory: Path
+    stage: int | None = None
+    device: DeviceName = "auto"
+    threads: int = 1
+    listen: str | None = None
+    manifest: Path | None = None
+
+
+async def run(settings: PeerOptions, emit: Listener) -> None:
+    """Join the run and serve until its last round.
+
+    Raises:
+        HetpeerError: with a message that a volunteer can act on.
+    """
+    emit(Progress(f"asking {settings.ticket.operator} what the run is"))
+    descriptor = await operator.describe(settings.ticket)
+    manifest = descriptor.manifest
+    _require_same_manifest(settings.manifest, manifest)
+    device = find_device(settings.device)
+    if settings.role == "volunteer":
+        _require_stage(settings.stage, manifest)
+    if settings.stage is not None or settings.role != "volunteer":
+        require_memory(manifest, settings.stage, device)
+    async with _joined(settings, descriptor, device, emit) as node:
+        serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
+        await serve(node)
+
+
+def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:
+    """`--manifest`: join only a run of exactly this manifest."""
+    if path is None:
+        return
+    field = manifests.difference(manifests.load(path), theirs)
+    if field is not None:
+        raise ManifestError(f"the run has another manifest than {path}: {field}")
+
+
+def _require_stage(stage: int | None, manifest: Manifest) -> None:
+    stages = manifest.replicas.stages
+    if stage is not None and not 0 <= stage < stages:
+        raise UserError(f"there is no stage {stage}: this run's stages are 0 to {stages - 1}")
+
+
+@asynccontextmanager
+async def _joined(
+    settings: PeerOptions, descriptor: Descriptor, device: torch.device, emit: Listener
+) -> AsyncIterator[Node]:
+    """A place in the run, sockets open and files here; all closed again at the end."""
+    manifest, directory = descriptor.manifest, settings.directory
+    identity = load_or_create(directory)
+    server = grpc.aio.server(options=options(manifest))
+    host, port = _listen_address(settings)
+    address = f"{host}:{listen(server, f'{host}:{port}')}"
+    dht = await dhts.start(identity, host, 0, settings.ticket.addresses)
+    torch_thread = TorchThread(settings.threads)
+    try:
+        stage, slot = await operator.admit(
+            settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
+        )
+        await _fetch(settings, descriptor, stage, emit)
+        if settings.role == "volunteer":
+            require_memory(manifest, stage, device)
+        record = _record(identity, address, settings.role, stage, slot)
+        shelf = Shelf()
+        node = Node(
+            manifest=manifest,
+            directory=directory,
+            device=device,
+            stage=stage,
+            slot=slot,
+            discovery=Discovery(dht, descriptor.run_id, record),
+            shelf=shelf,
+            blobs=BlobService(shelf.lookup),
+            pipeline=PipelineService(manifest),
+            group=GroupService(manifest, stage, PeerId(identity.peer_id)),
+            torch_thread=torch_thread,
+            emit=emit,
+        )
+        _bind(server, node)
+        await server.start()
+        await node.publish()
+        write_atomically(directory / "ticket", f"{settings.ticket}\n".encode())
+        emit(Joined(identity.peer_id, settings.role, stage, slot, address))
+        yield node
+    finally:
+        torch_thread.stop()
+        await server.stop(GRACE_SECONDS)
+        await dht.stop()
+
+
+def _listen_address(settings: PeerOptions) -> tuple[str, int]:
+    if settings.listen is None:
+        return operator.address_towards(settings.ticket.operator), 0
+    host, _, port = settings.listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--listen takes HOST:PORT, not {settings.listen!r}")
+    return host, int(port)
+
+
+async def _fetch(settings: PeerOptions, descriptor: Descriptor, stage: int, emit: Listener) -> None:
+    """The run's files that this role needs. A directory belongs to one run."""
+    directory = settings.directory
+    marker = directory / DESCRIPTOR
+    if marker.exists() and marker.read_bytes() != descriptor.canonical():
+        raise ResourceError(
+            f"{directory} holds another run's files; give this run a folder of its own with --dir"
+        )
+    write_atomically(marker, descriptor.canonical())
+    names = files_needed(descriptor.manifest, stage if settings.role == "volunteer" else None)
+
+    def progress(file: RunFile, received: int) -> None:
+        emit(Progress(f"fetching {file.name}", received, file.size))
+
+    await operator.fetch_files(settings.ticket, descriptor, names, directory, progress)
+
+
+def _record(identity: Identity, address: str, role: Role, stage: int, slot: int) -> PeerRecord:
+    return PeerRecord(peer_id=identity.peer_id, address=address, role=role, stage=stage, slot=slot)
+
+
+def _bind(server: grpc.aio.Server, node: Node) -> None:
+    """All services of a peer on one port."""
+    blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
+    contributions_pb2_grpc.add_ContributionsServicer_to_server(
+        ContributionService(node.manifest, node.shelf), server
+    )
+    if node.discovery.record.role == "volunteer":
+        pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
+        group_pb2_grpc.add_GroupServicer_to_server(node.group, server)
+
+
+async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener) -> None:
+    """Serve until the last round, or until `stop` is set; then leave in order."""
+    serving = asyncio.create_task(run(settings, emit))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not serving.done():
+            serving.cancel()
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise

@@ -1,0 +1,127 @@
+"""What happened in a daemon, as values. Screen, reports and the testnet read these, never log text.
+
+On standard output with `--json` each is one line: {"event": "RoundDone", …}.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The bootstrap node is up."""
+
+    ticket: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A long operation goes on: fetching, tokenizing, waiting for others."""
+
+    doing: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """This peer has a place in the run."""
+
+    peer_id: str
+    role: str
+    stage: int
+    slot: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormed:
+    """This peer is a member of a complete replica."""
+
+    replica: str
+    slot: int
+    members: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One inner step. `loss` is the mean over the replica's microbatches, where this peer knows it."""
+
+    round: int
+    step: int
+    loss: float | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """One outer round: contributions are applied, and `digests` tell the state (part → hex)."""
+
+    round: int
+    seconds: float
+    tokens: int
+    contributions: dict[str, int]
+    digests: dict[str, str]
+    pipeline_sent: int
+    outer_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Held-out loss in nats per token after a round: through the boundaries, and plain."""
+
+    round: int
+    loss: float
+    loss_plain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over for this peer."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This process ends with an error."""
+
+    message: str
+    exit_code: int
+
+
+Event = Serving | Progress | Joined | GroupFormed | StepDone | RoundDone | Evaluated | Finished | Failed
+Listener = Callable[[Event], None]
+
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Serving, Progress, Joined, GroupFormed, StepDone, RoundDone, Evaluated, Finished, Failed)
+}
+
+
+def to_line(event: Event) -> str:
+    """One line of JSON."""
+    return json.dumps({"event": type(event).__name__} | asdict(event))
+
+
+def from_line(line: str) -> Event:
+    """Read what `to_line` wrote. Raises ValueError for anything else."""
+    fields = json.loads(line)
+    if not isinstance(fields, dict) or fields.get("event") not in KINDS:
+        raise ValueError(f"not an event: {line[:80]}")
+    event: Event = KINDS[fields.pop("event")](**fields)
+    return event
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Everyone who wants to know. Calling it tells them in turn."""
+
+    all: list[Listener] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        for listener in self.all:
+            listener(event)

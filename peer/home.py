@@ -1,0 +1,67 @@
+"""Where a peer keeps its things on this machine, and that no two processes share them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import ResourceError
+from protocol.ticket import Ticket
+
+ENVIRONMENT = "HETPEER_HOME"
+
+
+def home() -> Path:
+    """`HETPEER_HOME`, or `~/.hetpeer`."""
+    return Path(os.environ.get(ENVIRONMENT, "~/.hetpeer")).expanduser()
+
+
+def peer_folder(ticket: Ticket, place: str) -> Path:
+    """The folder of a peer that was given none: by run and place, the first that no other process uses."""
+    base = home() / ticket.run_id[:12]
+    candidates = [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
+    return next((folder for folder in candidates if not _is_locked(folder)), candidates[0])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path]:
+    """Hold `folder`, made if it is missing, for this process alone.
+
+    Raises:
+        ResourceError: another process holds it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot use the folder {folder}: {error.strerror}") from None
+    try:
+        if not _try_lock(descriptor):
+            raise ResourceError(
+                f"another hetpeer process uses {folder}; give this one a folder of its own with --dir"
+            )
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(folder: Path) -> bool:
+    path = folder / "lock"
+    if not path.exists():
+        return False
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Closing the descriptor, or dying, gives the lock back."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

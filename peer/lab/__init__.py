@@ -1,0 +1,1 @@
+"""The laboratory: the swarm's mathematics in one process."""

@@ -1,0 +1,107 @@
+"""One decoder layer of LLaMA: RMSNorm, rotary positions, grouped-query attention, SwiGLU; no biases.
+
+Attribute names are Hugging Face's, so that parameter names are those of `protocol.layout`.
+
+Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream (the paper's d),
+N heads, M key-value heads, H width of a head, V vocabulary.
+"""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from protocol.manifest import Model
+
+
+class Linear(nn.Linear):
+    """y = x Wᵀ. The weight is left empty: a run's weights are always loaded, never drawn here."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+@functools.lru_cache(maxsize=8)
+def rotary_tables(context: int, head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos(p ω_i) and sin(p ω_i) with ω_i = theta^(−2i / H), [L, H] each in fp32 (RoPE, arXiv 2104.09864).
+
+    Column i and column i + H/2 belong to one rotated pair. Not a buffer, because `module.to(bfloat16)`
+    and `to_empty()` would spoil it; made on the CPU, so that every device has the same table.
+    """
+    # The cache outlives the caller, whose inference mode would make these unusable for training.
+    with torch.inference_mode(False):
+        frequency = 1.0 / theta ** (torch.arange(0, head, 2, dtype=torch.float32, device="cpu") / head)
+        angle = torch.outer(torch.arange(context, dtype=torch.float32, device="cpu"), frequency)
+        angle_LH = torch.cat((angle, angle), dim=-1)
+        return angle_LH.cos().to(device), angle_LH.sin().to(device)
+
+
+def rotate(x_BNLH: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
+    """Turn each pair (i, i + H/2) of a head by its angle: `rotate_half`, as Hugging Face's weights expect."""
+    first, second = x_BNLH.chunk(2, dim=-1)
+    turned_BNLH = torch.cat((-second, first), dim=-1)
+    return (x_BNLH * cos_LH + turned_BNLH * sin_LH).type_as(x_BNLH)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; N / M heads share one key-value head (GQA, arXiv 2305.13245)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.head = model.d // model.heads
+        self.grouped = model.kv_heads != model.heads
+        self.q_proj = Linear(model.d, model.heads * self.head)
+        self.k_proj = Linear(model.d, model.kv_heads * self.head)
+        self.v_proj = Linear(model.d, model.kv_heads * self.head)
+        self.o_proj = Linear(model.heads * self.head, model.d)
+
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
+        """[B, L, D] → [B, L, D]."""
+        q_BNLH = rotate(self._heads(self.q_proj(x_BLD)), cos_LH, sin_LH)
+        k_BMLH = rotate(self._heads(self.k_proj(x_BLD)), cos_LH, sin_LH)
+        v_BMLH = self._heads(self.v_proj(x_BLD))
+        o_BNLH = F.scaled_dot_product_attention(
+            q_BNLH, k_BMLH, v_BMLH, is_causal=True, enable_gqa=self.grouped
+        )
+        y_BLD: Tensor = self.o_proj(o_BNLH.transpose(1, 2).flatten(2))
+        return y_BLD
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, L, N·H] → [B, N, L, H]."""
+        return x.view(*x.shape[:2], -1, self.head).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.gate_proj = Linear(model.d, model.ffn)
+        self.up_proj = Linear(model.d, model.ffn)
+        self.down_proj = Linear(model.ffn, model.d)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """[B, L, D] → [B, L, D]."""
+        y_BLD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+        return y_BLD
+
+
+class Layer(nn.Module):
+    """One decoder layer; both halves add to the residual stream."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+        self.self_attn = Attention(model)
+        self.post_attention_layernorm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+        self.mlp = FeedForward(model)
+
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
+        """[B, L, D] → [B, L, D]."""
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LH, sin_LH)
+        y_BLD: Tensor = x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+        return y_BLD

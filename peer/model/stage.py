@@ -1,0 +1,85 @@
+"""One pipeline stage: some layers and, on the last stage, the final norm and the head.
+
+No stage holds the token embedding, which is a part of its own (`peer.model.embedding`).
+
+Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream, H width of a head,
+V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from peer.model.llama import Layer, Linear, rotary_tables
+from protocol.layout import layers_of_stage
+from protocol.manifest import Manifest, Model
+
+
+class Decoder(nn.Module):
+    """What is called `model.` in Hugging Face's names: numbered layers and, on the last stage, the norm."""
+
+    def __init__(self, model: Model, layers: range, last: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(layer): Layer(model) for layer in layers})
+        if last:
+            self.norm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+
+
+class Stage(nn.Module):
+    """The layers of one stage of `manifest`.
+
+    `tensors()` has the names, shapes and order of `protocol.layout.part_layout(manifest, stage_part(stage))`.
+    Parameters are empty until `load`; they are made on torch's default device.
+
+    Raises:
+        ValueError: the manifest has no such stage.
+    """
+
+    def __init__(self, manifest: Manifest, stage: int) -> None:
+        super().__init__()
+        model, stages = manifest.model, manifest.replicas.stages
+        if not 0 <= stage < stages:
+            raise ValueError(f"there is no stage {stage} of {stages}")
+        self.sizes = model
+        self.last = stage == stages - 1
+        self.model = Decoder(model, layers_of_stage(model.layers, stages, stage), self.last)
+        if self.last:
+            self.lm_head = Linear(model.d, model.vocabulary)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Residual stream [B, L, D] → the same shape, or logits [B, L, V] from the last stage."""
+        sizes, length = self.sizes, x_BLD.shape[1]
+        tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
+        cos_LH, sin_LH = (table[:length] for table in tables)
+        for layer in self.model.layers.values():
+            x_BLD = layer(x_BLD, cos_LH, sin_LH)
+        if self.last:
+            x_BLD = self.lm_head(self.model.norm(x_BLD))
+        return x_BLD
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by name, in the order of the layout."""
+        return dict(self.named_parameters())
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values in place, so that an optimizer keeps its moments.
+
+        Raises:
+            ValueError: a name is missing or unknown, or a shape differs; nothing has been copied then.
+        """
+        ours = self.tensors()
+        if ours.keys() != tensors.keys():
+            raise ValueError(f"not this stage's tensors: {sorted(ours.keys() ^ tensors.keys())}")
+        for name, tensor in ours.items():
+            if tensor.shape != tensors[name].shape:
+                raise ValueError(f"{name}: {tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}")
+        for name, tensor in ours.items():
+            tensor.copy_(tensors[name])
+
+
+def loss(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token, a scalar, computed in fp32. `targets_BL` are the next tokens."""
+    return F.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten())

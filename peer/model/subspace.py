@@ -1,0 +1,139 @@
+"""The boundary between two stages (HET, arXiv 2601.02360, section 2; Subspace Networks, arXiv 2506.01260).
+
+The sender transmits Z = (X − T⊥[x]) U, the receiver rebuilds X̂ = Z Uᵀ + T⊥[x]; backward transmits
+G = ∇X̂ U and the receiver uses G Uᵀ. U has orthonormal columns and is never trained. Token ids x travel
+beside the payload as the integers they are: bf16 would corrupt every id above 256.
+
+Rounding to the wire's number format is part of this mathematics, so that a run in one process rounds as
+a swarm does. Nothing here is recorded by autograd; the trainer chains the stages by hand:
+`x_BLD.backward(boundary.decode_gradient(payload))`.
+
+Letters of shapes: V vocabulary, d = D width of the residual stream, k dimensions of the subspace,
+B sequences, L tokens of a sequence.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ORTHONORMAL_TOLERANCE = 1e-5
+"""Largest |UᵀU − 1| of a basis: QR in fp32 leaves about 1e-6 at d = 2048, and a wrong file leaves 1."""
+
+
+class Boundary(Protocol):
+    """What goes over the wire between two stages. Payloads are contiguous; what is decoded is fp32.
+
+    Token ids and the shape of a payload are checked where frames are parsed, not here.
+    """
+
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        """Activations → payload, at the sender."""
+
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        """Payload → activations [B, L, D], at the receiver."""
+
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        """Gradient of the loss by what `decode` gave → payload, at the receiver."""
+
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        """Payload → gradient [B, L, D] by what `encode` took, at the sender."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SubspaceBoundary:
+    """Payloads [B, L, k] in `dtype` (bf16 or fp32), between stages of a compressed group.
+
+    `anchor_Vd` is T⊥ of the round: both sides must have split the same TE.
+    """
+
+    basis_dk: Tensor
+    anchor_Vd: Tensor
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        """Z = (X − T⊥[x]) U."""
+        return ((x_BLD - F.embedding(tokens_BL, self.anchor_Vd)) @ self.basis_dk).to(self.dtype)
+
+    @torch.no_grad()
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        """X̂ = Z Uᵀ + T⊥[x]."""
+        return payload.float() @ self.basis_dk.T + F.embedding(tokens_BL, self.anchor_Vd)
+
+    @torch.no_grad()
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        """G = ∇X̂ U."""
+        return (g_BLD @ self.basis_dk).to(self.dtype)
+
+    @torch.no_grad()
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        """∇X = G Uᵀ."""
+        return payload.float() @ self.basis_dk.T
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeBoundary:
+    """Payloads [B, L, D], whole activations in `dtype`: groups of a run without compression."""
+
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        return x_BLD.detach().to(self.dtype).contiguous()
+
+    @torch.no_grad()
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        return payload.float()
+
+    @torch.no_grad()
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        return g_BLD.detach().to(self.dtype).contiguous()
+
+    @torch.no_grad()
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        return payload.float()
+
+
+@dataclass(frozen=True, slots=True)
+class DirectBoundary:
+    """No operator and no rounding: the stages of a datacenter replica."""
+
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        return x_BLD.detach()
+
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        return payload.detach()
+
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        return g_BLD.detach()
+
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        return payload.detach()
+
+
+def nested(basis_dd: Tensor, k: int) -> Tensor:
+    """U [d, k]: the first k columns of the run's basis, so that a smaller k is a subspace of a larger.
+
+    Raises:
+        ValueError: the basis has no k columns.
+    """
+    if not 1 <= k <= basis_dd.shape[1]:
+        raise ValueError(f"k = {k} is not in 1 … {basis_dd.shape[1]}")
+    return basis_dd[:, :k].contiguous()
+
+
+def check_orthonormal(basis_dk: Tensor) -> None:
+    """Check that UᵀU = 1 within `ORTHONORMAL_TOLERANCE`.
+
+    Raises:
+        ValueError: it is not a matrix of floats, has more columns than rows, or they are not orthonormal.
+    """
+    if basis_dk.dim() != 2 or not basis_dk.is_floating_point() or basis_dk.shape[1] > basis_dk.shape[0]:
+        raise ValueError(f"a basis is a tall matrix of floats, not {basis_dk.dtype} {tuple(basis_dk.shape)}")
+    gram_kk = basis_dk.T.double() @ basis_dk.double()
+    error = (gram_kk - torch.eye(len(gram_kk), dtype=torch.float64, device=gram_kk.device)).abs().max().item()
+    if not error <= ORTHONORMAL_TOLERANCE:  # so written, NaN fails too
+        raise ValueError(f"the columns of the basis are not orthonormal: UᵀU is off by {error:.1e}")

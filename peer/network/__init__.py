@@ -1,0 +1,1 @@
+"""Sockets. Imports no torch: what it carries are checked bytes."""

@@ -1,0 +1,89 @@
+"""One bidirectional gRPC stream as a pair of queues, the same from the side that calls and the side that serves."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from protocol.errors import HetpeerError, LostMemberError, PeerError
+
+Outgoing = TypeVar("Outgoing", bound=Message)
+Incoming = TypeVar("Incoming", bound=Message)
+
+
+class Call(Protocol):
+    """What both ends of a gRPC stream can do."""
+
+    def read(self) -> Awaitable[Any]: ...
+    def write(self, message: Any) -> Awaitable[None]: ...
+
+
+class Duplex(Generic[Outgoing, Incoming]):
+    """A conversation with one peer.
+
+    Writing never waits for the other side to read: two stages that both write would wait for each other.
+    Both queues stay short because the protocol above never runs ahead by more than its schedule; a peer
+    that does is cut off, so that it cannot fill our memory.
+    """
+
+    def __init__(self, with_whom: str, most_pending: int) -> None:
+        """`with_whom` names the peer in errors; `most_pending` messages may wait to be read."""
+        self.with_whom = with_whom
+        self.most_pending = most_pending
+        self.bytes_sent = 0
+        self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
+        self._incoming: asyncio.Queue[Incoming | HetpeerError] = asyncio.Queue()
+
+    def send(self, message: Outgoing) -> None:
+        """Queue a message."""
+        self.bytes_sent += message.ByteSize()
+        self._outgoing.put_nowait(message)
+
+    async def receive(self) -> Incoming:
+        """Wait for the next message.
+
+        Raises:
+            LostMemberError: the other side has gone.
+            PeerError: it ran ahead of the protocol and was cut off.
+        """
+        message = await self._incoming.get()
+        if isinstance(message, HetpeerError):
+            self._incoming.put_nowait(message)  # the end stays the end
+            raise message
+        return message
+
+    def close(self) -> None:
+        """Say nothing more; what is queued still goes out."""
+        self._outgoing.put_nowait(None)
+
+    async def carry(self, call: Call) -> None:
+        """Move messages between the queues and a gRPC stream until both sides have ended it."""
+        reader = asyncio.create_task(self._read(call))
+        try:
+            while (message := await self._outgoing.get()) is not None:
+                await call.write(message)
+            if isinstance(call, grpc.aio.StreamStreamCall):
+                await call.done_writing()
+                await reader
+        except grpc.aio.AioRpcError:
+            await reader
+        finally:
+            reader.cancel()
+
+    async def _read(self, call: Call) -> None:
+        end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if self._incoming.qsize() >= self.most_pending:
+                    end = PeerError(
+                        f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages"
+                    )
+                    break
+                self._incoming.put_nowait(message)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass  # however a stream breaks, the member is gone
+        finally:
+            self._incoming.put_nowait(end)
+            self._outgoing.put_nowait(None)

@@ -1,0 +1,123 @@
+"""How a leader and its members talk: invitations, and one control stream to each member."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from peer.network.duplex import Duplex
+from peer.network.pipeline import REPLICA_KEY
+from protocol.channels import connect, handshake, refuse, require_manifest
+from protocol.errors import HetpeerError
+from protocol.group_lease import Event, Lease
+from protocol.identity import PeerId, ReplicaId
+from protocol.limits import CALL_SECONDS
+from protocol.manifest import Manifest
+from protocol.schemas import group_pb2 as pb
+from protocol.schemas import group_pb2_grpc
+
+MOST_ORDERS_PENDING = 8
+"""Orders and reports alternate; a few may wait."""
+
+Orders = Duplex[pb.Order, pb.Report]
+"""The leader's side of a control stream."""
+
+Reports = Duplex[pb.Report, pb.Order]
+"""The member's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Who serves a stage, and where."""
+
+    peer_id: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A replica group as each of its members knows it. `seats` are by stage; its leader sits first."""
+
+    replica: ReplicaId
+    slot: int
+    seats: tuple[Seat, ...]
+
+
+class GroupService(group_pb2_grpc.GroupServicer):
+    """A volunteer of stage 1 or later, as leaders see it."""
+
+    def __init__(self, manifest: Manifest, stage: int, peer_id: PeerId) -> None:
+        self.manifest = manifest
+        self.stage = stage
+        self.peer_id = peer_id
+        self.lease = Lease()
+        self._invitation: Membership | None = None
+        self._called: asyncio.Queue[tuple[Membership, Reports]] = asyncio.Queue()
+
+    async def wait_for_leader(self) -> tuple[Membership, Reports]:
+        """The group that a leader has completed with us in it, and its control stream."""
+        return await self._called.get()
+
+    async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:  # noqa: N802
+        await require_manifest(context, self.manifest)
+        seats = tuple(Seat(PeerId(member.peer_id), member.address) for member in request.members)
+        if len(seats) != self.manifest.replicas.stages or seats[self.stage].peer_id != self.peer_id:
+            return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
+        replica = ReplicaId(request.replica)
+        if str(seats[0].peer_id) != replica or not self.lease.take(Event.INVITED, replica, time.monotonic()):
+            return pb.InvitationReply(code=pb.InvitationReply.ENGAGED)
+        self._invitation = Membership(replica, request.slot, seats)
+        return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+        await require_manifest(context, self.manifest)
+        self.lease.take(Event.RELEASED, ReplicaId(request.replica), time.monotonic())
+        return pb.ReleaseReply()
+
+    async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:  # noqa: N802
+        await require_manifest(context, self.manifest)
+        replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
+        if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):
+            await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
+            return
+        reports: Reports = Duplex(f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING)
+        self._called.put_nowait((self._invitation, reports))
+        try:
+            await reports.carry(context)
+        finally:
+            self.lease.take(Event.LEFT, replica, time.monotonic())
+
+
+async def invite(seat: Seat, membership: Membership, manifest: Manifest) -> bool:
+    """Ask one peer to take its seat; whether it accepts. A peer that does not answer does not."""
+    request = pb.Invitation(
+        replica=membership.replica,
+        slot=membership.slot,
+        members=[pb.Member(peer_id=each.peer_id, address=each.address) for each in membership.seats],
+    )
+    try:
+        async with connect(seat.address, manifest) as channel:
+            stub = group_pb2_grpc.GroupStub(channel)
+            reply = await stub.Invite(request, metadata=handshake(manifest), timeout=CALL_SECONDS)
+    except HetpeerError:
+        return False
+    return bool(reply.code == pb.InvitationReply.ACCEPTED)
+
+
+async def release(seat: Seat, replica: ReplicaId, manifest: Manifest) -> None:
+    """Free a peer that accepted; its lease would also run out by itself."""
+    try:
+        async with connect(seat.address, manifest) as channel:
+            stub = group_pb2_grpc.GroupStub(channel)
+            request = pb.ReleaseRequest(replica=replica)
+            await stub.Release(request, metadata=handshake(manifest), timeout=CALL_SECONDS)
+    except HetpeerError:
+        return
+
+
+async def lead(seat: Seat, membership: Membership, manifest: Manifest, orders: Orders) -> None:
+    """Open the control stream to one member and carry it until it ends."""
+    async with connect(seat.address, manifest) as channel:
+        metadata = (*handshake(manifest), (REPLICA_KEY, membership.replica))
+        await orders.carry(group_pb2_grpc.GroupStub(channel).Follow(metadata=metadata))

@@ -1,0 +1,1 @@
+"""The optimizer: inner AdamW, and the outer step in exact integers."""

@@ -1,0 +1,49 @@
+"""The largest magnitudes of every chunk (SparseLoCo, arXiv 2508.15706). Ties go to the lowest offset."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.chunks import ChunkGrid
+from protocol.contribution import SparseTensor
+
+
+def top_k(values: Tensor, grid: ChunkGrid) -> SparseTensor:
+    """TopK(e): from int32 `values` of the grid's shape, each chunk's k largest by magnitude.
+
+    In canonical order: by chunk, then by rising offset.
+    """
+    chunks, tail = as_chunks(values, grid)
+    offsets, kept = _largest(chunks, grid.k)
+    if grid.tail:
+        tail_offsets, tail_kept = _largest(tail[None], grid.tail_k)
+        offsets, kept = torch.cat((offsets, tail_offsets)), torch.cat((kept, tail_kept))
+    return SparseTensor(_numpy(offsets), _numpy(kept))
+
+
+def as_chunks(values: Tensor, grid: ChunkGrid) -> tuple[Tensor, Tensor]:
+    """A tensor as [full chunks, chunk size], and what is left for the short chunk."""
+    if values.dim() == 1:
+        cut = grid.full * grid.size
+        return values[:cut].view(grid.full, grid.size), values[cut:]
+    height, width = grid.shape
+    blocks = values.view(height // grid.rows, grid.rows, width // grid.columns, grid.columns)
+    return blocks.transpose(1, 2).reshape(grid.full, grid.size), values.new_empty(0)
+
+
+def _largest(chunks: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Offsets and values, both flat int64, of the k largest magnitudes in each row.
+
+    torch.topk leaves ties open, so the offset is made part of the key: |v| · size + (size − 1 − offset)
+    has no ties. It stays below 2³¹ · 2¹².
+    """
+    size = chunks.shape[1]
+    magnitudes = chunks.to(torch.int64).abs_()
+    keys = magnitudes.mul_(size).add_(torch.arange(size - 1, -1, -1, device=chunks.device))
+    offsets = keys.topk(k, dim=1, sorted=False).indices.sort(dim=1).values
+    return offsets.flatten(), chunks.gather(1, offsets).to(torch.int64).flatten()
+
+
+def _numpy(values: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    array: np.ndarray[tuple[int], np.dtype[np.int64]] = values.cpu().numpy()
+    return array

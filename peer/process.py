@@ -1,0 +1,87 @@
+"""The frame around every command that serves: one event loop, one way to stop, one line for an error."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from peer.events import Event, Failed, Listener, to_line
+from protocol.errors import HetpeerError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect."""
+
+Serve = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def print_json(event: Event) -> None:
+    """The `--json` listener: one event a line on standard output."""
+    print(to_line(event), flush=True)
+
+
+def run(serve: Serve, emit: Listener, until_stdin_closes: bool) -> int:
+    """Run `serve(stop)` in uvloop until it ends; the process's exit code.
+
+    `stop` is set by Ctrl-C, SIGTERM, and, for children of the testnet, by the end of standard input.
+    """
+    try:
+        with _runner() as runner:
+            stopped = runner.run(_serve(serve, until_stdin_closes))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BaseExceptionGroup as group:
+        return _fail(first_error(group), emit)
+    except HetpeerError as error:
+        return _fail(error, emit)
+    return INTERRUPTED if stopped == signal.SIGINT else 0
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> HetpeerError:
+    """The error to tell the user: task groups wrap what went wrong. Anything not ours is a bug, and raised."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            with contextlib.suppress(BaseExceptionGroup):
+                return first_error(error)
+        if isinstance(error, HetpeerError):
+            return error
+    raise group
+
+
+def _fail(error: HetpeerError, emit: Listener) -> int:
+    emit(Failed(str(error), error.exit_code))
+    return error.exit_code
+
+
+def _runner() -> asyncio.Runner:
+    if sys.platform == "win32":
+        return asyncio.Runner()
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
+    """Returns the signal that stopped it, if one did."""
+    stop = asyncio.Event()
+    received: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def receive(number: int) -> None:
+        received.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, receive, number)
+    if until_stdin_closes:
+        await _watch_stdin(stop)
+    await serve(stop)
+    return received[0] if received else None
+
+
+async def _watch_stdin(stop: asyncio.Event) -> None:
+    class UntilClosed(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            stop.set()
+
+    await asyncio.get_running_loop().connect_read_pipe(UntilClosed, sys.stdin)

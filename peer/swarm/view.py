@@ -1,0 +1,45 @@
+"""What this peer knows of the swarm, read off checked records. Pure."""
+
+from protocol.identity import Part, ReplicaId
+from protocol.layout import parts_authored
+from protocol.records import PeerRecord
+
+Peers = tuple[PeerRecord, ...]
+
+
+def replicas(peers: Peers) -> frozenset[ReplicaId]:
+    """Every replica that has formed."""
+    return frozenset(ReplicaId(peer.peer_id) for peer in peers if peer.leads)
+
+
+def authors(peers: Peers, part: Part) -> Peers:
+    """Peers that make contributions to a part, one of each replica."""
+    return tuple(peer for peer in peers if peer.replica and writes(peer, part))
+
+
+def writes(peer: PeerRecord, part: Part) -> bool:
+    """Whether a peer of this role and stage makes contributions to a part."""
+    if peer.role == "volunteer":
+        return part in parts_authored(peer.stage)
+    return peer.role == "datacenter"
+
+
+def free(peers: Peers, stage: int) -> Peers:
+    """Volunteers of a stage that are in no group."""
+    return tuple(
+        peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica
+    )
+
+
+def all_at(peers: Peers, round: int) -> bool:
+    """Whether every peer in a replica has finished this round."""
+    return all(peer.round >= round for peer in peers if peer.replica or peer.role == "observer")
+
+
+def disagreement(mine: PeerRecord, peers: Peers) -> tuple[Part, PeerRecord] | None:
+    """A part of which another peer announced another digest after the same round, and who; None if all agree."""
+    for peer in peers:
+        for part, digest in mine.digests.items():
+            if peer.round == mine.round and peer.digests.get(part, digest) != digest:
+                return Part(part), peer
+    return None

@@ -1,0 +1,138 @@
+"""Content-addressed bytes over gRPC: the run's files and contributions, served by whoever has them."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from protocol.channels import handshake
+from protocol.errors import FormatError, ResourceError
+from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.manifest import Manifest
+from protocol.run_files import RunFile, check_file
+from protocol.schemas import blobs_pb2 as pb
+from protocol.schemas import blobs_pb2_grpc
+
+Blob = bytes | Path
+Lookup = Callable[[str], Blob | None]
+"""From a SHA-256 to the bytes, or to the file that holds them."""
+
+
+class BlobService(blobs_pb2_grpc.BlobsServicer):
+    """Serves what `lookup` finds, and counts what it sends."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+        self.bytes_sent = 0
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:  # noqa: N802
+        blob = self.lookup(request.sha256)
+        if blob is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
+            return
+        async for data in _chunks(blob, request.offset):
+            self.bytes_sent += len(data)
+            yield pb.Chunk(data=data)
+
+
+async def _chunks(blob: Blob, offset: int) -> AsyncIterator[bytes]:
+    if isinstance(blob, bytes):
+        for start in range(offset, len(blob), CHUNK_BYTES):
+            yield blob[start : start + CHUNK_BYTES]
+        return
+    with blob.open("rb") as file:
+        file.seek(offset)
+        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield data
+
+
+async def fetch(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, size: int) -> bytes:
+    """Fetch a blob whose size was checked against a bound before.
+
+    Raises:
+        FormatError: what came is not the blob: too long, too short, or another hash.
+    """
+    pieces: list[bytes] = []
+    received = 0
+    async for data in _stream(channel, manifest, sha256, 0):
+        received += len(data)
+        if received > size:
+            raise FormatError(f"blob {sha256[:16]} is longer than the {size} bytes announced")
+        pieces.append(data)
+    blob = b"".join(pieces)
+    if len(blob) != size or hashlib.sha256(blob).hexdigest() != sha256:
+        raise FormatError(f"blob {sha256[:16]} arrived with other bytes than announced")
+    return blob
+
+
+async def fetch_file(
+    channel: grpc.aio.Channel,
+    manifest: Manifest,
+    file: RunFile,
+    directory: Path,
+    progress: Callable[[int], None],
+) -> Path:
+    """Fetch one of the run's files into `directory`; an interrupted fetch goes on where it was.
+
+    `progress` is told the bytes there are.
+
+    Raises:
+        FormatError: what came is not the file that the run's id pins.
+        ResourceError: it cannot be written here.
+    """
+    path = directory / file.name
+    partial = directory / (file.name + ".part")
+    if await asyncio.to_thread(is_file, path, file):
+        progress(file.size)
+        return path
+    received = min(partial.stat().st_size, file.size) if partial.exists() else 0
+    try:
+        with partial.open("ab") as out:
+            out.truncate(received)
+            async for data in _stream(channel, manifest, file.sha256, received):
+                received += len(data)
+                if received > file.size:
+                    raise FormatError(
+                        f"{file.name} is longer than the {file.size} bytes that the run's id pins"
+                    )
+                out.write(data)
+                progress(received)
+            out.flush()
+            os.fsync(out.fileno())
+        await asyncio.to_thread(check_file, partial, file)
+        partial.rename(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+    except FormatError:
+        partial.unlink()
+        raise
+    return path
+
+
+def is_file(path: Path, file: RunFile) -> bool:
+    """Whether `path` is there and holds exactly this file of the run."""
+    try:
+        check_file(path, file)
+    except (FormatError, ResourceError):
+        return False
+    return True
+
+
+async def _stream(
+    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, offset: int
+) -> AsyncIterator[bytes]:
+    request = pb.FetchRequest(sha256=sha256, offset=offset)
+    call = blobs_pb2_grpc.BlobsStub(channel).Fetch(
+        request, metadata=handshake(manifest), wait_for_ready=False
+    )
+    while True:
+        chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
+        if chunk is grpc.aio.EOF:
+            return
+        if len(chunk.data) > CHUNK_BYTES:
+            raise FormatError(f"a chunk of {len(chunk.data)} bytes, at most {CHUNK_BYTES} are allowed")
+        yield chunk.data

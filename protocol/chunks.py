@@ -1,0 +1,101 @@
+"""How a tensor is cut into chunks, of which each replica sends the largest values (SparseLoCo, arXiv 2508.15706).
+
+A matrix is cut into blocks, each side the largest divisor of the tensor's that is at most `chunk_side`; a
+vector into runs of `chunk_side²`, of which the last may be short. Chunks are numbered row by row; an offset
+counts row by row inside its chunk. Every chunk keeps the same density, and at least one value.
+
+The canonical order of what is kept: by chunk, then by offset. A contribution's values come in this order,
+so neither chunk numbers nor names go over the wire.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGrid:
+    """The chunks of one tensor: `full` of `size` values that keep `k` each, then perhaps one of `tail`."""
+
+    shape: tuple[int, ...]
+    rows: int
+    columns: int
+    full: int
+    k: int
+    tail: int
+    tail_k: int
+
+    @property
+    def size(self) -> int:
+        """Values in a full chunk."""
+        return self.rows * self.columns
+
+    @property
+    def elements(self) -> int:
+        """Values in the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def kept(self) -> int:
+        """Values that a contribution sends of this tensor: always exactly so many."""
+        return self.full * self.k + self.tail_k
+
+    @property
+    def starts(self) -> Integers:
+        """Where each chunk's kept values begin in canonical order."""
+        full = np.arange(self.full, dtype=np.int64) * self.k
+        return np.append(full, self.full * self.k) if self.tail else full
+
+    @property
+    def counts(self) -> Integers:
+        """How many values each chunk keeps."""
+        full = np.full(self.full, self.k, dtype=np.int64)
+        return np.append(full, self.tail_k) if self.tail else full
+
+    @property
+    def sizes(self) -> Integers:
+        """How many values each chunk has."""
+        full = np.full(self.full, self.size, dtype=np.int64)
+        return np.append(full, self.tail) if self.tail else full
+
+    def positions(self, offsets: Integers) -> Integers:
+        """Offsets [kept] in canonical order → row-major positions in the tensor [kept]."""
+        chunk = np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts)
+        if len(self.shape) == 1:
+            return chunk * self.size + offsets
+        width = self.shape[1]
+        down, across = np.divmod(chunk, width // self.columns)
+        y, x = np.divmod(offsets, self.columns)
+        return (down * self.rows + y) * width + across * self.columns + x
+
+
+@functools.lru_cache(maxsize=4096)
+def chunk_grid(shape: tuple[int, ...], chunk_side: int, top_k: int) -> ChunkGrid:
+    """The chunks of a tensor of this shape, if `top_k` of `chunk_side²` values are kept.
+
+    Raises:
+        ValueError: the tensor is neither a vector nor a matrix, or is empty.
+    """
+    if len(shape) not in (1, 2) or math.prod(shape) < 1:
+        raise ValueError(f"no chunks for a tensor of shape {shape}")
+
+    def density(size: int) -> int:
+        return max(1, round(size * top_k / chunk_side**2)) if size else 0
+
+    if len(shape) == 1:
+        size = chunk_side**2
+        full, tail = divmod(shape[0], size)
+        return ChunkGrid(shape, 1, size, full, density(size), tail, density(tail))
+    rows, columns = (largest_divisor(side, chunk_side) for side in shape)
+    blocks = (shape[0] // rows) * (shape[1] // columns)
+    return ChunkGrid(shape, rows, columns, blocks, density(rows * columns), 0, 0)
+
+
+def largest_divisor(side: int, most: int) -> int:
+    """The largest divisor of `side` that is at most `most`."""
+    return next(divisor for divisor in range(min(side, most), 0, -1) if side % divisor == 0)

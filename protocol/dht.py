@@ -1,0 +1,119 @@
+"""The DHT: the only place that imports hivemind.
+
+It runs inside our own asyncio loop (`DHTNode`, never the forking `hivemind.DHT`); beside it runs only
+libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a hung node costs seconds.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import ResourceError, UnreachableError
+from protocol.keys import Identity
+
+WAIT_SECONDS = 2.0
+"""How long one node may take to answer before it is passed over."""
+
+ATTACH_SECONDS = 5.0
+START_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Dht:
+    """A node of the run's DHT."""
+
+    p2p: Any
+    node: Any
+    addresses: tuple[str, ...]
+
+    async def attach(self, addresses: Sequence[str]) -> int:
+        """Meet other nodes at their libp2p addresses; how many answered."""
+        results = await asyncio.gather(*(self._meet(address) for address in addresses))
+        if any(results):
+            await self.node.find_nearest_nodes([self.node.node_id])
+        return sum(results)
+
+    async def _meet(self, address: str) -> bool:
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+        from hivemind.utils.multiaddr import Multiaddr
+
+        where, _, peer = address.rpartition("/p2p/")
+        peer_id = PeerID.from_base58(peer)
+        try:
+            await asyncio.wait_for(self.p2p._client.connect(peer_id, [Multiaddr(where)]), ATTACH_SECONDS)
+        except (ControlFailure, TimeoutError, OSError):
+            return False
+        return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
+
+    async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
+        """Store `value` under (`key`, `subkey`) for so long; whether any node took it."""
+        from hivemind.utils import get_dht_time
+
+        expiration = get_dht_time() + seconds
+        return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
+
+    async def read(self, key: str) -> dict[str, object]:
+        """Everything stored under `key` now, by subkey. Unchecked: the values are whatever peers stored."""
+        found = await self.node.get(key, latest=True)
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        return {str(subkey): entry.value for subkey, entry in found.value.items()}
+
+    async def stop(self) -> None:
+        """Leave; libp2p's daemon ends."""
+        await self.node.shutdown()
+        await self.p2p.shutdown()
+
+
+async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[str] = ()) -> Dht:
+    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`.
+
+    Raises:
+        ResourceError: libp2p's daemon does not start.
+        UnreachableError: none of `bootstraps` answered.
+    """
+    from hivemind.dht import DHTNode
+    from hivemind.p2p import P2P
+    from hivemind.p2p.p2p_daemon import P2PDaemonError
+
+    logging.getLogger("hivemind").setLevel(logging.ERROR)
+    _require_free(host, port)
+    try:
+        p2p = await P2P.create(
+            host_maddrs=[f"/ip4/{host}/tcp/{port}"],
+            identity_path=str(identity.path),
+            check_if_identity_free=False,
+            nat_port_map=False,
+            auto_nat=False,
+            use_relay=False,
+            startup_timeout=START_SECONDS,
+        )
+    except P2PDaemonError as error:
+        raise ResourceError(f"libp2p's daemon did not start on {host}:{port}: {error}") from None
+    node = await DHTNode.create(p2p=p2p, wait_timeout=WAIT_SECONDS)
+    addresses = tuple(str(address) for address in await p2p.get_visible_maddrs())
+    dht = Dht(p2p, node, addresses)
+    if bootstraps and not await dht.attach(bootstraps):
+        await dht.stop()
+        raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")
+    return dht
+
+
+def _require_free(host: str, port: int) -> None:
+    """Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
+
+    Raises:
+        ResourceError: the port is taken, or the address is not this machine's.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ResourceError(
+                f"cannot listen on {host}:{port}: {error.strerror}; try another --listen"
+            ) from None

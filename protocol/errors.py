@@ -1,0 +1,71 @@
+"""Every error hetpeer raises on purpose, drawn as a tree.
+
+    HetpeerError
+    ├── UserError              something the user gave is wrong; the message says what to do
+    │   ├── TicketError        the ticket cannot be read
+    │   ├── ManifestError      run.toml is invalid, or differs from the run's
+    │   └── ResourceError      this machine lacks a device, memory, a port or a file
+    ├── UnreachableError       nobody answered at an address
+    ├── RefusedError           a peer answered, and said no
+    ├── PeerError              a peer broke the protocol: its bytes are not acted on
+    │   └── FormatError        bytes that do not parse as what they claim to be
+    └── LostMemberError        a member of this replica is gone
+
+`exit_code` is what the command line returns for each.
+"""
+
+
+class HetpeerError(Exception):
+    """The root. Its message is one line that a volunteer can act on."""
+
+    exit_code = 1
+
+
+class UserError(HetpeerError):
+    """Something the user gave is wrong."""
+
+    exit_code = 2
+
+
+class TicketError(UserError):
+    """The ticket cannot be read."""
+
+
+class ManifestError(UserError):
+    """`run.toml` is invalid, or differs from the manifest of the run."""
+
+    exit_code = 3
+
+
+class ResourceError(UserError):
+    """This machine lacks a device, memory, a port or a file."""
+
+    exit_code = 4
+
+
+class UnreachableError(HetpeerError):
+    """Nobody answered at an address."""
+
+    exit_code = 5
+
+
+class RefusedError(HetpeerError):
+    """A peer answered, and said no."""
+
+    exit_code = 6
+
+
+class PeerError(HetpeerError):
+    """A peer broke the protocol. Nothing it sent is acted on."""
+
+    exit_code = 7
+
+
+class FormatError(PeerError):
+    """Bytes that do not parse as what they claim to be."""
+
+
+class LostMemberError(HetpeerError):
+    """A member of this replica is gone, and the inner step in flight with it."""
+
+    exit_code = 8

@@ -1,0 +1,170 @@
+"""The frames of a pipeline: what one stage sends to its neighbour, checked once at the edge.
+
+A frame is refused before its tensor is touched unless its number format, shape, size, place and
+embedding are exactly those that this stage expects next.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import FormatError
+from protocol.manifest import Manifest
+from protocol.schemas import pipeline_pb2 as pb
+
+FORMATS = {"bf16": pb.Format.BF16, "fp32": pb.Format.FP32}
+BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which microbatch of the run: rounds count from 1, steps and microbatches from 0."""
+
+    round: int
+    step: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}, step {self.step}, microbatch {self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFrame:
+    """Activations [b, L, width] in wire format, with the token ids [b, L + 1] they came from."""
+
+    place: Place
+    activations: bytes
+    tokens: npt.NDArray[np.int64]
+    embedding_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardFrame:
+    """Gradients [b, L, width] in wire format."""
+
+    place: Place
+    gradients: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRules:
+    """What every frame of a run's pipelines looks like."""
+
+    wire: str
+    sequences: int
+    context: int
+    width: int
+    vocabulary: int
+
+    @staticmethod
+    def of(manifest: Manifest) -> "FrameRules":
+        return FrameRules(
+            wire=manifest.replicas.wire,
+            sequences=manifest.inner.microbatch,
+            context=manifest.model.context,
+            width=manifest.k,
+            vocabulary=manifest.model.vocabulary,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[b, L, k] of activations and gradients."""
+        return self.sequences, self.context, self.width
+
+    def tensor(self, data: bytes) -> pb.Tensor:
+        """Wrap wire bytes that our own torch thread made."""
+        return pb.Tensor(format=FORMATS[self.wire], shape=self.shape, data=data)
+
+    def check_tensor(self, tensor: pb.Tensor, place: Place) -> bytes:
+        """The bytes of a neighbour's tensor.
+
+        Raises:
+            FormatError: another number format, shape or size than the manifest's.
+        """
+        if tensor.format != FORMATS[self.wire]:
+            raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {self.wire}")
+        if tuple(tensor.shape) != self.shape:
+            raise FormatError(
+                f"frame of {place}: shape {list(tensor.shape)[:8]}, expected {list(self.shape)}"
+            )
+        data = tensor.data
+        expected = self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
+        if len(data) != expected:
+            raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {expected}")
+        return data
+
+    def check_tokens(self, data: bytes, place: Place) -> npt.NDArray[np.int64]:
+        """Token ids [b, L + 1].
+
+        Raises:
+            FormatError: another size, or an id outside the vocabulary.
+        """
+        expected = 4 * self.sequences * (self.context + 1)
+        if len(data) != expected:
+            raise FormatError(f"frame of {place}: {len(data)} bytes of token ids, expected {expected}")
+        tokens = np.frombuffer(data, "<u4").reshape(self.sequences, self.context + 1)
+        if int(tokens.max()) >= self.vocabulary:
+            raise FormatError(f"frame of {place}: token id {tokens.max()} of {self.vocabulary}")
+        return tokens.astype(np.int64)
+
+
+def pack(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> pb.Frame:
+    """A frame as it goes on the wire."""
+    place = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
+    if isinstance(frame, BackwardFrame):
+        return pb.Frame(backward=pb.Backward(place=place, gradients=rules.tensor(frame.gradients)))
+    return pb.Frame(
+        forward=pb.Forward(
+            place=place,
+            activations=rules.tensor(frame.activations),
+            tokens=frame.tokens.astype("<u4").tobytes(),
+            embedding_digest=bytes.fromhex(frame.embedding_digest),
+        )
+    )
+
+
+def unpack_forward(message: pb.Frame, rules: FrameRules, expected: Place, embedding: str) -> ForwardFrame:
+    """Check what the stage before us sent.
+
+    Raises:
+        FormatError: it is not the forward frame of `expected`, or was made with another embedding.
+    """
+    if message.WhichOneof("kind") != "forward":
+        raise FormatError(f"expected the forward frame of {expected}, got {message.WhichOneof('kind')}")
+    forward = message.forward
+    check_place(forward.place, expected)
+    if forward.embedding_digest.hex() != embedding:
+        raise FormatError(
+            f"frame of {expected} was made with the token embedding {forward.embedding_digest.hex()[:12]}, "
+            f"ours is {embedding[:12]}"
+        )
+    return ForwardFrame(
+        expected,
+        rules.check_tensor(forward.activations, expected),
+        rules.check_tokens(forward.tokens, expected),
+        embedding,
+    )
+
+
+def unpack_backward(message: pb.Frame, rules: FrameRules, expected: Place) -> BackwardFrame:
+    """Check what the stage behind us sent.
+
+    Raises:
+        FormatError: it is not the backward frame of `expected`.
+    """
+    if message.WhichOneof("kind") != "backward":
+        raise FormatError(f"expected the backward frame of {expected}, got {message.WhichOneof('kind')}")
+    check_place(message.backward.place, expected)
+    return BackwardFrame(expected, rules.check_tensor(message.backward.gradients, expected))
+
+
+def check_place(place: pb.Place, expected: Place) -> None:
+    """Frames come in order; anything else is an error of the sender.
+
+    Raises:
+        FormatError: another microbatch than the one due.
+    """
+    got = Place(place.round, place.step, place.microbatch)
+    if got != expected:
+        raise FormatError(f"expected the frame of {expected}, got that of {got}")

@@ -1,0 +1,60 @@
+"""Whose group a volunteer is in: a state machine without I/O, as a table.
+
+FREE ──invited──▶ LEASED ──leader calls──▶ MEMBER ──leader's stream ends──▶ FREE
+                  LEASED ──released, or the lease runs out──▶ FREE
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.identity import ReplicaId
+from protocol.limits import LEASE_SECONDS
+
+
+class State(Enum):
+    """Where a volunteer stands."""
+
+    FREE = "free"
+    LEASED = "leased"
+    MEMBER = "member"
+
+
+class Event(Enum):
+    """What a leader does."""
+
+    INVITED = "invited"
+    RELEASED = "released"
+    CALLED = "called"
+    LEFT = "left"
+
+
+TRANSITIONS = {
+    (State.FREE, Event.INVITED): State.LEASED,
+    (State.LEASED, Event.INVITED): State.LEASED,  # by the same leader: the lease begins anew
+    (State.LEASED, Event.RELEASED): State.FREE,
+    (State.LEASED, Event.CALLED): State.MEMBER,
+    (State.MEMBER, Event.LEFT): State.FREE,
+}
+
+
+@dataclass(slots=True)
+class Lease:
+    """A volunteer's engagement. Times are seconds on any monotonic clock."""
+
+    state: State = State.FREE
+    leader: ReplicaId | None = None
+    until: float = 0.0
+
+    def take(self, event: Event, leader: ReplicaId, now: float) -> bool:
+        """Apply what `leader` did; False if it may not do that now, and then nothing changes."""
+        if self.state is State.LEASED and now >= self.until:
+            self.state, self.leader = State.FREE, None
+        if self.leader not in (None, leader):
+            return False
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            return False
+        self.state = following
+        self.leader = None if following is State.FREE else leader
+        self.until = now + LEASE_SECONDS
+        return True

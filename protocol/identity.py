@@ -1,0 +1,35 @@
+"""The names of things: runs, peers, replicas, parts of the model, contributions."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""A peer's libp2p identity in base58: the hash of its public key."""
+
+RunId = NewType("RunId", str)
+"""Hex SHA-256 of the run's descriptor, which pins every file of the run."""
+
+ReplicaId = NewType("ReplicaId", str)
+"""The peer id of a replica's leader: stage 0 of a replica group, or the datacenter itself."""
+
+Part = NewType("Part", str)
+"""What a contribution covers: `stage-0`, `stage-1`, …, or `embedding`, which all stages follow."""
+
+EMBEDDING = Part("embedding")
+
+
+def stage_part(stage: int) -> Part:
+    """The part that holds the layers of one stage (and, for the last, the norm and the head)."""
+    return Part(f"stage-{stage}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContributionName:
+    """One replica's Δ̂ of one part in one round (design: the outer state is a function of a set)."""
+
+    part: Part
+    round: int
+    replica: ReplicaId
+
+    def __str__(self) -> str:
+        return f"{self.part} of round {self.round} by {self.replica[-8:]}"

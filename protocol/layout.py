@@ -1,0 +1,88 @@
+"""How the model is cut: which tensors, of which shapes, each part holds. Pure arithmetic, no torch.
+
+Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming of nothing.
+"""
+
+from protocol.identity import EMBEDDING, Part, stage_part
+from protocol.manifest import Manifest, Model
+
+Shape = tuple[int, ...]
+Layout = dict[str, Shape]
+"""Tensor name → shape, in canonical order."""
+
+
+def layers_of_stage(layers: int, stages: int, stage: int) -> range:
+    """The layers of one stage: as even as possible, the first stages take what is left over (9 in 4: 3 2 2 2)."""
+    base, extra = divmod(layers, stages)
+    first = stage * base + min(stage, extra)
+    return range(first, first + base + (stage < extra))
+
+
+def layer_layout(model: Model, layer: int) -> Layout:
+    """One decoder layer."""
+    head = model.d // model.heads
+    prefix = f"model.layers.{layer}"
+    return {
+        f"{prefix}.input_layernorm.weight": (model.d,),
+        f"{prefix}.self_attn.q_proj.weight": (model.heads * head, model.d),
+        f"{prefix}.self_attn.k_proj.weight": (model.kv_heads * head, model.d),
+        f"{prefix}.self_attn.v_proj.weight": (model.kv_heads * head, model.d),
+        f"{prefix}.self_attn.o_proj.weight": (model.d, model.heads * head),
+        f"{prefix}.post_attention_layernorm.weight": (model.d,),
+        f"{prefix}.mlp.gate_proj.weight": (model.ffn, model.d),
+        f"{prefix}.mlp.up_proj.weight": (model.ffn, model.d),
+        f"{prefix}.mlp.down_proj.weight": (model.d, model.ffn),
+    }
+
+
+EMBEDDING_TENSOR = "model.embed_tokens.weight"
+
+
+def part_layout(manifest: Manifest, part: Part) -> Layout:
+    """The tensors of one part. Raises KeyError for a part this model does not have."""
+    return model_layout(manifest)[part]
+
+
+def model_layout(manifest: Manifest) -> dict[Part, Layout]:
+    """Every part of the model, the embedding first."""
+    model, stages = manifest.model, manifest.replicas.stages
+    parts: dict[Part, Layout] = {EMBEDDING: {EMBEDDING_TENSOR: (model.vocabulary, model.d)}}
+    for stage in range(stages):
+        layout: Layout = {}
+        for layer in layers_of_stage(model.layers, stages, stage):
+            layout |= layer_layout(model, layer)
+        if stage == stages - 1:
+            layout |= {"model.norm.weight": (model.d,), "lm_head.weight": (model.vocabulary, model.d)}
+        parts[stage_part(stage)] = layout
+    return parts
+
+
+def elements(layout: Layout) -> int:
+    """Number of values in a part."""
+    total = 0
+    for shape in layout.values():
+        size = 1
+        for side in shape:
+            size *= side
+        total += size
+    return total
+
+
+def parameter_count(manifest: Manifest) -> int:
+    """Parameters of the whole model."""
+    return sum(elements(layout) for layout in model_layout(manifest).values())
+
+
+def parts_followed(manifest: Manifest, stage: int) -> list[Part]:
+    """Parts whose outer state one volunteer holds: its stage, and the embedding where it needs T⊥.
+
+    In an uncompressed group only stage 0 looks tokens up.
+    """
+    if stage == 0 or manifest.compressed:
+        return [EMBEDDING, stage_part(stage)]
+    return [stage_part(stage)]
+
+
+def parts_authored(stage: int) -> list[Part]:
+    """Parts a volunteer of this stage makes contributions for: stage 0 also trains the embedding."""
+    return [EMBEDDING, stage_part(0)] if stage == 0 else [stage_part(stage)]

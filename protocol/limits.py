@@ -1,0 +1,38 @@
+"""Every bound on what another peer can make us hold, wait for or do, each with its reason."""
+
+from protocol.manifest import Manifest
+
+CHUNK_BYTES = 256 * 1024
+"""One message of a blob: large enough for full speed over TLS, small enough not to stall the loop (10 ms a MiB)."""
+
+DESCRIPTOR_BYTES = 1024 * 1024
+"""A run's descriptor: the manifest (1 KiB) and a line for each file; 1024 stages take 150 KiB."""
+
+RECORD_BYTES = 2048
+"""A peer's record in the DHT: a digest of 64 digits for each part it holds, a datacenter's being the longest."""
+
+MESSAGE_SLACK_BYTES = 64 * 1024
+"""What a message may hold beside its tensor: token ids are counted apart."""
+
+CALL_SECONDS = 30.0
+"""A small question to a peer that is alive."""
+
+LEASE_SECONDS = 60.0
+"""How long an accepted invitation keeps a member from other groups while its leader looks for the rest."""
+
+RECORD_SECONDS = 60.0
+"""How long a peer's record lives in the DHT unless it is renewed."""
+
+HEARTBEAT_SECONDS = 15.0
+"""How often a record is renewed: it survives three lost renewals."""
+
+
+def frame_bytes(manifest: Manifest) -> int:
+    """The largest frame of a pipeline: an uncompressed microbatch in fp32, its token ids, and slack."""
+    tokens = manifest.inner.microbatch * (manifest.model.context + 1)
+    return tokens * (4 * manifest.model.d + 4) + MESSAGE_SLACK_BYTES
+
+
+def message_bytes(manifest: Manifest | None) -> int:
+    """The largest message of any service of a run."""
+    return max(CHUNK_BYTES + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES, frame_bytes(manifest) if manifest else 0)

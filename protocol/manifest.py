@@ -1,0 +1,234 @@
+"""The manifest: everything that must be the same for all peers of a run.
+
+The operator writes it as `run.toml`; its digest is in every handshake, and a peer with another
+digest is refused with the name of the field that differs.
+"""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.errors import ManifestError
+from protocol.presets import PRESETS
+
+
+class Section(BaseModel):
+    """A table of the manifest: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Run(Section):
+    """What the run is called, and the seed of everything random in it."""
+
+    name: str = Field("hetpeer", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    seed: int = Field(1, ge=0, lt=2**32)
+
+
+class Model(Section):
+    """A LLaMA decoder: RoPE, RMSNorm, SwiGLU, untied embeddings. `preset` fills in every size not given."""
+
+    layers: int = Field(ge=1, le=1024)
+    d: int = Field(ge=8, le=65536)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    ffn: int = Field(ge=1, le=2**20)
+    context: int = Field(ge=2, le=2**17)
+    vocabulary: int = Field(ge=258, le=2**18)
+    rope_theta: float = Field(10000.0, gt=1)
+    norm_epsilon: float = Field(1e-5, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "preset" not in given:
+            return given
+        sizes = dict(given)
+        name = sizes.pop("preset")
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+        return PRESETS[name] | sizes
+
+    @model_validator(mode="after")
+    def heads_divide(self) -> "Model":
+        if self.d % (2 * self.heads):
+            raise ValueError(f"d = {self.d} must be an even multiple of heads = {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
+        return self
+
+
+class Replicas(Section):
+    """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed."""
+
+    groups: int = Field(2, ge=0, le=4096)
+    datacenters: int = Field(1, ge=0, le=4096)
+    stages: int = Field(2, ge=1, le=1024)
+    compression: int = Field(8, ge=1, description="d / k; 1 sends whole activations")
+    wire: Literal["bf16", "fp32"] = Field("bf16", description="number format of frames between stages")
+
+    @property
+    def total(self) -> int:
+        """M of the paper."""
+        return self.groups + self.datacenters
+
+
+class Inner(Section):
+    """The inner loop: AdamW with warm-up and cosine (paper, Table 9)."""
+
+    steps: int = Field(50, ge=1, description="H: inner steps in a round")
+    sequences: int = Field(32, ge=1, description="sequences of one replica in one inner step")
+    microbatch: int = Field(4, ge=1, description="sequences in one microbatch")
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    final_learning_rate: float = Field(0.1, ge=0, le=1, description="share of the peak at the run's end")
+    warmup: int = Field(500, ge=0, description="inner steps of linear warm-up")
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip: float = Field(1.0, gt=0, description="global gradient norm over all stages of a replica")
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in one inner step."""
+        return self.sequences // self.microbatch
+
+
+class Outer(Section):
+    """The outer step: SparseLoCo (paper, equations 1 and 2)."""
+
+    rounds: int = Field(100, ge=1, lt=2**31)
+    top_k: int = Field(32, ge=1, le=4096, description="values kept of each full chunk")
+    chunk_side: int = Field(64, ge=1, le=64, description="a chunk is a block of side × side")
+    beta: float = Field(0.95, ge=0, le=1, description="decay of the error feedback")
+    learning_rate: float = Field(1.0, gt=0, le=16, description="η")
+    aggregate: Literal["all", "senders"] = "all"
+    values: Literal["bf16", "2bit"] = "bf16"
+
+    @model_validator(mode="after")
+    def top_k_fits(self) -> "Outer":
+        if self.top_k > self.chunk_side**2:
+            raise ValueError(f"top_k = {self.top_k} is more than a chunk of {self.chunk_side**2} holds")
+        return self
+
+
+class Evaluation(Section):
+    """Held-out evaluation after each round."""
+
+    sequences: int = Field(32, ge=1)
+    held_out: float = Field(0.02, gt=0, lt=0.5, description="share of the documents never trained on")
+
+
+class Manifest(Section):
+    """`run.toml`, parsed and checked. Two peers with one `digest` agree on every number of the run."""
+
+    run: Run = Run()
+    model: Model
+    replicas: Replicas = Replicas()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def tables_fit_together(self) -> "Manifest":
+        if self.replicas.stages > self.model.layers:
+            raise ValueError(
+                f"replicas.stages = {self.replicas.stages} is more than model.layers = {self.model.layers}"
+            )
+        if self.replicas.total < 1:
+            raise ValueError("replicas.groups + replicas.datacenters must be at least 1")
+        if self.model.d % self.replicas.compression:
+            raise ValueError(
+                f"replicas.compression = {self.replicas.compression} must divide model.d = {self.model.d}"
+            )
+        if self.inner.sequences % self.inner.microbatch:
+            raise ValueError(
+                f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "
+                f"= {self.inner.microbatch}"
+            )
+        return self
+
+    @property
+    def k(self) -> int:
+        """Dimensions of the subspace between stages of a compressed group."""
+        return self.model.d // self.replicas.compression
+
+    @property
+    def compressed(self) -> bool:
+        """Whether replica groups project what they send (k < d)."""
+        return self.replicas.compression > 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one replica in one inner step."""
+        return self.inner.sequences * self.model.context
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of the canonical form."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    def canonical(self) -> bytes:
+        """The one byte string of these values: JSON with sorted keys and no spaces."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
+    """Read `run.toml`. `overrides` maps `table.key` to a value that replaces the file's.
+
+    Raises:
+        ManifestError: the file cannot be read, or a field is wrong; the message names it.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"cannot read the manifest {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is not valid TOML: {error}") from None
+    for dotted, value in (overrides or {}).items():
+        table, key = dotted.split(".")
+        tables.setdefault(table, {})[key] = value
+    return check(tables, source=str(path))
+
+
+def check(tables: dict[str, Any], source: str = "manifest") -> Manifest:
+    """Parse tables into a `Manifest`, with errors that name the field.
+
+    Raises:
+        ManifestError: a field is missing, unknown or wrong.
+    """
+    try:
+        return Manifest.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or "manifest"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ManifestError(f"{source}: {where}: {reason}") from None
+
+
+def parse(canonical: bytes) -> Manifest:
+    """Parse what `Manifest.canonical` made, from another peer.
+
+    Raises:
+        ManifestError: it is not a manifest.
+    """
+    try:
+        tables = json.loads(canonical)
+    except ValueError as error:
+        raise ManifestError(f"not a manifest: {error}") from None
+    if not isinstance(tables, dict):
+        raise ManifestError("not a manifest: no tables")
+    return check(tables)
+
+
+def difference(ours: Manifest, theirs: Manifest) -> str | None:
+    """The first field in which two manifests differ, in words; None if they are equal."""
+    mine, other = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
+    for table, fields in mine.items():
+        for field, value in fields.items():
+            if other[table][field] != value:
+                return f"{table}.{field}: ours is {value!r}, theirs is {other[table][field]!r}"
+    return None

@@ -1,0 +1,63 @@
+"""Sizes of the models that have a name.
+
+The paper's three are its Tables 6 and 9, with the two errata that make the stated parameter counts
+come out (1B has d = 2048; 512M has an FFN of 5440). The small ones are for one machine.
+"""
+
+PRESETS: dict[str, dict[str, int]] = {
+    # name: layers, d, heads, kv_heads, ffn, context, vocabulary
+    "nano": {
+        "layers": 4,
+        "d": 128,
+        "heads": 4,
+        "kv_heads": 4,
+        "ffn": 384,
+        "context": 128,
+        "vocabulary": 2048,
+    },
+    "micro": {
+        "layers": 6,
+        "d": 256,
+        "heads": 8,
+        "kv_heads": 4,
+        "ffn": 704,
+        "context": 256,
+        "vocabulary": 4096,
+    },
+    "tiny": {
+        "layers": 8,
+        "d": 512,
+        "heads": 8,
+        "kv_heads": 4,
+        "ffn": 1408,
+        "context": 512,
+        "vocabulary": 8192,
+    },
+    "178m": {
+        "layers": 9,
+        "d": 1024,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 2688,
+        "context": 2048,
+        "vocabulary": 32000,
+    },
+    "512m": {
+        "layers": 12,
+        "d": 1536,
+        "heads": 12,
+        "kv_heads": 12,
+        "ffn": 5440,
+        "context": 2048,
+        "vocabulary": 32000,
+    },
+    "1b": {
+        "layers": 16,
+        "d": 2048,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 8192,
+        "context": 1024,
+        "vocabulary": 32000,
+    },
+}

@@ -1,0 +1,102 @@
+"""Values on the wire. A value is an integer in units of 2⁻²⁶, |v| < 2³¹, before and after.
+
+`bf16` keeps 8 significant bits of the integer. `2bit` sends a sign and one of two magnitudes, fitted to the
+tensor: top-k values are bimodal, and statistical quantizers degenerate to one bit on them. The author
+subtracts what was sent from its error feedback, so nothing is lost by either.
+"""
+
+import struct
+from typing import Literal
+
+import numpy as np
+
+from protocol.bitstream import Integers, fixed_bytes, pack_fixed, unpack_fixed
+from protocol.errors import FormatError
+
+Codec = Literal["bf16", "2bit"]
+
+LARGEST = 2**31 - 1
+SIGNIFICANT_BITS = 8
+LEVELS = struct.Struct("<II")
+
+
+def payload_bytes(count: int, codec: Codec) -> int:
+    """The length of `count` values on the wire."""
+    return 2 * count if codec == "bf16" else LEVELS.size + fixed_bytes(count, 2)
+
+
+def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
+    """(wire bytes, the integers they stand for)."""
+    if codec == "bf16":
+        rounded = _round_significant(values)
+        return (rounded.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes(), rounded
+    low, high = fit_levels(np.abs(values))
+    large = (2 * np.abs(values) > low + high) & (low < high)
+    magnitudes = np.where(large, high, low)
+    negative = (values < 0) & (magnitudes > 0)
+    payload = LEVELS.pack(low, high) + pack_fixed(2 * negative.astype(np.int64) + large, 2)
+    return payload, np.where(negative, -magnitudes, magnitudes)
+
+
+def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
+    """The integers that wire bytes stand for.
+
+    Raises:
+        FormatError: the length is wrong, or a value is none that `quantize` makes.
+    """
+    if len(payload) != payload_bytes(count, codec):
+        raise FormatError(f"{len(payload)} bytes for {count} values as {codec}")
+    return _from_bf16(payload) if codec == "bf16" else _from_two_bits(payload, count)
+
+
+def _round_significant(values: Integers) -> Integers:
+    """Keep 8 significant bits, rounding half to even; never up to 2³¹."""
+    magnitude = np.abs(values)
+    _, bits = np.frexp(magnitude.astype(np.float64))
+    shift = np.maximum(bits.astype(np.int64) - SIGNIFICANT_BITS, 0)
+    head = magnitude >> shift
+    rest, half = magnitude - (head << shift), (1 << shift) >> 1
+    up = (shift > 0) & ((rest > half) | ((rest == half) & (head & 1 == 1)))
+    rounded = (head + up) << shift
+    rounded = np.where(rounded > LARGEST, head << shift, rounded)
+    return np.where(values < 0, -rounded, rounded)
+
+
+def _from_bf16(payload: bytes) -> Integers:
+    patterns = np.frombuffer(payload, "<u2").astype(np.uint32)
+    floats = (patterns << 16).view(np.float32)
+    if (
+        (patterns == 0x8000).any()
+        or not (np.abs(floats) <= LARGEST).all()
+        or (floats != np.rint(floats)).any()
+    ):
+        raise FormatError("a value is not an integer of the grid")
+    return floats.astype(np.int64)
+
+
+def _from_two_bits(payload: bytes, count: int) -> Integers:
+    low, high = LEVELS.unpack_from(payload)
+    if not low <= high <= LARGEST:
+        raise FormatError(f"magnitudes {low} and {high} are out of order or range")
+    codes = unpack_fixed(payload[LEVELS.size :], count, 2)
+    large, negative = codes & 1 == 1, codes >> 1 == 1
+    magnitudes = np.where(large, high, low).astype(np.int64)
+    if (negative & (magnitudes == 0)).any() or (low == high and large.any()):
+        raise FormatError("a value is coded in another way than the one there is")
+    return np.where(negative, -magnitudes, magnitudes)
+
+
+def fit_levels(magnitudes: Integers) -> tuple[int, int]:
+    """The two levels of least squared error: 2-means in one dimension, exactly, over every split of the sorted
+    magnitudes. Only the author computes this, so it may use floats."""
+    ordered = np.sort(magnitudes).astype(np.float64)
+    sums = np.cumsum(ordered)
+    count = np.arange(1, len(ordered) + 1)
+    below, above = sums[:-1], sums[-1] - sums[:-1]
+    explained = below**2 / count[:-1] + above**2 / (len(ordered) - count[:-1])
+    if not len(explained) or ordered[0] == ordered[-1]:
+        level = round(float(sums[-1] / len(ordered)))
+        return level, level
+    split = int(np.argmax(explained)) + 1
+    low, high = ordered[:split].mean(), ordered[split:].mean()
+    return round(float(low)), min(round(float(high)), LARGEST)

@@ -1,0 +1,60 @@
+"""What peers tell about themselves in the DHT. A record is checked before anybody reads it."""
+
+from typing import Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId, ReplicaId, RunId
+from protocol.limits import RECORD_BYTES
+
+Role = Literal["volunteer", "datacenter", "observer"]
+
+
+class PeerRecord(BaseModel):
+    """One peer of a run. `replica` is empty while it has no group; `digests` are those after `round`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    peer_id: PeerId
+    address: str = Field(max_length=256, description="host:port of its gRPC services")
+    role: Role
+    stage: int = Field(ge=0, le=1023, description="0 for a datacenter or observer, which hold all")
+    slot: int = Field(ge=0, lt=2**20)
+    replica: ReplicaId | Literal[""] = ""
+    round: int = Field(0, ge=0, lt=2**31)
+    digests: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this peer leads a replica that has formed."""
+        return self.replica == self.peer_id
+
+
+def pack(record: PeerRecord) -> bytes:
+    """A record as it lies in the DHT."""
+    packed: bytes = msgpack.packb(record.model_dump())
+    return packed
+
+
+def unpack(data: object, owner: str) -> PeerRecord:
+    """Check a record read from the DHT.
+
+    Raises:
+        FormatError: it is too long, malformed, or speaks for another peer than its `owner`.
+    """
+    if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
+        raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
+    try:
+        record = PeerRecord.model_validate(msgpack.unpackb(data))
+    except (ValueError, ValidationError, msgpack.UnpackException) as error:
+        raise FormatError(f"the record of {owner} is malformed: {error}") from None
+    if record.peer_id != owner:
+        raise FormatError(f"the record of {owner} speaks for {record.peer_id}")
+    return record
+
+
+def peers_key(run_id: RunId) -> str:
+    """The DHT key under which every peer of a run has a subkey, its peer id."""
+    return f"hetpeer.{run_id}.peers"

@@ -1,0 +1,179 @@
+"""The files of a run, and the descriptor that pins them.
+
+The operator makes them once: the genesis weights, the basis U, the tokenizer and the tokens. None can be
+made again bit by bit on another machine, so they are shipped and named by SHA-256. The descriptor holds the
+manifest and the hash and size of every file; its own hash is the run's id, so whoever has a ticket can
+take all of it from anybody.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocol import manifest as manifests
+from protocol.errors import FormatError, ManifestError, ResourceError
+from protocol.identity import Part, RunId
+from protocol.layout import model_layout, parts_followed
+from protocol.limits import DESCRIPTOR_BYTES
+from protocol.manifest import Manifest
+
+DESCRIPTOR = "run.json"
+"""Where the canonical descriptor is kept beside the files; not one of them."""
+
+BASIS = "basis.safetensors"
+"""U: tensor `basis`, float32 [d, d], orthonormal columns of which the first k are used (nested subspaces)."""
+
+TOKENIZER = "tokenizer.json"
+"""Hugging Face `tokenizers` format. Training needs only the tokens; this is for whoever uses the model."""
+
+TRAIN = "train.bin"
+"""Tokens to train on: flat, no header, little-endian numbers of `token_dtype`."""
+
+HELD_OUT = "heldout.bin"
+"""Tokens never trained on, in the same format."""
+
+LARGEST_FILE_BYTES = 2**40
+"""A TiB: more tokens or weights than any volunteer will fetch."""
+
+HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One file of the run. `sha256` is hex, `size` in bytes."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A run: its manifest and its files, sorted by name, exactly those of `file_names`."""
+
+    manifest: Manifest
+    files: tuple[RunFile, ...]
+
+    @property
+    def run_id(self) -> RunId:
+        """Hex SHA-256 of the canonical form."""
+        return RunId(hashlib.sha256(self.canonical()).hexdigest())
+
+    def canonical(self) -> bytes:
+        """The one byte string of this descriptor: JSON with sorted keys and no spaces."""
+        files = {file.name: {"sha256": file.sha256, "size": file.size} for file in self.files}
+        document = {"files": files, "manifest": self.manifest.model_dump(mode="json")}
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    def file(self, name: str) -> RunFile:
+        """The file of that name. Raises KeyError if the run has none."""
+        for file in self.files:
+            if file.name == name:
+                return file
+        raise KeyError(name)
+
+
+def describe(manifest: Manifest, files: Iterable[RunFile]) -> Descriptor:
+    """The descriptor of files in any order."""
+    return Descriptor(manifest, tuple(sorted(files, key=lambda file: file.name)))
+
+
+def parse(data: bytes, run_id: RunId) -> Descriptor:
+    """Parse what `Descriptor.canonical` made, from another peer.
+
+    Raises:
+        FormatError: the bytes do not hash to `run_id`, or are not a descriptor with exactly the run's files.
+    """
+    if len(data) > DESCRIPTOR_BYTES:
+        raise FormatError(f"a descriptor of {len(data)} bytes, where {DESCRIPTOR_BYTES} are allowed")
+    if hashlib.sha256(data).hexdigest() != run_id:
+        raise FormatError("not the descriptor of this run: its hash is not the run id")
+    try:
+        document = json.loads(data)
+        manifest = manifests.check(document["manifest"])
+        files = [_parse_file(name, fields) for name, fields in document["files"].items()]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
+        raise FormatError(f"not a run's descriptor: {error}") from None
+    descriptor = describe(manifest, files)
+    if [file.name for file in descriptor.files] != file_names(manifest):
+        raise FormatError("not a run's descriptor: its files are not those of its manifest")
+    if descriptor.canonical() != data:
+        raise FormatError("not a run's descriptor in canonical form; it may be of another version of hetpeer")
+    return descriptor
+
+
+def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
+    """Raises FormatError unless the fields are a hash and a size."""
+    sha256, size = fields["sha256"], fields["size"]
+    if not isinstance(sha256, str) or not HEX_SHA256.fullmatch(sha256):
+        raise FormatError(f"{name}: not a SHA-256 of 64 lower-case hex digits")
+    if type(size) is not int or not 0 <= size <= LARGEST_FILE_BYTES:
+        raise FormatError(f"{name}: not a size between 0 and {LARGEST_FILE_BYTES} bytes")
+    return RunFile(name, sha256, size)
+
+
+def genesis_file(part: Part) -> str:
+    """Where the first weights of a part are: one int32 tensor in units of 2⁻²⁶ for each of its layout."""
+    return f"genesis-{part}.safetensors"
+
+
+def file_names(manifest: Manifest) -> list[str]:
+    """Every file of a run, sorted: the closed set of names."""
+    return sorted([BASIS, TOKENIZER, TRAIN, HELD_OUT, *map(genesis_file, model_layout(manifest))])
+
+
+def files_needed(manifest: Manifest, stage: int | None) -> list[str]:
+    """What a volunteer of that stage fetches, sorted; for None, a datacenter's whole model, everything.
+
+    Stage 0 alone reads training data, since token ids travel with the microbatch.
+    """
+    if stage is None:
+        return file_names(manifest)
+    names = [genesis_file(part) for part in parts_followed(manifest, stage)]
+    if manifest.compressed:
+        names.append(BASIS)
+    if stage == 0:
+        names.append(TRAIN)
+    return sorted(names)
+
+
+def measure_file(path: Path) -> RunFile:
+    """Name, hash and size of a file on this disk, read in pieces.
+
+    Raises:
+        ResourceError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return RunFile(path.name, sha256, file.tell())
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def check_file(path: Path, expected: RunFile) -> None:
+    """Check a file on this disk against the descriptor: first its size, then, in pieces, its hash.
+
+    Raises:
+        FormatError: it has another size or hash.
+        ResourceError: it cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+    if size != expected.size:
+        raise FormatError(f"{path} has {size} bytes instead of {expected.size}")
+    if measure_file(path).sha256 != expected.sha256:
+        raise FormatError(f"{path} does not have the SHA-256 that the run's descriptor gives")
+
+
+def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
+    """The number format of the tokens: uint16 where it holds every id, else uint32; little-endian."""
+    return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")

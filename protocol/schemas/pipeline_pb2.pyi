@@ -1,0 +1,65 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Format(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FORMAT_UNSPECIFIED: _ClassVar[Format]
+    BF16: _ClassVar[Format]
+    FP32: _ClassVar[Format]
+FORMAT_UNSPECIFIED: Format
+BF16: Format
+FP32: Format
+
+class Frame(_message.Message):
+    __slots__ = ("forward", "backward")
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    forward: Forward
+    backward: Backward
+    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("round", "step", "microbatch")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    microbatch: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("format", "shape", "data")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    format: Format
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, format: _Optional[_Union[Format, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Forward(_message.Message):
+    __slots__ = ("place", "activations", "tokens", "embedding_digest")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    place: Place
+    activations: Tensor
+    tokens: bytes
+    embedding_digest: bytes
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., activations: _Optional[_Union[Tensor, _Mapping]] = ..., tokens: _Optional[bytes] = ..., embedding_digest: _Optional[bytes] = ...) -> None: ...
+
+class Backward(_message.Message):
+    __slots__ = ("place", "gradients")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    place: Place
+    gradients: Tensor
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., gradients: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,82 @@
+"""The ticket: the one line a volunteer pastes. It names the run, and where to knock.
+
+    hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, gRPC address, [libp2p addresses]]>
+
+The run id pins the descriptor, and the descriptor pins every file, so a ticket from a trusted hand is
+all the trust that joining needs.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from protocol.errors import TicketError
+from protocol.identity import RunId
+
+PREFIX = "hetpeer1-"
+ENVIRONMENT = "HETPEER_TICKET"
+_ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where a run is found. `addresses` are the bootstrap node's libp2p multiaddresses."""
+
+    run_id: RunId
+    operator: str
+    addresses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        body = msgpack.packb([bytes.fromhex(self.run_id), self.operator, list(self.addresses)])
+        return PREFIX + base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
+
+
+def parse(text: str) -> Ticket:
+    """Read a ticket.
+
+    Raises:
+        TicketError: it is no ticket, or was damaged on its way.
+    """
+    text = "".join(text.split())
+    if not text.startswith(PREFIX):
+        raise TicketError(f"this is no hetpeer ticket (it does not begin with {PREFIX}); {_ASK}")
+    encoded = text[len(PREFIX) :]
+    try:
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise TicketError(f"the ticket has characters that do not belong there; {_ASK}") from None
+    if _check(raw[4:]) != raw[:4]:
+        raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
+    try:
+        run, operator, addresses = msgpack.unpackb(raw[4:])
+        ticket = Ticket(RunId(bytes(run).hex()), str(operator), tuple(map(str, addresses)))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}") from None
+    if len(ticket.run_id) != 64 or not re.fullmatch(r"\S+:\d{1,5}", ticket.operator):
+        raise TicketError(f"the ticket names no run or no address; {_ASK}")
+    return ticket
+
+
+def find(given: str | None, directory: Path) -> Ticket:
+    """The ticket from the command line (the text or a file), `HETPEER_TICKET`, or the last one used here.
+
+    Raises:
+        TicketError: there is none, or it cannot be read.
+    """
+    remembered = directory / "ticket"
+    source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
+    if not source:
+        raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
+    if not source.startswith(PREFIX) and Path(source).is_file():
+        source = Path(source).read_text(encoding="utf-8", errors="replace")
+    return parse(source)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:4]

@@ -1,0 +1,79 @@
+"""Places in a run."""
+
+import pytest
+
+from bootstrap.admission import ARRIVAL_SECONDS, Admission, Place
+from protocol.errors import RefusedError
+from protocol.identity import PeerId
+from protocol.manifest import check
+
+MANIFEST = check({"model": {"preset": "nano"}, "replicas": {"groups": 2, "datacenters": 2, "stages": 2}})
+
+
+def admission() -> Admission:
+    return Admission(MANIFEST)
+
+
+def admit(places: Admission, name: str, role="volunteer", stage=None, alive=(), now=0.0) -> Place:
+    return places.admit(PeerId(name), role, stage, {PeerId(each) for each in alive}, now)
+
+
+def test_volunteers_count_up_and_datacenters_down_so_that_arrival_does_not_matter():
+    places = admission()
+    assert admit(places, "dc", "datacenter").slot == 3
+    assert admit(places, "v0", stage=0).slot == 0
+    assert admit(places, "dc2", "datacenter").slot == 2
+    assert admit(places, "v1", stage=0).slot == 1
+
+
+def test_without_a_wish_a_volunteer_gets_the_scarcest_stage():
+    places = admission()
+    admit(places, "a", stage=0)
+    assert [admit(places, name).stage for name in "bcd"] == [1, 0, 1]
+
+
+def test_whoever_asks_again_keeps_its_place():
+    places = admission()
+    first = admit(places, "a", stage=0)
+    admit(places, "b", stage=0)
+    assert admit(places, "a", stage=0) == first
+    assert admit(places, "a") == first
+
+
+def test_a_peer_may_change_its_stage():
+    places = admission()
+    admit(places, "a", stage=0)
+    assert admit(places, "a", stage=1) == Place("volunteer", 1, 0)
+    assert admit(places, "b", stage=0).slot == 0
+
+
+def test_a_full_stage_and_a_full_run_say_so():
+    places = admission()
+    admit(places, "a", stage=0)
+    admit(places, "b", stage=0)
+    with pytest.raises(RefusedError, match="2 volunteers of stage 0"):
+        admit(places, "c", stage=0)
+    admit(places, "x", "datacenter")
+    admit(places, "y", "datacenter")
+    with pytest.raises(RefusedError, match="2 datacenter replicas"):
+        admit(places, "z", "datacenter")
+
+
+def test_a_stage_that_does_not_exist_is_named():
+    with pytest.raises(RefusedError, match="no stage 2; this run's stages are 0 to 1"):
+        admit(admission(), "a", stage=2)
+
+
+def test_the_place_of_a_peer_that_never_arrived_is_given_away_in_time():
+    places = admission()
+    admit(places, "lost", stage=0)
+    admit(places, "here", stage=0)
+    with pytest.raises(RefusedError):
+        admit(places, "new", stage=0, alive=["here"], now=ARRIVAL_SECONDS - 1)
+    assert admit(places, "new", stage=0, alive=["here"], now=ARRIVAL_SECONDS + 1).slot == 0
+
+
+def test_observers_take_nobodys_place():
+    places = admission()
+    assert admit(places, "o", "observer") == Place("observer", 0, 0)
+    assert admit(places, "dc", "datacenter").slot == 3

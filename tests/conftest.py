@@ -1,0 +1,41 @@
+"""What every test stands on: gRPC's environment, one torch thread, a home of its own, quick tests first."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+os.environ.setdefault(
+    "GRPC_ENABLE_FORK_SUPPORT", "0"
+)  # read when grpc is imported: its fork handlers crash p2pd
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared CI machine may be slow at any moment; there the examples are the same at every run too.
+settings.register_profile("here", deadline=None)
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes (tests/system) last, when everything quick has passed."""
+    items.sort(key=lambda item: "system" in item.path.parts)
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Where torch is in use, each test begins with one thread: quicker on small machines, and repeatable."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from or left in the user's own `~/.hetpeer`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HETPEER_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("HETPEER_TICKET", raising=False)
+        yield

@@ -1,0 +1,102 @@
+"""Frames: what a stage accepts from its neighbour, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from protocol.errors import FormatError
+from protocol.frames import (
+    BackwardFrame,
+    ForwardFrame,
+    FrameRules,
+    Place,
+    pack,
+    unpack_backward,
+    unpack_forward,
+)
+from protocol.schemas import pipeline_pb2 as pb
+
+RULES = FrameRules(wire="bf16", sequences=2, context=4, width=3, vocabulary=300)
+PLACE = Place(round=1, step=2, microbatch=3)
+DIGEST = "cd" * 32
+TOKENS = np.arange(10, dtype=np.int64).reshape(2, 5) + 290
+PAYLOAD = bytes(range(48))
+
+
+def forward() -> pb.Frame:
+    return pack(ForwardFrame(PLACE, PAYLOAD, TOKENS, DIGEST), RULES)
+
+
+def test_a_forward_frame_round_trips_with_token_ids_as_integers():
+    frame = unpack_forward(forward(), RULES, PLACE, DIGEST)
+    assert frame.activations == PAYLOAD
+    assert (frame.tokens == TOKENS).all()
+    assert frame.tokens.dtype == np.int64
+
+
+def test_a_backward_frame_round_trips():
+    message = pack(BackwardFrame(PLACE, PAYLOAD), RULES)
+    assert unpack_backward(message, RULES, PLACE) == BackwardFrame(PLACE, PAYLOAD)
+
+
+def damage_format(frame: pb.Frame) -> None:
+    frame.forward.activations.format = pb.Format.FP32
+
+
+def damage_shape(frame: pb.Frame) -> None:
+    frame.forward.activations.shape[0] = 2**31
+
+
+def damage_size(frame: pb.Frame) -> None:
+    frame.forward.activations.data = PAYLOAD[:-1]
+
+
+def damage_place(frame: pb.Frame) -> None:
+    frame.forward.place.step = 7
+
+
+def damage_round(frame: pb.Frame) -> None:
+    frame.forward.place.round = 9
+
+
+def damage_embedding(frame: pb.Frame) -> None:
+    frame.forward.embedding_digest = b"\0" * 32
+
+
+def damage_token_count(frame: pb.Frame) -> None:
+    frame.forward.tokens = frame.forward.tokens[:-4]
+
+
+def damage_token_range(frame: pb.Frame) -> None:
+    frame.forward.tokens = np.full((2, 5), 300, "<u4").tobytes()
+
+
+def damage_kind(frame: pb.Frame) -> None:
+    frame.backward.gradients.data = b""
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_format, "number format"),
+        (damage_shape, "shape"),
+        (damage_size, "47 bytes of tensor, expected 48"),
+        (damage_place, "expected the frame of round 1, step 2, microbatch 3, got that of round 1, step 7"),
+        (damage_round, "got that of round 9"),
+        (damage_embedding, "was made with the token embedding 000000000000"),
+        (damage_token_count, "36 bytes of token ids, expected 40"),
+        (damage_token_range, "token id 300 of 300"),
+        (damage_kind, "expected the forward frame"),
+    ],
+)
+def test_a_frame_that_is_not_the_one_due_is_refused_in_words(damage, words: str):
+    frame = forward()
+    damage(frame)
+    with pytest.raises(FormatError, match=words):
+        unpack_forward(frame, RULES, PLACE, DIGEST)
+
+
+def test_an_empty_message_is_refused():
+    with pytest.raises(FormatError):
+        unpack_forward(pb.Frame(), RULES, PLACE, DIGEST)
+    with pytest.raises(FormatError):
+        unpack_backward(pb.Frame(), RULES, PLACE)

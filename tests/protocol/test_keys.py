@@ -1,0 +1,27 @@
+"""One key is the peer."""
+
+import pytest
+
+from protocol.errors import ResourceError
+from protocol.keys import load_or_create
+
+
+def test_an_identity_is_made_once_and_kept(tmp_path):
+    first = load_or_create(tmp_path / "peer")
+    assert load_or_create(tmp_path / "peer") == first
+    assert first.peer_id.startswith("Qm")
+
+
+def test_only_the_owner_can_read_the_key(tmp_path):
+    identity = load_or_create(tmp_path)
+    assert identity.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_peers_have_two_identities(tmp_path):
+    assert load_or_create(tmp_path / "a").peer_id != load_or_create(tmp_path / "b").peer_id
+
+
+def test_a_file_that_is_no_key_is_named(tmp_path):
+    (tmp_path / "identity.key").write_bytes(b"not a key")
+    with pytest.raises(ResourceError, match=r"identity\.key is not a hetpeer key"):
+        load_or_create(tmp_path)

@@ -1,0 +1,74 @@
+"""The manifest: read, checked, compared."""
+
+import pytest
+
+from protocol.errors import ManifestError
+from protocol.manifest import Manifest, check, difference, load, parse
+
+
+def nano(**tables: dict[str, object]) -> Manifest:
+    return check({"model": {"preset": "nano"}} | tables)
+
+
+def test_a_preset_fills_in_what_is_not_given():
+    model = check({"model": {"preset": "nano", "layers": 6}}).model
+    assert (model.layers, model.d) == (6, 128)
+
+
+def test_a_preset_and_its_sizes_by_hand_are_one_manifest():
+    by_hand = nano().model.model_dump()
+    assert check({"model": by_hand}).digest == nano().digest
+
+
+def test_the_canonical_form_reads_back():
+    manifest = nano(outer={"values": "2bit"})
+    assert parse(manifest.canonical()) == manifest
+    assert parse(manifest.canonical()).digest == manifest.digest
+
+
+def test_every_field_counts_in_the_digest():
+    assert nano(inner={"steps": 20}).digest != nano(inner={"steps": 21}).digest
+
+
+def test_a_difference_names_the_field_and_both_values():
+    assert difference(nano(), nano()) is None
+    words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
+    assert words == "inner.steps: ours is 20, theirs is 50"
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"model": {"preset": "huge"}}, "unknown preset 'huge'"),
+        ({"model": {"preset": "nano", "heads": 3}}, "heads = 3"),
+        (
+            {"model": {"preset": "nano"}, "replicas": {"stages": 9}},
+            "stages = 9 is more than model.layers = 4",
+        ),
+        ({"model": {"preset": "nano"}, "replicas": {"compression": 7}}, "compression = 7 must divide"),
+        ({"model": {"preset": "nano"}, "replicas": {"groups": 0, "datacenters": 0}}, "at least 1"),
+        (
+            {"model": {"preset": "nano"}, "inner": {"sequences": 5, "microbatch": 2}},
+            "multiple of inner.microbatch",
+        ),
+        ({"model": {"preset": "nano"}, "outer": {"top_k": 99, "chunk_side": 8}}, "more than a chunk of 64"),
+        ({"model": {"preset": "nano"}, "outer": {"rounds": 0}}, "outer.rounds"),
+        ({"model": {"preset": "nano"}, "outter": {}}, "outter"),
+    ],
+)
+def test_an_error_names_what_is_wrong(tables: dict[str, object], words: str):
+    with pytest.raises(ManifestError, match="(?s)" + words.replace(".", r"\.").replace("(", r"\(")):
+        check(tables)
+
+
+def test_a_missing_file_and_broken_toml_are_named(tmp_path):
+    with pytest.raises(ManifestError, match="cannot read the manifest"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[model")
+    with pytest.raises(ManifestError, match="not valid TOML"):
+        load(tmp_path / "bad.toml")
+
+
+def test_overrides_replace_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n')
+    assert load(tmp_path / "run.toml", {"inner.steps": 7}).inner.steps == 7

@@ -1,0 +1,43 @@
+"""Records: read only when they are well formed and speak for their owner."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+from protocol.limits import RECORD_BYTES
+from protocol.records import PeerRecord, pack, unpack
+
+RECORD = PeerRecord(peer_id=PeerId("QmA"), address="127.0.0.1:1", role="volunteer", stage=1, slot=0)
+
+
+def test_a_record_round_trips():
+    told = RECORD.model_copy(update={"round": 3, "digests": {"stage-1": "ab" * 32}})
+    assert unpack(pack(told), "QmA") == told
+
+
+def test_nobody_speaks_for_another():
+    with pytest.raises(FormatError, match="speaks for QmA"):
+        unpack(pack(RECORD), "QmB")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stage": -1}, {"stage": "1"}, {"role": "king"}, {"round": 2**40}, {"extra": 1}, {"address": "x" * 999}],
+)
+def test_a_field_out_of_its_range_is_refused(fields: dict[str, object]):
+    with pytest.raises(FormatError, match="malformed"):
+        unpack(msgpack.packb(RECORD.model_dump() | fields), "QmA")
+
+
+def test_a_long_record_is_refused_before_it_is_parsed():
+    with pytest.raises(FormatError, match="bytes at most"):
+        unpack(b"\0" * (RECORD_BYTES + 1), "QmA")
+
+
+@given(st.one_of(st.binary(max_size=200), st.integers(), st.text(), st.none()))
+def test_garbage_is_refused(garbage: object):
+    with pytest.raises(FormatError):
+        unpack(garbage, "QmA")

@@ -1,0 +1,55 @@
+"""The ticket: one line, whole or refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import TicketError
+from protocol.identity import RunId
+from protocol.ticket import ENVIRONMENT, Ticket, find, parse
+
+TICKET = Ticket(RunId("ab" * 32), "127.0.0.1:7700", ("/ip4/127.0.0.1/tcp/7701/p2p/QmSomebody",))
+
+
+def test_a_ticket_reads_back_as_it_was_written():
+    assert parse(str(TICKET)) == TICKET
+
+
+def test_line_breaks_and_spaces_of_a_mail_do_not_matter():
+    text = str(TICKET)
+    assert parse(f"  {text[:40]}\n  {text[40:]} ") == TICKET
+
+
+@given(st.integers(min_value=9, max_value=len(str(TICKET)) - 1), st.sampled_from("AZ09-_"))
+def test_a_changed_character_is_noticed(place: int, character: str):
+    text = str(TICKET)
+    changed = text[:place] + character + text[place + 1 :]
+    if changed != text:
+        with pytest.raises(TicketError):
+            parse(changed)
+
+
+@given(st.integers(min_value=0, max_value=len(str(TICKET)) - 1))
+def test_a_ticket_cut_short_is_refused(length: int):
+    with pytest.raises(TicketError):
+        parse(str(TICKET)[:length])
+
+
+@given(st.text())
+def test_whatever_is_pasted_gets_a_clear_error(text: str):
+    with pytest.raises(TicketError):
+        parse(text)
+
+
+def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp_path, monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    with pytest.raises(TicketError, match="no ticket"):
+        find(None, tmp_path)
+    assert find(str(TICKET), tmp_path) == TICKET
+    (tmp_path / "mail.txt").write_text(f"{TICKET}\n")
+    assert find(str(tmp_path / "mail.txt"), tmp_path) == TICKET
+    monkeypatch.setenv(ENVIRONMENT, str(TICKET))
+    assert find(None, tmp_path) == TICKET
+    monkeypatch.delenv(ENVIRONMENT)
+    (tmp_path / "ticket").write_text(f"{TICKET}\n")
+    assert find(None, tmp_path) == TICKET

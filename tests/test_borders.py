@@ -1,0 +1,210 @@
+"""The borders that reviewers would otherwise have to remember. Who may import whom is in pyproject.toml."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protocol", "peer", "bootstrap")
+SCHEMAS = sorted((ROOT / "protocol/schemas").glob("*.proto"))
+FIELDS = ROOT / "tests/golden/fields.txt"
+
+MODULES = sorted(
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+)
+
+MOST_LINES = 300
+LONGER: frozenset[str] = frozenset()  # paths that may be longer, each with its reason beside it
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Generated code
+
+
+@pytest.fixture(scope="module")
+def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make proto` makes, in a folder of its own."""
+    from grpc_tools import protoc
+
+    out = tmp_path_factory.mktemp("proto")
+    outputs = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    assert protoc.main(["protoc", f"-I{ROOT}", *outputs, *map(str, SCHEMAS)]) == 0
+    return out / "protocol/schemas"
+
+
+def test_generated_code_is_current(regenerated: Path) -> None:
+    def texts(folder: Path) -> dict[str, str]:
+        return {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
+
+    committed, fresh = texts(ROOT / "protocol/schemas"), texts(regenerated)
+    stale = sorted(file for file in committed | fresh if committed.get(file) != fresh.get(file))
+    assert not stale, f"run `make proto`: {', '.join(stale)}"
+
+
+# Field numbers
+
+
+def of_messages(messages: list[Descriptor]) -> Iterator[str]:
+    for message in messages:
+        yield from (of_field(message, field) for field in message.fields)
+        yield from of_enums(list(message.enum_types))
+        yield from of_messages(list(message.nested_types))
+
+
+def of_field(message: Descriptor, field: FieldDescriptor) -> str:
+    types = {
+        value: key.removeprefix("TYPE_").lower()
+        for key, value in vars(FieldDescriptor).items()
+        if "TYPE_" in key[:5]
+    }
+    named = field.message_type or field.enum_type
+    kind = named.full_name if named else types[field.type]
+    return f"{message.full_name} {field.number} {field.name}: {'repeated ' * field.is_repeated}{kind}"
+
+
+def of_enums(enums: list[EnumDescriptor]) -> Iterator[str]:
+    for enum in enums:
+        yield from (f"{enum.full_name} {value.number} {value.name}" for value in enum.values)
+
+
+def fields_in_use() -> set[str]:
+    """One line a field: its message, number, name and type."""
+    files = [importlib.import_module(f"protocol.schemas.{path.stem}_pb2").DESCRIPTOR for path in SCHEMAS]
+    return {
+        line
+        for file in files
+        for lines in (
+            of_messages(list(file.message_types_by_name.values())),
+            of_enums(list(file.enum_types_by_name.values())),
+        )
+        for line in lines
+    }
+
+
+def fields_ever() -> list[str]:
+    return [line for line in FIELDS.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_every_field_in_use_is_in_the_table() -> None:
+    missing = sorted(fields_in_use() - set(fields_ever()))
+    assert not missing, (
+        f"new fields, or old ones changed; a new one is added to {name(FIELDS)}:\n" + "\n".join(missing)
+    )
+
+
+def test_a_field_number_is_never_used_twice() -> None:
+    numbers = [tuple(line.split()[:2]) for line in fields_ever()]
+    twice = sorted({" ".join(number) for number in numbers if numbers.count(number) > 1})
+    assert not twice, f"take a number that {name(FIELDS)} has not: {', '.join(twice)}"
+
+
+# Modules
+
+
+def test_every_module_can_be_read_in_one_sitting() -> None:
+    lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    long = {path for path, count in lines.items() if count > MOST_LINES}
+    assert long == LONGER, f"more than {MOST_LINES} lines, or an exception no longer needed: {long ^ LONGER}"
+
+
+def test_a_module_is_named_for_what_lives_in_it() -> None:
+    nameless = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
+    folders = {parent for path in MODULES for parent in path.relative_to(ROOT).parents}
+    found = [name(path) for path in MODULES if path.stem in nameless]
+    assert not found + [str(folder) for folder in folders if folder.name in nameless]
+
+
+# What peers send is never run
+
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_ATTRIBUTES = {
+    "torch.load",
+    "torch.save",
+    "torch.package",
+    "torch.jit.load",
+    "builtins.eval",
+    "builtins.exec",
+}
+UNSAFE_ARGUMENTS = {("allow_pickle", "True"), ("weights_only", "False"), ("shell", "True")}
+
+
+def runs_bytes(tree: ast.AST) -> Iterator[str]:
+    """Each way in `tree` to turn bytes into running code, as `line: what`."""
+    for node in ast.walk(tree):
+        for dotted in dotted_names(node):
+            imported = (
+                isinstance(node, ast.Import | ast.ImportFrom) and dotted.split(".")[0] in FORBIDDEN_IMPORTS
+            )
+            called = isinstance(node, ast.Call) and dotted in FORBIDDEN_CALLS
+            if imported or called or dotted in FORBIDDEN_ATTRIBUTES:
+                yield f"{getattr(node, 'lineno', 0)}: {dotted}"
+        if isinstance(node, ast.keyword) and (node.arg, ast.unparse(node.value)) in UNSAFE_ARGUMENTS:
+            yield f"{node.value.lineno}: {ast.unparse(node)}"
+
+
+def dotted_names(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names):
+            return [f"{module}.{alias.name}" for alias in names]
+        case ast.Call(func=ast.Name(id=called)):
+            return [called]
+        case ast.Attribute():
+            return [ast.unparse(node)]
+    return []
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    found = [
+        f"{name(path)}:{what}"
+        for path in MODULES
+        for what in runs_bytes(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(file)",
+        "from torch import load",
+        "eval(text)",
+        "numpy.load(file, allow_pickle=True)",
+    ],
+)
+def test_the_check_sees_what_it_forbids(line: str) -> None:
+    assert list(runs_bytes(ast.parse(line)))
+
+
+def test_the_check_lets_the_rest_pass() -> None:
+    assert not list(
+        runs_bytes(ast.parse("model.eval()\nimport re\nre.compile('x')\nsafetensors.torch.load(data)"))
+    )
+
+
+# The command line answers at once
+
+
+def test_help_needs_nothing_heavy() -> None:
+    heavy = ("torch", "grpc", "hivemind", "matplotlib", "numpy", "tokenizers")
+    program = f"import sys, peer.cli; print(*(m for m in {heavy} if m in sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == []
