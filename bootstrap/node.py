@@ -38,10 +38,10 @@ class RunService(run_pb2_grpc.RunServicer):
     dht: Dht
     admission: Admission
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
 
-    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitReply:  # noqa: N802
+    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitReply:
         await require_manifest(context, self.descriptor.manifest)
         role = ROLES.get(request.role)
         if role is None or not 1 <= len(request.peer_id) <= 64:

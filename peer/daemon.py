@@ -100,9 +100,7 @@ async def _joined(
     dht = await dhts.start(identity, host, 0, settings.ticket.addresses)
     torch_thread = TorchThread(settings.threads)
     try:
-        stage, slot = await operator.admit(
-            settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
-        )
+        stage, slot = await operator.admit(settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage)
         await _fetch(settings, descriptor, stage, emit)
         if settings.role == "volunteer":
             require_memory(manifest, stage, device)
@@ -148,9 +146,7 @@ async def _fetch(settings: PeerOptions, descriptor: Descriptor, stage: int, emit
     directory = settings.directory
     marker = directory / DESCRIPTOR
     if marker.exists() and marker.read_bytes() != descriptor.canonical():
-        raise ResourceError(
-            f"{directory} holds another run's files; give this run a folder of its own with --dir"
-        )
+        raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
     write_atomically(marker, descriptor.canonical())
     names = files_needed(descriptor.manifest, stage if settings.role == "volunteer" else None)
 
@@ -167,9 +163,7 @@ def _record(identity: Identity, address: str, role: Role, stage: int, slot: int)
 def _bind(server: grpc.aio.Server, node: Node) -> None:
     """All services of a peer on one port."""
     blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
-    contributions_pb2_grpc.add_ContributionsServicer_to_server(
-        ContributionService(node.manifest, node.shelf), server
-    )
+    contributions_pb2_grpc.add_ContributionsServicer_to_server(ContributionService(node.manifest, node.shelf), server)
     if node.discovery.record.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
         group_pb2_grpc.add_GroupServicer_to_server(node.group, server)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from protocol.channels import handshake
+from protocol.channels import EOF, handshake
 from protocol.errors import FormatError, ResourceError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
@@ -29,7 +29,7 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
         self.lookup = lookup
         self.bytes_sent = 0
 
-    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:  # noqa: N802
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
         blob = self.lookup(request.sha256)
         if blob is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
@@ -96,9 +96,7 @@ async def fetch_file(
             async for data in _stream(channel, manifest, file.sha256, received):
                 received += len(data)
                 if received > file.size:
-                    raise FormatError(
-                        f"{file.name} is longer than the {file.size} bytes that the run's id pins"
-                    )
+                    raise FormatError(f"{file.name} is longer than the {file.size} bytes that the run's id pins")
                 out.write(data)
                 progress(received)
             out.flush()
@@ -122,16 +120,12 @@ def is_file(path: Path, file: RunFile) -> bool:
     return True
 
 
-async def _stream(
-    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, offset: int
-) -> AsyncIterator[bytes]:
+async def _stream(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, offset: int) -> AsyncIterator[bytes]:
     request = pb.FetchRequest(sha256=sha256, offset=offset)
-    call = blobs_pb2_grpc.BlobsStub(channel).Fetch(
-        request, metadata=handshake(manifest), wait_for_ready=False
-    )
+    call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
     while True:
         chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
-        if chunk is grpc.aio.EOF:
+        if chunk is EOF:
             return
         if len(chunk.data) > CHUNK_BYTES:
             raise FormatError(f"a chunk of {len(chunk.data)} bytes, at most {CHUNK_BYTES} are allowed")

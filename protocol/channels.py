@@ -17,6 +17,9 @@ from protocol.errors import (
 from protocol.limits import message_bytes
 from protocol.manifest import Manifest, difference, parse
 
+EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What `read` gives at the end of a stream; the stubs do not know it."""
+
 HANDSHAKE_KEY = "hetpeer-manifest"
 _MANIFEST_PREFIX = "manifest "
 
@@ -122,7 +125,5 @@ def listen(server: grpc.aio.Server, address: str) -> int:
     except RuntimeError:
         port = 0
     if not port:
-        raise ResourceError(
-            f"cannot listen on {address}: the port is taken or the address is not ours; try --listen"
-        )
+        raise ResourceError(f"cannot listen on {address}: the port is taken or the address is not ours; try --listen")
     return port

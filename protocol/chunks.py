@@ -71,7 +71,8 @@ class ChunkGrid:
         width = self.shape[1]
         down, across = np.divmod(chunk, width // self.columns)
         y, x = np.divmod(offsets, self.columns)
-        return (down * self.rows + y) * width + across * self.columns + x
+        positions: Integers = (down * self.rows + y) * width + across * self.columns + x
+        return positions
 
 
 @functools.lru_cache(maxsize=4096)

@@ -62,8 +62,7 @@ def grids(manifest: Manifest, part: Part) -> dict[str, ChunkGrid]:
     """How each tensor of a part is cut."""
     outer = manifest.outer
     return {
-        name: chunk_grid(shape, outer.chunk_side, outer.top_k)
-        for name, shape in part_layout(manifest, part).items()
+        name: chunk_grid(shape, outer.chunk_side, outer.top_k) for name, shape in part_layout(manifest, part).items()
     }
 
 
@@ -112,18 +111,14 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
     if magic != MAGIC:
         raise FormatError("not a contribution: it does not begin with HPC1")
     if part_code > manifest.replicas.stages:
-        raise FormatError(
-            f"a contribution to part {part_code} of a model of {manifest.replicas.stages} stages"
-        )
+        raise FormatError(f"a contribution to part {part_code} of a model of {manifest.replicas.stages} stages")
     if codec >= len(CODECS) or CODECS[codec] != manifest.outer.values:
         raise FormatError(f"values in codec {codec}, the run's is {manifest.outer.values}")
     if not 1 <= round <= manifest.outer.rounds or not 1 <= steps <= manifest.inner.steps:
         raise FormatError(f"round {round} with {steps} inner steps, which the run does not have")
     part = EMBEDDING if part_code == 0 else stage_part(part_code - 1)
     name = ContributionName(part, round, _replica(reader, length))
-    tensors = {
-        tensor: _tensor(reader, tensor, grid, manifest) for tensor, grid in grids(manifest, part).items()
-    }
+    tensors = {tensor: _tensor(reader, tensor, grid, manifest) for tensor, grid in grids(manifest, part).items()}
     if reader.left:
         raise FormatError(f"{reader.left} bytes follow the contribution's last tensor")
     return Contribution(RunId(run.hex()), name, steps, tensors)

@@ -114,6 +114,4 @@ def _require_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ResourceError(
-                f"cannot listen on {host}:{port}: {error.strerror}; try another --listen"
-            ) from None
+            raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror}; try another --listen") from None

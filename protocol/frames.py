@@ -85,9 +85,7 @@ class FrameRules:
         if tensor.format != FORMATS[self.wire]:
             raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {self.wire}")
         if tuple(tensor.shape) != self.shape:
-            raise FormatError(
-                f"frame of {place}: shape {list(tensor.shape)[:8]}, expected {list(self.shape)}"
-            )
+            raise FormatError(f"frame of {place}: shape {list(tensor.shape)[:8]}, expected {list(self.shape)}")
         data = tensor.data
         expected = self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
         if len(data) != expected:

@@ -8,8 +8,8 @@ CHUNK_BYTES = 256 * 1024
 DESCRIPTOR_BYTES = 1024 * 1024
 """A run's descriptor: the manifest (1 KiB) and a line for each file; 1024 stages take 150 KiB."""
 
-RECORD_BYTES = 2048
-"""A peer's record in the DHT: a digest of 64 digits for each part it holds, a datacenter's being the longest."""
+RECORD_BYTES = 16 * 1024
+"""A peer's record in the DHT: 80 bytes for the digest of each part it holds, and 129 parts at most."""
 
 MESSAGE_SLACK_BYTES = 64 * 1024
 """What a message may hold beside its tensor: token ids are counted apart."""

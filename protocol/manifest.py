@@ -65,9 +65,9 @@ class Model(Section):
 class Replicas(Section):
     """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed."""
 
-    groups: int = Field(2, ge=0, le=4096)
-    datacenters: int = Field(1, ge=0, le=4096)
-    stages: int = Field(2, ge=1, le=1024)
+    groups: int = Field(2, ge=0, le=1024)
+    datacenters: int = Field(1, ge=0, le=1024)
+    stages: int = Field(2, ge=1, le=128)
     compression: int = Field(8, ge=1, description="d / k; 1 sends whole activations")
     wire: Literal["bf16", "fp32"] = Field("bf16", description="number format of frames between stages")
 
@@ -141,9 +141,7 @@ class Manifest(Section):
         if self.replicas.total < 1:
             raise ValueError("replicas.groups + replicas.datacenters must be at least 1")
         if self.model.d % self.replicas.compression:
-            raise ValueError(
-                f"replicas.compression = {self.replicas.compression} must divide model.d = {self.model.d}"
-            )
+            raise ValueError(f"replicas.compression = {self.replicas.compression} must divide model.d = {self.model.d}")
         if self.inner.sequences % self.inner.microbatch:
             raise ValueError(
                 f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "

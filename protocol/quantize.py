@@ -31,7 +31,10 @@ def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
         rounded = _round_significant(values)
         return (rounded.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes(), rounded
     low, high = fit_levels(np.abs(values))
-    large = (2 * np.abs(values) > low + high) & (low < high)
+    large = 2 * np.abs(values) > low + high
+    if large.all() or not large.any():  # one level is enough, and is then said in the one way there is
+        low = high = high if large.all() else low
+        large = np.zeros_like(large)
     magnitudes = np.where(large, high, low)
     negative = (values < 0) & (magnitudes > 0)
     payload = LEVELS.pack(low, high) + pack_fixed(2 * negative.astype(np.int64) + large, 2)
@@ -65,13 +68,10 @@ def _round_significant(values: Integers) -> Integers:
 def _from_bf16(payload: bytes) -> Integers:
     patterns = np.frombuffer(payload, "<u2").astype(np.uint32)
     floats = (patterns << 16).view(np.float32)
-    if (
-        (patterns == 0x8000).any()
-        or not (np.abs(floats) <= LARGEST).all()
-        or (floats != np.rint(floats)).any()
-    ):
+    if (patterns == 0x8000).any() or not (np.abs(floats) < 2.0**31).all() or (floats != np.rint(floats)).any():
         raise FormatError("a value is not an integer of the grid")
-    return floats.astype(np.int64)
+    integers: Integers = floats.astype(np.int64)
+    return integers
 
 
 def _from_two_bits(payload: bytes, count: int) -> Integers:
@@ -81,7 +81,8 @@ def _from_two_bits(payload: bytes, count: int) -> Integers:
     codes = unpack_fixed(payload[LEVELS.size :], count, 2)
     large, negative = codes & 1 == 1, codes >> 1 == 1
     magnitudes = np.where(large, high, low).astype(np.int64)
-    if (negative & (magnitudes == 0)).any() or (low == high and large.any()):
+    both = bool(large.any()) and not large.all()
+    if (negative & (magnitudes == 0)).any() or both != (low < high) or (not both and large.any()):
         raise FormatError("a value is coded in another way than the one there is")
     return np.where(negative, -magnitudes, magnitudes)
 

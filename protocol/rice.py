@@ -46,14 +46,12 @@ def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Integers:
         FormatError: a stream has another length, or an offset lies outside its chunk.
     """
     if len(unary) > longest_unary_bytes(grid):
-        raise FormatError(
-            f"a unary stream of {len(unary)} bytes, at most {longest_unary_bytes(grid)} are possible"
-        )
+        raise FormatError(f"a unary stream of {len(unary)} bytes, at most {longest_unary_bytes(grid)} are possible")
     r = parameter(grid)
     steps = (unpack_unary(unary, grid.kept) << r) + unpack_fixed(rests, grid.kept, r) + 1
     reached = np.cumsum(steps)
     before = reached[grid.starts] - steps[grid.starts]
-    offsets = reached - np.repeat(before, grid.counts) - 1
+    offsets: Integers = reached - np.repeat(before, grid.counts) - 1
     last = grid.starts + grid.counts - 1
     if (offsets[last] >= grid.sizes).any():
         raise FormatError("an offset lies outside its chunk")

@@ -4,9 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-os.environ.setdefault(
-    "GRPC_ENABLE_FORK_SUPPORT", "0"
-)  # read when grpc is imported: its fork handlers crash p2pd
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when grpc is imported: its fork handlers crash p2pd
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import pytest

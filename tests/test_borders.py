@@ -65,9 +65,7 @@ def of_messages(messages: list[Descriptor]) -> Iterator[str]:
 
 def of_field(message: Descriptor, field: FieldDescriptor) -> str:
     types = {
-        value: key.removeprefix("TYPE_").lower()
-        for key, value in vars(FieldDescriptor).items()
-        if "TYPE_" in key[:5]
+        value: key.removeprefix("TYPE_").lower() for key, value in vars(FieldDescriptor).items() if "TYPE_" in key[:5]
     }
     named = field.message_type or field.enum_type
     kind = named.full_name if named else types[field.type]
@@ -99,9 +97,7 @@ def fields_ever() -> list[str]:
 
 def test_every_field_in_use_is_in_the_table() -> None:
     missing = sorted(fields_in_use() - set(fields_ever()))
-    assert not missing, (
-        f"new fields, or old ones changed; a new one is added to {name(FIELDS)}:\n" + "\n".join(missing)
-    )
+    assert not missing, f"new fields, or old ones changed; a new one is added to {name(FIELDS)}:\n" + "\n".join(missing)
 
 
 def test_a_field_number_is_never_used_twice() -> None:
@@ -145,9 +141,7 @@ def runs_bytes(tree: ast.AST) -> Iterator[str]:
     """Each way in `tree` to turn bytes into running code, as `line: what`."""
     for node in ast.walk(tree):
         for dotted in dotted_names(node):
-            imported = (
-                isinstance(node, ast.Import | ast.ImportFrom) and dotted.split(".")[0] in FORBIDDEN_IMPORTS
-            )
+            imported = isinstance(node, ast.Import | ast.ImportFrom) and dotted.split(".")[0] in FORBIDDEN_IMPORTS
             called = isinstance(node, ast.Call) and dotted in FORBIDDEN_CALLS
             if imported or called or dotted in FORBIDDEN_ATTRIBUTES:
                 yield f"{getattr(node, 'lineno', 0)}: {dotted}"
@@ -170,9 +164,7 @@ def dotted_names(node: ast.AST) -> list[str]:
 
 def test_nothing_unpickles_or_evaluates() -> None:
     found = [
-        f"{name(path)}:{what}"
-        for path in MODULES
-        for what in runs_bytes(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name(path)}:{what}" for path in MODULES for what in runs_bytes(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not found
 
@@ -193,9 +185,7 @@ def test_the_check_sees_what_it_forbids(line: str) -> None:
 
 
 def test_the_check_lets_the_rest_pass() -> None:
-    assert not list(
-        runs_bytes(ast.parse("model.eval()\nimport re\nre.compile('x')\nsafetensors.torch.load(data)"))
-    )
+    assert not list(runs_bytes(ast.parse("model.eval()\nimport re\nre.compile('x')\nsafetensors.torch.load(data)")))
 
 
 # The command line answers at once
@@ -204,7 +194,5 @@ def test_the_check_lets_the_rest_pass() -> None:
 def test_help_needs_nothing_heavy() -> None:
     heavy = ("torch", "grpc", "hivemind", "matplotlib", "numpy", "tokenizers")
     program = f"import sys, peer.cli; print(*(m for m in {heavy} if m in sys.modules))"
-    found = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

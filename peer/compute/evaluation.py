@@ -23,9 +23,7 @@ from protocol.manifest import Manifest
 class Evaluator:
     """The whole model, for evaluation only."""
 
-    def __init__(
-        self, manifest: Manifest, basis_DD: Tensor | None, held_out_SM: Tensor, device: torch.device
-    ) -> None:
+    def __init__(self, manifest: Manifest, basis_DD: Tensor | None, held_out_SM: Tensor, device: torch.device) -> None:
         """`held_out_SM` [sequences, L + 1] are token ids nobody trains on."""
         self.manifest = manifest
         self.basis_dk = nested(basis_DD, manifest.k).to(device) if basis_DD is not None else None

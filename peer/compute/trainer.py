@@ -51,9 +51,7 @@ class StageTrainer:
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
         compressed = kind == "group" and manifest.compressed
-        self.basis_dk = (
-            nested(basis_DD, manifest.k).to(device) if compressed and basis_DD is not None else None
-        )
+        self.basis_dk = nested(basis_DD, manifest.k).to(device) if compressed and basis_DD is not None else None
         self.stage = Stage(manifest, stage).to(device)
         self.embedding = self._embedding() if self.first else None
         self.boundary = self._boundary(None)

@@ -26,15 +26,11 @@ def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
     """
     available = (len(tokens) - 1) // manifest.model.context
     if available < 1:
-        raise FormatError(
-            f"{len(tokens)} tokens are too few for one sequence of {manifest.model.context} + 1"
-        )
+        raise FormatError(f"{len(tokens)} tokens are too few for one sequence of {manifest.model.context} + 1")
     return available
 
 
-def sequence_ids(
-    manifest: Manifest, sequences_available: int, round: int, step: int, slot: int
-) -> NDArray[np.int64]:
+def sequence_ids(manifest: Manifest, sequences_available: int, round: int, step: int, slot: int) -> NDArray[np.int64]:
     """Sequences one replica reads in one inner step: int64 [inner.sequences] in [0, sequences_available).
 
     Rounds count from 1; steps from 0 to H − 1; slots from 0 to `replicas.total` − 1.
@@ -44,9 +40,7 @@ def sequence_ids(
     """
     steps, sequences, slots = manifest.inner.steps, manifest.inner.sequences, manifest.replicas.total
     if round < 1 or not 0 <= step < steps or not 0 <= slot < slots:
-        raise ValueError(
-            f"no round {round}, step {step}, slot {slot} in a run of {steps} steps, {slots} slots"
-        )
+        raise ValueError(f"no round {round}, step {step}, slot {slot} in a run of {steps} steps, {slots} slots")
     first = (((round - 1) * slots + slot) * steps + step) * sequences
     ids: list[NDArray[np.int64]] = []
     while sequences:

@@ -56,19 +56,14 @@ class Lab:
         manifest = descriptor.manifest
         basis: Tensor = load_file(directory / BASIS)["basis"]
         grids = {part: load_file(directory / genesis_file(part)) for part in model_layout(manifest)}
-        grids = {
-            part: {name: grids[part][name] for name in layout}
-            for part, layout in model_layout(manifest).items()
-        }
+        grids = {part: {name: grids[part][name] for name in layout} for part, layout in model_layout(manifest).items()}
         held_out = open_tokens(directory / HELD_OUT, manifest.model.vocabulary)
         held_out_SM = torch.from_numpy(held_out_batch(held_out, manifest))
         return Lab(
             manifest=manifest,
             run_id=descriptor.run_id,
             grids=grids,
-            replicas=[
-                _replica(manifest, slot, grids, basis, device) for slot in range(manifest.replicas.total)
-            ],
+            replicas=[_replica(manifest, slot, grids, basis, device) for slot in range(manifest.replicas.total)],
             tokens=open_tokens(directory / TRAIN, manifest.model.vocabulary),
             evaluator=Evaluator(manifest, basis, held_out_SM, device),
         )

@@ -60,9 +60,7 @@ class FactoredEmbedding(Embedding):
         d, k = basis_dk.shape
         self.z_Vk = nn.Parameter(torch.empty(vocabulary, k, device=basis_dk.device))
         self.register_buffer("basis_dk", basis_dk, persistent=False)
-        self.register_buffer(
-            "anchor_Vd", torch.empty(vocabulary, d, device=basis_dk.device), persistent=False
-        )
+        self.register_buffer("anchor_Vd", torch.empty(vocabulary, d, device=basis_dk.device), persistent=False)
         self.register_buffer("start_Vk", torch.empty_like(self.z_Vk), persistent=False)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:

@@ -64,9 +64,7 @@ class Attention(nn.Module):
         q_BNLH = rotate(self._heads(self.q_proj(x_BLD)), cos_LH, sin_LH)
         k_BMLH = rotate(self._heads(self.k_proj(x_BLD)), cos_LH, sin_LH)
         v_BMLH = self._heads(self.v_proj(x_BLD))
-        o_BNLH = F.scaled_dot_product_attention(
-            q_BNLH, k_BMLH, v_BMLH, is_causal=True, enable_gqa=self.grouped
-        )
+        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=True, enable_gqa=self.grouped)
         y_BLD: Tensor = self.o_proj(o_BNLH.transpose(1, 2).flatten(2))
         return y_BLD
 

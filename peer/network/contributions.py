@@ -46,11 +46,7 @@ class Shelf:
 
     def of(self, part: Part, round: int) -> dict[ReplicaId, bytes]:
         """What there is of one part and round, by author."""
-        return {
-            name.replica: blob
-            for name, blob in self.blobs.items()
-            if (name.part, name.round) == (part, round)
-        }
+        return {name.replica: blob for name, blob in self.blobs.items() if (name.part, name.round) == (part, round)}
 
     async def wait_for(self, part: Part, round: int, count: int) -> dict[ReplicaId, bytes]:
         """The round's contributions to one part, once there are `count`."""
@@ -71,7 +67,7 @@ class ContributionService(contributions_pb2_grpc.ContributionsServicer):
         self.shelf = shelf
         self.parts = set(model_layout(manifest))
 
-    async def Have(self, request: pb.HaveRequest, context: Any) -> AsyncIterator[pb.Announcement]:  # noqa: N802
+    async def Have(self, request: pb.HaveRequest, context: Any) -> AsyncIterator[pb.Announcement]:
         await require_manifest(context, self.manifest)
         if request.part not in self.parts:
             await refuse(context, f"the model has no part {request.part[:40]!r}")
@@ -81,9 +77,7 @@ class ContributionService(contributions_pb2_grpc.ContributionsServicer):
             for replica in present.keys() - told:
                 blob = present[replica]
                 told.add(replica)
-                yield pb.Announcement(
-                    replica=replica, sha256=hashlib.sha256(blob).hexdigest(), size=len(blob)
-                )
+                yield pb.Announcement(replica=replica, sha256=hashlib.sha256(blob).hexdigest(), size=len(blob))
             async with self.shelf.changed:
                 current = self.shelf.of(Part(request.part), request.round)
                 if current.keys() <= told:
@@ -107,9 +101,7 @@ async def follow(
     """
     async with connect(address, manifest) as channel:
         request = pb.HaveRequest(part=part, round=round)
-        async for told in contributions_pb2_grpc.ContributionsStub(channel).Have(
-            request, metadata=handshake(manifest)
-        ):
+        async for told in contributions_pb2_grpc.ContributionsStub(channel).Have(request, metadata=handshake(manifest)):
             name = ContributionName(part, round, ReplicaId(told.replica))
             if name.replica not in authors:
                 raise FormatError(f"{address} announced {name}, by a replica that is not in this run")
@@ -142,8 +134,7 @@ async def collect(
     """
     async with asyncio.TaskGroup() as tasks:
         following = [
-            tasks.create_task(follow(address, manifest, part, round, authors, shelf, check))
-            for address in sources
+            tasks.create_task(follow(address, manifest, part, round, authors, shelf, check)) for address in sources
         ]
         await shelf.wait_for(part, round, len(authors))
         for task in following:

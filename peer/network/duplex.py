@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from protocol.channels import EOF
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 
 Outgoing = TypeVar("Outgoing", bound=Message)
@@ -75,11 +76,9 @@ class Duplex(Generic[Outgoing, Incoming]):
     async def _read(self, call: Call) -> None:
         end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while (message := await call.read()) is not EOF:
                 if self._incoming.qsize() >= self.most_pending:
-                    end = PeerError(
-                        f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages"
-                    )
+                    end = PeerError(f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages")
                     break
                 self._incoming.put_nowait(message)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError):

@@ -59,7 +59,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         """The group that a leader has completed with us in it, and its control stream."""
         return await self._called.get()
 
-    async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:  # noqa: N802
+    async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:
         await require_manifest(context, self.manifest)
         seats = tuple(Seat(PeerId(member.peer_id), member.address) for member in request.members)
         if len(seats) != self.manifest.replicas.stages or seats[self.stage].peer_id != self.peer_id:
@@ -70,12 +70,12 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self._invitation = Membership(replica, request.slot, seats)
         return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
 
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         await require_manifest(context, self.manifest)
         self.lease.take(Event.RELEASED, ReplicaId(request.replica), time.monotonic())
         return pb.ReleaseReply()
 
-    async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:  # noqa: N802
+    async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):

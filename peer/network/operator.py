@@ -36,9 +36,7 @@ async def describe(ticket: Ticket) -> Descriptor:
     return parse(reply.descriptor_json, ticket.run_id)
 
 
-async def admit(
-    ticket: Ticket, descriptor: Descriptor, peer: PeerId, role: Role, stage: int | None
-) -> tuple[int, int]:
+async def admit(ticket: Ticket, descriptor: Descriptor, peer: PeerId, role: Role, stage: int | None) -> tuple[int, int]:
     """A place in the run: (stage, slot).
 
     Raises:

@@ -31,7 +31,7 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         """From now on, one stream of this replica is welcome."""
         self._expected[replica] = upstream
 
-    async def Exchange(self, request_iterator: AsyncIterator[pb.Frame], context: Any) -> None:  # noqa: N802
+    async def Exchange(self, request_iterator: AsyncIterator[pb.Frame], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         upstream = self._expected.pop(replica, None)

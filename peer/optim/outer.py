@@ -85,9 +85,7 @@ def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     error.view(-1)[positions] -= values.to(torch.int32)
 
 
-def outer_term(
-    contributions: Sequence[Contribution], layout: Layout, manifest: Manifest
-) -> dict[str, Tensor]:
+def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
     """F(S): η · Σ Δ̂ / M, or over the senders of each coordinate, rounded half to even; int64.
 
     `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does.

@@ -61,9 +61,7 @@ class LeaderControl:
         for stream in self.orders:
             gradients = (await self._report(stream, "gradients")).gradients
             if (gradients.round, gradients.step) != (round, step) or not gradients.squared_norm >= 0.0:
-                raise PeerError(
-                    f"{stream.with_whom} did not report the gradients of round {round}, step {step}"
-                )
+                raise PeerError(f"{stream.with_whom} did not report the gradients of round {round}, step {step}")
             squared_norms.append(gradients.squared_norm)
             loss = gradients.loss
         factor = clip_factor(squared_norms, self.clip)
@@ -119,7 +117,5 @@ class MemberControl:
     async def _receive(self, kind: str) -> pb.Order:
         order = await self.reports.receive()
         if order.WhichOneof("kind") != kind:
-            raise PeerError(
-                f"{self.reports.with_whom} ordered {order.WhichOneof('kind')} where {kind} was due"
-            )
+            raise PeerError(f"{self.reports.with_whom} ordered {order.WhichOneof('kind')} where {kind} was due")
         return order

@@ -33,9 +33,7 @@ async def find_members(discovery: Discovery, manifest: Manifest, emit: Listener)
         chosen = choose_members(peers, discovery.record, manifest.replicas.stages)
         if chosen is not None:
             membership = _membership(discovery.record, chosen)
-            accepted = await asyncio.gather(
-                *(invite(seat, membership, manifest) for seat in membership.seats[1:])
-            )
+            accepted = await asyncio.gather(*(invite(seat, membership, manifest) for seat in membership.seats[1:]))
             if all(accepted):
                 return membership
             for seat, yes in zip(membership.seats[1:], accepted, strict=True):

@@ -47,9 +47,7 @@ class PipelineStage:
         """
         manifest = self.trainer.manifest
         losses: list[float] = []
-        actions = one_forward_one_backward(
-            self.trainer.index, manifest.replicas.stages, manifest.inner.microbatches
-        )
+        actions = one_forward_one_backward(self.trainer.index, manifest.replicas.stages, manifest.inner.microbatches)
         for action in actions:
             place = Place(round, step, action.microbatch)
             if isinstance(action, Forward):

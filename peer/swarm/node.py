@@ -51,8 +51,7 @@ class Node:
         for part in followed:
             genesis = await self.torch_thread.run(load_file, self.directory / genesis_file(part))
             states[part] = OuterState.begin(self.manifest, part, genesis, author=part in authored)
-        outer = OuterLoop(self.manifest, states, self.discovery, self.shelf, self.torch_thread)
-        return outer
+        return OuterLoop(self.manifest, states, self.discovery, self.shelf, self.torch_thread)
 
     async def basis(self) -> Tensor | None:
         """U [d, d], where the run compresses."""

@@ -39,15 +39,11 @@ class OuterLoop:
         """Wait until all replicas of the run have formed."""
         await self.discovery.wait_until(lambda peers: len(replicas(peers)) >= self.manifest.replicas.total)
 
-    async def contribute(
-        self, round: int, replica: ReplicaId, moved: Mapping[Part, Mapping[str, Tensor]]
-    ) -> None:
+    async def contribute(self, round: int, replica: ReplicaId, moved: Mapping[Part, Mapping[str, Tensor]]) -> None:
         """Publish this replica's contribution to every part it authors."""
         for part, tensors in moved.items():
             run, steps = self.discovery.run_id, self.manifest.inner.steps
-            blob, sent = await self.torch_thread.run(
-                self.states[part].contribute, run, round, replica, steps, tensors
-            )
+            blob, sent = await self.torch_thread.run(self.states[part].contribute, run, round, replica, steps, tensors)
             self.decoded[sent.name] = sent
             await self.shelf.put(sent.name, blob)
 
@@ -72,9 +68,7 @@ class OuterLoop:
             counts[part] = len(chosen)
         self.decoded.clear()
         digests = await self.digests()
-        await self.discovery.publish(
-            self.discovery.record.model_copy(update={"round": round, "digests": digests})
-        )
+        await self.discovery.publish(self.discovery.record.model_copy(update={"round": round, "digests": digests}))
         return counts, digests
 
     async def digests(self) -> dict[str, str]:

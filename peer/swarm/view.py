@@ -26,9 +26,7 @@ def writes(peer: PeerRecord, part: Part) -> bool:
 
 def free(peers: Peers, stage: int) -> Peers:
     """Volunteers of a stage that are in no group."""
-    return tuple(
-        peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica
-    )
+    return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
 
 
 def all_at(peers: Peers, round: int) -> bool:

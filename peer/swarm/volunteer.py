@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch, batch
 from peer.data.tokens import Tokens, open_tokens
@@ -93,9 +92,7 @@ def _call_downstream(
     return tasks.create_task(call(address, node.manifest, membership.replica, stage.downstream))
 
 
-async def _train(
-    node: Node, outer: OuterLoop, membership: Membership, control: Control, stage: PipelineStage
-) -> None:
+async def _train(node: Node, outer: OuterLoop, membership: Membership, control: Control, stage: PipelineStage) -> None:
     """All rounds: H inner steps, then the outer step."""
     tokens = open_tokens(node.directory / TRAIN, node.manifest.model.vocabulary) if node.stage == 0 else None
     digests = await outer.digests()

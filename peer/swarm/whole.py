@@ -57,9 +57,7 @@ async def observe(node: Node) -> None:
     node.emit(Finished(node.manifest.outer.rounds))
 
 
-async def _train_round(
-    node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int
-) -> None:
+async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int) -> None:
     """H inner steps, then the outer step."""
     manifest = node.manifest
     started = time.monotonic()
@@ -72,9 +70,7 @@ async def _train_round(
     moved = await node.torch_thread.run(replica.moved)
     await outer.contribute(round, ReplicaId(node.discovery.record.peer_id), moved)
     counts, digests = await outer.finish(round)
-    node.emit(
-        _round_done(node, round, started, manifest.tokens_per_step * manifest.inner.steps, counts, digests)
-    )
+    node.emit(_round_done(node, round, started, manifest.tokens_per_step * manifest.inner.steps, counts, digests))
 
 
 async def _evaluator(node: Node) -> Evaluator:

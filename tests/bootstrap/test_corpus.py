@@ -20,10 +20,7 @@ from bootstrap.corpus import (
 )
 from protocol.errors import ResourceError
 
-PROSE = (
-    "We hold these truths to be self-evident.\n\nThat all men are created equal;\nthat they are endowed.\n"
-    * 20
-)
+PROSE = "We hold these truths to be self-evident.\n\nThat all men are created equal;\nthat they are endowed.\n" * 20
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +129,7 @@ def test_documents_can_be_read_back_from_their_tokens(tokenizer: Tokenizer) -> N
     assert decoded(tokenizer, documents) == documents
 
 
-@given(
-    st.lists(st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "\x1c", "\xa0", "word", "it's", "12", "!", "é"]))
-)
+@given(st.lists(st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "\x1c", "\xa0", "word", "it's", "12", "!", "é"])))
 @settings(max_examples=60, deadline=None)
 def test_pieces_have_the_tokens_of_the_whole_text(tokenizer: Tokenizer, words: list[str]) -> None:
     text = "".join(words)

@@ -27,9 +27,7 @@ def test_nine_layers_in_four_stages():
     assert [len(layers_of_stage(9, 4, stage)) for stage in range(4)] == [3, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("preset", "count"), [("178m", 177_622_016), ("512m", 512_398_848), ("1b", 1_204_881_408)]
-)
+@pytest.mark.parametrize(("preset", "count"), [("178m", 177_622_016), ("512m", 512_398_848), ("1b", 1_204_881_408)])
 @pytest.mark.parametrize("stages", [1, 4])
 def test_the_papers_models_have_the_papers_parameters(preset: str, count: int, stages: int):
     manifest = check({"model": {"preset": preset}, "replicas": {"stages": stages}})

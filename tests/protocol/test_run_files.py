@@ -30,9 +30,7 @@ from tests.reference.small_manifest import small_manifest
 
 def described(manifest: Manifest) -> Descriptor:
     names = reversed(file_names(manifest))
-    return describe(
-        manifest, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names)
-    )
+    return describe(manifest, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names))
 
 
 def named(data: bytes) -> RunId:

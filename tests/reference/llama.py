@@ -81,9 +81,7 @@ LAYER_NAMES = [
 ]
 
 
-def random_weights(
-    manifest: Manifest, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> dict[str, Tensor]:
+def random_weights(manifest: Manifest, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Every tensor of the model; norms around 1, matrices of a size that leaves activations near 1."""
     random = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}

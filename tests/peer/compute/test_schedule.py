@@ -14,9 +14,7 @@ def test_every_microbatch_goes_forward_then_backward_in_order(pipeline: tuple[in
     for stage in range(stages):
         actions = list(one_forward_one_backward(stage, stages, microbatches))
         assert [each.microbatch for each in actions if isinstance(each, Forward)] == list(range(microbatches))
-        assert [each.microbatch for each in actions if isinstance(each, Backward)] == list(
-            range(microbatches)
-        )
+        assert [each.microbatch for each in actions if isinstance(each, Backward)] == list(range(microbatches))
         for number in range(microbatches):
             assert actions.index(Forward(number)) < actions.index(Backward(number))
 

@@ -41,9 +41,7 @@ def test_an_epoch_reads_everything_once(available: int, sequences: int, groups: 
 
 @given(st.integers(1, 60), st.integers(1, 50), st.integers(0, STEPS - 1), st.integers(0, SLOTS - 1))
 @settings(max_examples=60, deadline=None)
-def test_number_k_is_a_member_of_its_epochs_permutation(
-    available: int, round: int, step: int, slot: int
-) -> None:
+def test_number_k_is_a_member_of_its_epochs_permutation(available: int, round: int, step: int, slot: int) -> None:
     manifest = small_manifest()
     n = manifest.inner.steps * manifest.inner.sequences
     expected = []
@@ -66,9 +64,7 @@ def test_seeds_read_in_another_order() -> None:
     assert first.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize(
-    ("round", "step", "slot"), [(0, 0, 0), (1, STEPS, 0), (1, -1, 0), (1, 0, SLOTS), (1, 0, -1)]
-)
+@pytest.mark.parametrize(("round", "step", "slot"), [(0, 0, 0), (1, STEPS, 0), (1, -1, 0), (1, 0, SLOTS), (1, 0, -1)])
 def test_places_the_manifest_does_not_have_are_errors(round: int, step: int, slot: int) -> None:
     """Else a replica would silently read what another reads."""
     with pytest.raises(ValueError, match="no round"):

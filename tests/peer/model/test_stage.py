@@ -28,10 +28,7 @@ def small(stages: int = 2) -> Manifest:
 
 
 def loaded(manifest: Manifest, weights: dict[str, Tensor]) -> list[Stage]:
-    stages = [
-        Stage(manifest, stage).to(weights[EMBEDDING_TENSOR].dtype)
-        for stage in range(manifest.replicas.stages)
-    ]
+    stages = [Stage(manifest, stage).to(weights[EMBEDDING_TENSOR].dtype) for stage in range(manifest.replicas.stages)]
     for stage in stages:
         stage.load({name: weights[name] for name in stage.tensors()})
     return stages
@@ -77,9 +74,7 @@ def test_hugging_face_weights_give_hugging_face_logits() -> None:
     weights: dict[str, Tensor] = {}
     for layout in model_layout(manifest).values():
         for name, shape in layout.items():
-            wave = torch.sin(
-                torch.arange(math.prod(shape), dtype=torch.float64) * 0.7 + len(weights)
-            ).reshape(shape)
+            wave = torch.sin(torch.arange(math.prod(shape), dtype=torch.float64) * 0.7 + len(weights)).reshape(shape)
             weights[name] = 1 + 0.1 * wave if len(shape) == 1 else 0.5 * wave
     tokens = torch.tensor([[1, 299, 7, 256, 7, 30, 258, 2]])
     with torch.no_grad():
@@ -161,17 +156,13 @@ def test_a_stage_the_manifest_does_not_have_is_refused(stage: int) -> None:
 
 def test_loss_is_nats_per_token() -> None:
     vocabulary = 300
-    assert loss(torch.zeros(2, 5, vocabulary), torch.zeros(2, 5).long()).item() == pytest.approx(
-        math.log(vocabulary)
-    )
+    assert loss(torch.zeros(2, 5, vocabulary), torch.zeros(2, 5).long()).item() == pytest.approx(math.log(vocabulary))
 
 
 def test_loss_is_the_mean_over_tokens_and_in_fp32() -> None:
     logits, targets = torch.randn(2, 5, 300).bfloat16(), torch.randint(300, (2, 5))
     probability = F.softmax(logits.double(), dim=-1)
-    expected = (
-        sum(-math.log(probability[b, t, targets[b, t]].item()) for b in range(2) for t in range(5)) / 10
-    )
+    expected = sum(-math.log(probability[b, t, targets[b, t]].item()) for b in range(2) for t in range(5)) / 10
     measured = loss(logits, targets)
     assert measured.dtype == torch.float32
     assert measured.item() == pytest.approx(expected, rel=1e-5)

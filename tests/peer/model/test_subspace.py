@@ -58,9 +58,7 @@ def manual(
 
 @given(small_manifests(), st.integers(1, 3), st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_chaining_by_hand_gives_the_gradients_of_the_equation(
-    manifest: Manifest, batch: int, seed: int
-) -> None:
+def test_chaining_by_hand_gives_the_gradients_of_the_equation(manifest: Manifest, batch: int, seed: int) -> None:
     model, weights = manifest.model, random_weights(manifest, seed, torch.float32)
     ids = random_tokens(manifest, batch, model.context, seed)
     tokens, targets = ids[:, :-1], ids[:, 1:]
@@ -105,9 +103,7 @@ def test_nothing_is_lost_when_what_the_anchor_leaves_lies_in_the_subspace() -> N
     u, anchor, tokens, x = parts()
     inside = anchor[tokens] + x @ u @ u.T
     boundary = SubspaceBoundary(u, anchor, torch.float32)
-    torch.testing.assert_close(
-        boundary.decode(boundary.encode(inside, tokens), tokens), inside, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(boundary.decode(boundary.encode(inside, tokens), tokens), inside, rtol=1e-5, atol=1e-5)
 
 
 def test_a_whole_basis_loses_nothing() -> None:
@@ -189,9 +185,7 @@ def test_a_larger_k_loses_no_more_and_a_smaller_is_its_prefix() -> None:
     for k in (1, 4, 8, 16):
         boundary = SubspaceBoundary(nested(basis, k), anchor, torch.float32)
         z = boundary.encode(x, tokens)
-        torch.testing.assert_close(
-            z, SubspaceBoundary(basis, anchor, torch.float32).encode(x, tokens)[..., :k]
-        )
+        torch.testing.assert_close(z, SubspaceBoundary(basis, anchor, torch.float32).encode(x, tokens)[..., :k])
         lost.append((boundary.decode(z, tokens) - x).norm().item())
     assert lost == sorted(lost, reverse=True)
 

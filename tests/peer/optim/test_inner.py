@@ -1,0 +1,67 @@
+"""The inner step: schedule, global clipping, AdamW."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from peer.optim.inner import adamw, clip_factor, learning_rate, squared_norm, update
+from protocol.manifest import Inner, Manifest, check
+
+
+def manifest(**inner: object) -> Manifest:
+    return check({"model": {"preset": "nano"}, "inner": {"steps": 10} | inner, "outer": {"rounds": 10}})
+
+
+def test_the_rate_warms_up_linearly_then_falls_as_a_cosine_to_a_tenth():
+    run = manifest(learning_rate=1e-2, warmup=20)
+    rates = [learning_rate(run, step) for step in range(100)]
+    assert rates[0] == pytest.approx(1e-2 / 20)
+    assert rates[19] == pytest.approx(1e-2)
+    assert rates[60] == pytest.approx(1e-2 * (0.1 + 0.9 * (1 + math.cos(math.pi / 2)) / 2))
+    assert learning_rate(run, 100) == pytest.approx(1e-3)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+
+
+def test_a_run_shorter_than_its_warm_up_only_warms_up():
+    run = manifest(learning_rate=1e-2, warmup=500)
+    assert learning_rate(run, 99) == pytest.approx(1e-2)
+
+
+def test_clipping_is_over_all_stages_as_torch_would_clip_the_whole_model():
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(2, 2))]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    factor = clip_factor((squared_norm(parameters[:1]), squared_norm(parameters[1:])), clip=1.0)
+    ours = [parameter.grad * factor for parameter in parameters]
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    for mine, parameter in zip(ours, parameters, strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
+
+
+def test_a_small_gradient_is_not_scaled_up():
+    assert clip_factor([1e-6, 1e-6], clip=1.0) == 1.0
+
+
+def test_adamw_is_the_papers():
+    """One step by hand: decoupled decay, bias-corrected moments."""
+    inner = Inner(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    start, gradient = parameter.detach().clone(), torch.tensor([0.5, 0.25])
+    parameter.grad = gradient.clone()
+    optimizer = adamw([parameter], inner)
+    update(optimizer, factor=1.0, rate=1e-2)
+    decayed = start * (1 - 1e-2 * 0.1)
+    expected = decayed - 1e-2 * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(parameter.detach(), expected)
+    assert (parameter.grad == 0).all()
+
+
+def test_the_clip_factor_scales_the_gradient_before_the_moments():
+    parameter = nn.Parameter(torch.tensor([1.0]))
+    parameter.grad = torch.tensor([4.0])
+    optimizer = adamw([parameter], Inner())
+    update(optimizer, factor=0.25, rate=1e-3)
+    assert optimizer.state[parameter]["exp_avg"].item() == pytest.approx(0.1)

@@ -1,0 +1,173 @@
+"""The outer step against the papers' equations, and its bits against one constant."""
+
+import os
+import random
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.optim.grid import digest
+from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
+from peer.optim.topk import top_k
+from protocol.chunks import chunk_grid
+from protocol.contribution import Contribution, decode
+from protocol.identity import EMBEDDING, ContributionName, ReplicaId, RunId, stage_part
+from protocol.layout import part_layout
+from protocol.manifest import Manifest, check
+from tests.reference import sparse_outer
+
+RUN = RunId("ab" * 32)
+
+
+def manifest(**outer: object) -> Manifest:
+    sizes = {"layers": 2, "d": 16, "heads": 2, "kv_heads": 1, "ffn": 24, "context": 8, "vocabulary": 258}
+    return check({"model": sizes, "outer": {"chunk_side": 4, "top_k": 2} | outer})
+
+
+def genesis(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    layout = part_layout(run, part)
+    return {
+        name: torch.randint(-(2**24), 2**24, shape, generator=generator, dtype=torch.int32)
+        for name, shape in layout.items()
+    }
+
+
+def moved(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(shape, generator=generator) * 2e-3 - 1e-3 for name, shape in part_layout(run, part).items()
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.floats(0.01, 4), st.sampled_from(["all", "senders"]), st.integers(0, 99))
+def test_the_term_is_the_equation(replicas: int, eta: float, aggregate: str, seed: int):
+    shape = (6, 9)
+    run = manifest(learning_rate=eta, aggregate=aggregate)
+    grid = chunk_grid(shape, 4, 2)
+    random_values = np.random.default_rng(seed)
+    contributions, sent = [], []
+    for number in range(replicas):
+        values = random_values.integers(-(2**31) + 1, 2**31, shape)
+        places = sparse_outer.top_k(values, 4, 2)
+        picked = top_k(torch.from_numpy(values).to(torch.int32), grid)
+        name = ContributionName(EMBEDDING, 1, ReplicaId(f"R{number + 1}"))
+        contributions.append(Contribution(RUN, name, 1, {"w": picked}))
+        sent.append({place: int(values[place]) for place in places})
+    term = outer_term(contributions, {"w": shape}, run)["w"]
+    expected = sparse_outer.outer_term(sent, shape, Fraction(round(eta * FACTOR_ONE), FACTOR_ONE), aggregate)
+    assert (term.numpy() == expected).all()
+
+
+@pytest.mark.parametrize("values", ["bf16", "2bit"])
+def test_nothing_is_lost_what_was_sent_and_what_is_left_is_what_was_computed(values: str):
+    """β = 1: Σ Δ = Σ Δ̂ + e, in integers."""
+    run = manifest(beta=1.0, values=values)
+    state = OuterState.begin(run, EMBEDDING, genesis(run), author=True)
+    total = {name: np.zeros(shape, np.int64) for name, shape in part_layout(run, EMBEDDING).items()}
+    for round in range(1, 6):
+        delta = moved(run, seed=round)
+        blob, _ = state.contribute(RUN, round, ReplicaId("Qm"), 1, delta)
+        for name, sparse in decode(blob, run).tensors.items():
+            grid = chunk_grid(tuple(delta[name].shape), 4, 2)
+            total[name] += np.rint(delta[name].double().numpy() * 2**26).astype(np.int64)
+            total[name].reshape(-1)[grid.positions(sparse.offsets)] -= sparse.values
+    for name, left in state.error_feedback.items():
+        assert (left.numpy() == total[name]).all()
+
+
+def test_error_feedback_decays_by_beta():
+    run = manifest(beta=0.5)
+    state = OuterState.begin(run, EMBEDDING, genesis(run), author=True)
+    state.contribute(RUN, 1, ReplicaId("Qm"), 1, moved(run, seed=1))
+    before = {name: tensor.clone() for name, tensor in state.error_feedback.items()}
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in moved(run).items()}
+    _, sent = state.contribute(RUN, 2, ReplicaId("Qm"), 1, nothing)
+    for name, sparse in sent.tensors.items():
+        grid = chunk_grid(tuple(before[name].shape), 4, 2)
+        expected = np.array([round(Fraction(int(each), 2)) for each in before[name].flatten()])
+        expected[grid.positions(sparse.offsets)] -= sparse.values
+        assert (state.error_feedback[name].flatten().numpy() == expected).all()
+
+
+def contributions(run: Manifest, part, replicas: int) -> list[Contribution]:
+    made = []
+    for number in range(replicas):
+        state = OuterState.begin(run, part, genesis(run, part), author=True)
+        name = ReplicaId(f"R{number + 1}")
+        made.append(state.contribute(RUN, 1, name, 1, moved(run, part, seed=number))[1])
+    return made
+
+
+@pytest.mark.parametrize("aggregate", ["all", "senders"])
+def test_a_set_has_no_order(aggregate: str):
+    run = manifest(aggregate=aggregate)
+    made = contributions(run, stage_part(1), 4)
+    states = []
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(made, len(made))
+        state = OuterState.begin(run, stage_part(1), genesis(run, stage_part(1)), author=False)
+        state.apply(shuffled)
+        states.append(state.grid)
+    for grid in states[1:]:
+        assert all((grid[name] == tensor).all() for name, tensor in states[0].items())
+
+
+def test_a_round_without_contributions_changes_nothing():
+    run = manifest()
+    state = OuterState.begin(run, EMBEDDING, genesis(run), author=False)
+    state.apply([])
+    assert all((state.grid[name] == tensor).all() for name, tensor in genesis(run).items())
+
+
+GOLDEN = "2adee85f8d70ecec43da04f300a22ef5b7878ad58eafe6044e401885139b222b"
+"""The digest of `golden_update`, wherever and however it is computed."""
+
+PROGRAM = "from tests.peer.optim.test_outer import golden_update; print(golden_update(), end='')"
+
+
+def golden_update() -> str:
+    """A fixed outer update, from integers alone, in an order that the clock decides."""
+    run = check(
+        {
+            "model": {"preset": "nano", "d": 64},  # large enough for torch to use its threads
+            "outer": {"learning_rate": 0.7, "aggregate": "senders", "values": "2bit"},
+        }
+    )
+    state = OuterState.begin(run, EMBEDDING, _integers(run, 0), author=True)
+    made = []
+    for number in range(1, 5):
+        author = OuterState.begin(run, EMBEDDING, _integers(run, 0), author=True)
+        delta = {name: tensor.float() * 2.0**-40 for name, tensor in _integers(run, number).items()}
+        made.append(author.contribute(RUN, 1, ReplicaId(f"R{number}"), 1, delta)[1])
+    random.SystemRandom().shuffle(made)
+    state.apply(made)
+    return digest(state.grid)
+
+
+def _integers(run: Manifest, seed: int) -> dict[str, torch.Tensor]:
+    """A linear congruential sequence: the same integers on every machine."""
+    tensors = {}
+    for name, shape in part_layout(run, EMBEDDING).items():
+        count = int(np.prod(shape))
+        x = np.arange(1 + seed * 7919, 1 + seed * 7919 + count, dtype=np.uint64)
+        mixed = (x * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)) >> np.uint64(38)
+        tensors[name] = torch.from_numpy(mixed.astype(np.int64) - 2**25).to(torch.int32).view(shape)
+    return tensors
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_the_bits_are_the_same_on_every_instruction_set_and_thread_count(capability: str, threads: str):
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": threads}
+    output = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True, timeout=120
+    )
+    assert output.stdout == GOLDEN

@@ -1,0 +1,87 @@
+"""Values on the wire: integers before and after."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import FormatError
+from protocol.quantize import LARGEST, dequantize, fit_levels, payload_bytes, quantize
+
+values_lists = st.lists(st.integers(-LARGEST, LARGEST), min_size=1, max_size=40)
+codecs = st.sampled_from(["bf16", "2bit"])
+
+
+@given(values_lists, codecs)
+def test_the_author_knows_exactly_what_the_others_will_read(values: list[int], codec):
+    payload, sent = quantize(np.array(values, np.int64), codec)
+    assert len(payload) == payload_bytes(len(values), codec)
+    assert (dequantize(payload, len(values), codec) == sent).all()
+    assert np.abs(sent).max() <= LARGEST
+
+
+@given(values_lists, codecs)
+def test_quantizing_again_changes_nothing(values: list[int], codec):
+    payload, sent = quantize(np.array(values, np.int64), codec)
+    if codec == "bf16" or len(set(np.abs(sent).tolist())) == 2:
+        assert quantize(sent, codec)[0] == payload
+
+
+@given(values_lists)
+def test_bf16_keeps_eight_significant_bits_half_to_even(values: list[int]):
+    _, sent = quantize(np.array(values, np.int64), "bf16")
+    for value, kept in zip(values, sent.tolist(), strict=True):
+        shift = max(0, abs(value).bit_length() - 8)
+        nearest = round(abs(value) / 2**shift) * 2**shift  # Python rounds half to even; exact below 2⁵³
+        assert abs(kept) == (nearest if nearest <= LARGEST else (abs(value) >> shift) << shift)
+        assert kept * value >= 0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=9))
+def test_the_two_levels_are_those_of_least_squared_error(magnitudes: list[int]):
+    def error(levels: tuple[float, float]) -> float:
+        return sum(min((each - level) ** 2 for level in levels) for each in magnitudes)
+
+    ordered = sorted(magnitudes)
+    splits = [(ordered[:i], ordered[i:]) for i in range(1, len(ordered))] or [(ordered, ordered)]
+    best = min(error((np.mean(low), np.mean(high))) for low, high in splits)
+    rounding = len(magnitudes) * 0.25 + 1e-6  # the levels are integers, each off by a half at most
+    assert error(fit_levels(np.array(magnitudes))) <= best + rounding
+
+
+def test_the_two_levels_beat_one_on_what_top_k_leaves():
+    random = np.random.default_rng(0)
+    values = random.normal(size=100_000) * 1e6
+    values = values[np.abs(values) > 2.4e6].astype(np.int64)
+    _, sent = quantize(values, "2bit")
+    relative = ((sent - values) ** 2).sum() / (values**2).sum()
+    assert relative < 0.005
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [0x7F80, 0x7FC0, 0xFF80, 0x8000, 0x3F00, 0x4F00, 0x0001],
+    ids=["inf", "nan", "-inf", "-0", "half", "2^31", "tiny"],
+)
+def test_a_pattern_that_is_no_integer_of_the_grid_is_refused(pattern: int):
+    with pytest.raises(FormatError, match="not an integer of the grid"):
+        dequantize(pattern.to_bytes(2, "little"), 1, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "codes"),
+    [(5, 4, 0), (0, 2**31, 0), (4, 4, 0b01 << 6), (4, 5, 0), (0, 0, 0b10 << 6), (4, 4, 0b000001)],
+    ids=["swapped", "too large", "two codes for one value", "a level unused", "minus zero", "bits behind the last"],
+)
+def test_a_second_way_to_say_the_same_is_refused(low: int, high: int, codes: int):
+    payload = low.to_bytes(4, "little") + high.to_bytes(4, "little") + bytes([codes])
+    with pytest.raises(FormatError):
+        dequantize(payload, 1, "2bit")
+
+
+@pytest.mark.parametrize(("codec", "extra"), itertools.product(["bf16", "2bit"], [-1, 1]))
+def test_a_wrong_length_is_refused(codec, extra: int):
+    with pytest.raises(FormatError, match="bytes for 5 values"):
+        dequantize(bytes(payload_bytes(5, codec) + extra), 5, codec)

@@ -1,0 +1,107 @@
+"""One replica group in one process, over real gRPC streams on loopback: no DHT, no operator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import torch
+from torch import Tensor
+
+from peer.compute.trainer import StageTrainer
+from peer.data.batches import Batch
+from peer.handoff import TorchThread
+from peer.network.group import GroupService, Membership, Seat, invite
+from peer.network.pipeline import PipelineService, call, link
+from peer.swarm.control import Control, LeaderControl, MemberControl
+from peer.swarm.formation import call_members
+from peer.swarm.inner_step import PipelineStage
+from protocol.channels import listen, options
+from protocol.frames import FrameRules
+from protocol.identity import PeerId, ReplicaId
+from protocol.manifest import Manifest
+from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+
+
+@dataclass(slots=True)
+class LoopbackStage:
+    """One volunteer without its daemon."""
+
+    seat: Seat
+    pipeline: PipelineService
+    group: GroupService
+    trainer: StageTrainer
+    torch_thread: TorchThread
+    control: Control | None = None
+    stage: PipelineStage | None = None
+
+
+@asynccontextmanager
+async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncIterator[list[LoopbackStage]]:
+    """All stages of a group, connected and waiting for their first inner step."""
+    async with AsyncExitStack() as stack:
+        stages = [await _serve(stack, manifest, index, basis) for index in range(manifest.replicas.stages)]
+        membership = Membership(ReplicaId(stages[0].seat.peer_id), 0, tuple(each.seat for each in stages))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        accepted = await asyncio.gather(*(invite(each.seat, membership, manifest) for each in stages[1:]))
+        assert all(accepted)
+        led = call_members(membership, manifest, tasks)
+        stages[0].control = LeaderControl(membership.replica, led.orders, manifest.inner.clip)
+        for each in stages[1:]:
+            _, reports = await each.group.wait_for_leader()
+            each.control = MemberControl(reports)
+        _connect(stages, membership, manifest, tasks)
+        yield stages
+        for each in stages:
+            assert each.control is not None
+            assert each.stage is not None
+            each.control.farewell()
+            if each.stage.downstream is not None:
+                each.stage.downstream.close()
+
+
+async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
+    server = grpc.aio.server(options=options(manifest))
+    port = listen(server, "127.0.0.1:0")
+    peer = PeerId(f"stage{index}")
+    stage = LoopbackStage(
+        Seat(peer, f"127.0.0.1:{port}"),
+        PipelineService(manifest),
+        GroupService(manifest, index, peer),
+        StageTrainer(manifest, index, "group", basis, torch.device("cpu")),
+        TorchThread(1),
+    )
+    pipeline_pb2_grpc.add_PipelineServicer_to_server(stage.pipeline, server)
+    group_pb2_grpc.add_GroupServicer_to_server(stage.group, server)
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    stack.callback(stage.torch_thread.stop)
+    return stage
+
+
+def _connect(stages: list[LoopbackStage], membership: Membership, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
+    links = [(link(manifest, f"stage {i + 1}"), link(manifest, f"stage {i}")) for i in range(len(stages) - 1)]
+    for index, each in enumerate(stages):
+        upstream = links[index - 1][1] if index else None
+        downstream = links[index][0] if index < len(links) else None
+        each.stage = PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
+        if upstream is not None:
+            each.pipeline.expect(membership.replica, upstream)
+    for index, (downstream, _) in enumerate(links):
+        tasks.create_task(call(stages[index + 1].seat.address, manifest, membership.replica, downstream))
+
+
+async def inner_step(stages: list[LoopbackStage], round: int, step: int, batch: Batch) -> float:
+    """One inner step of the whole group; its mean loss."""
+
+    async def run(index: int, each: LoopbackStage) -> float | None:
+        assert each.control is not None
+        assert each.stage is not None
+        agreed = await each.stage.run(round, step, batch if index == 0 else None, each.control)
+        return agreed.loss
+
+    losses = await asyncio.gather(*(run(index, each) for index, each in enumerate(stages)))
+    assert losses[0] is not None
+    assert losses[0] == losses[-1]
+    return losses[0]

@@ -1,0 +1,47 @@
+"""SparseLoCo, written as the papers write it: Python integers and loops, one coordinate after another."""
+
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+Grid = NDArray[np.int64]
+
+
+def half_even(value: Fraction) -> int:
+    """Python's `round` rounds a Fraction half to even, exactly."""
+    return round(value)
+
+
+def chunks(shape: tuple[int, ...], side: int) -> list[list[tuple[int, ...]]]:
+    """The coordinates of each chunk, in order."""
+    if len(shape) == 1:
+        size = side**2
+        return [[(i,) for i in range(s, min(s + size, shape[0]))] for s in range(0, shape[0], size)]
+    h, w = (max(d for d in range(1, min(n, side) + 1) if n % d == 0) for n in shape)
+    return [
+        [(y + i, x + j) for i in range(h) for j in range(w)]
+        for y in range(0, shape[0], h)
+        for x in range(0, shape[1], w)
+    ]
+
+
+def top_k(e: Grid, side: int, k: int) -> list[tuple[int, ...]]:
+    """TopK(e): in each chunk the largest magnitudes, the earliest of equals; chunk by chunk, in rising order."""
+    kept = []
+    for chunk in chunks(e.shape, side):
+        count = max(1, round(len(chunk) * k / side**2))
+        order = sorted(range(len(chunk)), key=lambda i: (-abs(int(e[chunk[i]])), i))
+        kept += [chunk[i] for i in sorted(order[:count])]
+    return kept
+
+
+def outer_term(sent: list[dict[tuple[int, ...], int]], shape: tuple[int, ...], eta: Fraction, aggregate: str) -> Grid:
+    """F(S) = η · Σ Δ̂ / M, or over the senders of each coordinate (HET, equation 2)."""
+    term = np.zeros(shape, np.int64)
+    for where in np.ndindex(shape):
+        values = [each[where] for each in sent if where in each]
+        count = len(sent) if aggregate == "all" else len(values)
+        if values:
+            term[where] = half_even(eta * sum(values) / count)
+    return term
