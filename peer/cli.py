@@ -157,10 +157,12 @@ def testnet(
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.commands import run_testnet
+    from peer.testnet import TestnetOptions
 
-    sys.exit(
-        run_testnet(preset, groups, stages, datacenters, compression, rounds, inner_steps, data, report, directory)
+    options = TestnetOptions(
+        preset, groups, stages, datacenters, compression, rounds, inner_steps, data, directory, report
     )
+    sys.exit(run_testnet(options))
 
 
 @app.command(epilog="Example:\n\n  hetpeer lab run.toml --report lab.json")

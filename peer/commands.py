@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootstrap.genesis import create_run
-from peer import process
+from peer import process, testnet
 from peer.compute.machine import DeviceName, find_device
 from peer.daemon import PeerOptions, run_until
 from peer.events import Failed, Listener, Progress, Serving
 from peer.home import home, locked, peer_folder
+from peer.report import Report
+from peer.screen import PeerScreen, TestnetScreen
+from peer.testnet import TestnetOptions
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.errors import HetpeerError, UserError
@@ -125,6 +128,16 @@ def _start_observer(ticket: Ticket, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "peer.cli", *arguments], stdin=subprocess.PIPE)
 
 
+def run_testnet(options: TestnetOptions) -> int:
+    """`hetpeer testnet`."""
+
+    def work() -> int:
+        screen = TestnetScreen(Report(testnet.check_manifest(options)))
+        return process.run(lambda stop: testnet.run(options, screen, stop), PeerScreen(), until_stdin_closes=False)
+
+    return told(PeerScreen(), work)
+
+
 def run_lab(
     run_toml: Path,
     report: Path | None,
@@ -141,7 +154,6 @@ def run_lab(
 
         from peer.events import Listeners
         from peer.lab.run import Lab
-        from peer.report import Report
 
         torch.set_num_threads(threads or cores())
         manifest = manifests.load(run_toml)

@@ -80,11 +80,12 @@ def _from_two_bits(payload: bytes, count: int) -> Integers:
         raise FormatError(f"magnitudes {low} and {high} are out of order or range")
     codes = unpack_fixed(payload[LEVELS.size :], count, 2)
     large, negative = codes & 1 == 1, codes >> 1 == 1
-    magnitudes = np.where(large, high, low).astype(np.int64)
+    magnitudes: Integers = np.where(large, high, low).astype(np.int64)
     both = bool(large.any()) and not large.all()
     if (negative & (magnitudes == 0)).any() or both != (low < high) or (not both and large.any()):
         raise FormatError("a value is coded in another way than the one there is")
-    return np.where(negative, -magnitudes, magnitudes)
+    values: Integers = np.where(negative, -magnitudes, magnitudes)
+    return values
 
 
 def fit_levels(magnitudes: Integers) -> tuple[int, int]:

@@ -1,0 +1,224 @@
+"""What a person sees: one daemon's line, and the testnet's live table. Rows are pure; rich draws them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from peer.events import (
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    GroupFormed,
+    Joined,
+    Progress,
+    RoundDone,
+    Serving,
+    StepDone,
+)
+from peer.report import Report
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as a row of blocks."""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def say(event: Event) -> str | None:
+    """An event as a line worth keeping; None for what only passes by."""
+    match event:
+        case Serving(ticket, run_id):
+            return (
+                f"Serving run {run_id[:12]}. The ticket, one line, for everybody who joins:\n\n{ticket}\n\n"
+                "Ctrl-C stops this node."
+            )
+        case Progress(doing, 0, 0):
+            return doing[0].upper() + doing[1:]
+        case Joined(peer_id, role, stage, slot, address):
+            where = f" of stage {stage}" if role == "volunteer" else ""
+            return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"
+        case GroupFormed(replica, _, members):
+            return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
+        case RoundDone():
+            sets = ", ".join(f"{part} {count}" for part, count in event.contributions.items())
+            sent = f"{size(event.pipeline_sent)} in the pipeline, {size(event.outer_sent)} in contributions"
+            return f"Round {event.round} done in {event.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
+        case Evaluated(round, loss, plain):
+            return f"Held-out loss after round {round}: {loss:.3f} through the boundaries, {plain:.3f} plain"
+        case Finished(rounds):
+            return f"Finished: {rounds} rounds."
+        case Failed(message, _):
+            return f"hetpeer: {message}"
+        case _:
+            return None
+
+
+def passing(event: Event) -> str | None:
+    """An event as a status that the next one replaces."""
+    match event:
+        case Progress(doing, done, total) if total:
+            return f"{doing}: {size(done)} of {size(total)}"
+        case StepDone(round, step, loss, _):
+            return f"round {round}, step {step + 1}" + (f", loss {loss:.3f}" if loss is not None else "")
+        case _:
+            return None
+
+
+class PeerScreen:
+    """One daemon: lasting events are lines; on a terminal a status line moves below them."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.out = console or Console(highlight=False, soft_wrap=True)
+        self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
+        self._status = self.out.status("") if self.out.is_terminal else None
+        self._said = ""
+
+    def __call__(self, event: Event) -> None:
+        line = say(event)
+        if line is not None and line != self._said:
+            self._said = line
+            if isinstance(event, Failed | Finished) and self._status is not None:
+                self._status.stop()
+            (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
+        status = passing(event)
+        if status is not None and self._status is not None:
+            self._status.update(status)
+            self._status.start()
+
+
+@dataclass(slots=True)
+class ProcessRow:
+    """One process of a testnet, as the table shows it."""
+
+    name: str
+    doing: str = "starting"
+    replica: str = ""
+    place: str = ""
+    loss: str = ""
+    pipeline: int = 0
+    outer: int = 0
+    tokens: int = 0
+    began: float = 0.0
+
+    def take(self, event: Event, now: float) -> None:
+        """Follow what the process says."""
+        match event:
+            case Progress(doing):
+                self.doing = doing
+            case Serving():
+                self.doing = "serving"
+            case Joined(peer_id, role):
+                self.doing = "joined"
+                self.replica = peer_id[-6:] if role == "datacenter" else ""
+            case GroupFormed(replica):
+                self.doing, self.replica = "in a group", replica[-6:]
+            case StepDone(round, step, loss, tokens):
+                self.doing, self.place = "training", f"{round}.{step + 1}"
+                self.began = self.began or now
+                self.tokens += tokens
+                self.loss = f"{loss:.3f}" if loss is not None else self.loss
+            case RoundDone():
+                self.doing, self.pipeline, self.outer = "round done", event.pipeline_sent, event.outer_sent
+            case Finished():
+                self.doing = "finished"
+            case Failed(message):
+                self.doing = message
+            case _:
+                pass
+
+    def cells(self, now: float) -> tuple[str, ...]:
+        """The table's columns."""
+        seconds = now - self.began
+        rate = f"{self.tokens / seconds:,.0f}" if self.began and seconds > 1 else ""
+        sent = (size(self.pipeline) if self.pipeline else "", size(self.outer) if self.outer else "")
+        return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
+
+
+COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
+
+
+@dataclass(slots=True)
+class TestnetScreen:
+    """All processes: a live table on a terminal, plain lines elsewhere."""
+
+    report: Report
+    console: Console = field(default_factory=lambda: Console(highlight=False))
+    rows: dict[str, ProcessRow] = field(default_factory=dict)
+    live: Live | None = None
+    bar: Bar | None = None
+
+    __test__ = False  # pytest: this is no test
+
+    def start(self, names: Sequence[str]) -> None:
+        """Begin to draw."""
+        self.rows = {name: ProcessRow(name) for name in names}
+        if self.console.is_terminal:
+            self.bar = Bar(
+                TextColumn("rounds"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
+            )
+            self.bar.add_task("rounds", total=self.report.manifest.outer.rounds)
+            self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
+            self.live.start()
+
+    def stop(self) -> None:
+        """Leave the last picture."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def take(self, process: str, event: Event) -> None:
+        """Follow what a process says."""
+        self.rows[process].take(event, time.monotonic())
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=len(self.report.losses()))
+        if self.live is None and isinstance(event, Serving | Joined | GroupFormed | Evaluated | Failed):
+            line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
+            self.console.print(f"{process}: {line}", markup=False)
+
+    def draw(self) -> Group:
+        """The table, the loss, the bar."""
+        table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
+        for row in self.rows.values():
+            table.add_row(*(Text(cell) for cell in row.cells(time.monotonic())))
+        losses = [each.loss for each in self.report.losses()]
+        latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
+        return Group(table, Text(latest), self.bar or Text(""))
+
+
+def summary(report: Report) -> Group:
+    """The final table of a run."""
+    result = report.result()
+    table = Table("round", "loss", "plain", "tokens", "seconds", "contributions", box=None, header_style="bold")
+    for row in result["rounds"]:
+        losses = [f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("loss", "loss_plain")]
+        sets = " ".join(f"{part}:{count}" for part, count in row["contributions"].items())
+        table.add_row(str(row["round"]), *losses, f"{row['tokens']:,}", f"{row['seconds']:.1f}", sets)
+    sent = result["bytes"]
+    digests = ", ".join(f"{part} {next(iter(peers.values()))[:10]}" for part, peers in result["digests"].items())
+    lines = [
+        f"{report.tokens:,} tokens at {result['tokens_per_second']:,.0f} tokens/s",
+        f"sent: {size(sent['pipeline_sent'])} between stages, {size(sent['outer_sent'])} of contributions",
+        f"state after the last round: {digests}",
+        f"outcome: {result['outcome']}",
+    ]
+    return Group(table, Text("\n".join(("", *lines))))

@@ -1,0 +1,300 @@
+"""A whole swarm on this machine: real processes on loopback, watched until the last round or the first death.
+
+Children stop when their standard input closes, so even a killed testnet leaves no process behind.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer.events import Evaluated, Event, Failed, Serving, from_line
+from peer.report import COMPLETED, Report
+from peer.screen import TestnetScreen, summary
+from protocol import manifest as manifests
+from protocol.errors import HetpeerError
+
+LINE_BYTES = 2**20
+"""The longest line a child prints is an event with a few digests."""
+
+BLAME_SECONDS = 2.0
+"""Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
+
+LAST_EVALUATION_SECONDS = 60.0
+STOP_SECONDS = 10.0
+KILL_SECONDS = 5.0
+LOG_LINES = 8
+
+
+class TestnetError(HetpeerError):
+    """A process died, or the run was no success."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestnetOptions:
+    """What `hetpeer testnet` was asked for."""
+
+    preset: str
+    groups: int
+    stages: int
+    datacenters: int
+    compression: int
+    rounds: int
+    inner_steps: int
+    data: Path | None = None
+    directory: Path | None = None
+    report: Path | None = None
+
+    __test__ = False
+
+    def manifest_tables(self) -> dict[str, dict[str, Any]]:
+        """The run's manifest: small batches and a high learning rate, so that minutes show something."""
+        replicas = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
+        total = self.rounds * self.inner_steps
+        return {
+            "run": {"name": "testnet"},
+            "model": {"preset": self.preset},
+            "replicas": replicas | {"compression": self.compression},
+            "inner": {
+                "steps": self.inner_steps,
+                "sequences": 8,
+                "microbatch": 2,
+                "learning_rate": 4e-3,
+                "warmup": min(40, total // 4),
+            },
+            "outer": {"rounds": self.rounds},
+            "evaluation": {"sequences": 64},
+        }
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of the testnet."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    failed: Failed | None = None
+
+    def obituary(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        who = f"{self.name} (process {self.process.pid})"
+        if code is not None and code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}"
+        if self.failed is not None:
+            return f"{who} failed: {self.failed.message}"
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return f"{who} ended early with exit code {code}" + (f"; it last said:\n{tail}" if tail else "")
+
+
+@dataclass(slots=True)
+class Testnet:
+    """The processes, and what they have said."""
+
+    options: TestnetOptions
+    directory: Path
+    report: Report
+    screen: TestnetScreen
+    children: list[Child] = field(default_factory=list)
+    ticket: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    last_evaluation: asyncio.Event = field(default_factory=asyncio.Event)
+    command: tuple[str, ...] = (sys.executable, "-m", "peer.cli")
+
+    __test__ = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """From the first process to the last round; nothing is left running.
+
+        Raises:
+            TestnetError: a process died.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(stop.wait())
+            try:
+                await self._watch(tasks, stopping)
+            finally:
+                stopping.cancel()
+                await self._stop()
+
+    async def _watch(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
+        """Start everybody, and wait until all have finished, one died, or the user stops it."""
+        bootstrap = await self._start_bootstrap(tasks)
+        if not await self._served(bootstrap, stopping):
+            return
+        trainees = [await self._start(tasks, *each) for each in self._trainees(self.ticket.result())]
+        if await self._all_finished(trainees, bootstrap, stopping):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.last_evaluation.wait(), LAST_EVALUATION_SECONDS)
+
+    def names(self) -> list[str]:
+        """All processes."""
+        return ["bootstrap", *(name for name, _ in self._trainees(""))]
+
+    def _trainees(self, ticket: str) -> Iterable[tuple[str, list[str]]]:
+        common = ["--device", "cpu", "--threads", "1"]
+        for group in range(1, self.options.groups + 1):
+            for stage in range(self.options.stages):
+                yield f"volunteer {group}, stage {stage}", ["join", ticket, "--stage", str(stage), *common]
+        for number in range(1, self.options.datacenters + 1):
+            yield f"datacenter {number}", ["replica", ticket, *common]
+
+    async def _start_bootstrap(self, tasks: asyncio.TaskGroup) -> Child:
+        data = ["--data", str(self.options.data)] if self.options.data else []
+        evaluate = [] if self.options.datacenters else ["--evaluate"]
+        arguments = ["bootstrap", str(self.directory / "run.toml"), "--listen", "127.0.0.1:0", *data, *evaluate]
+        return await self._start(tasks, "bootstrap", arguments)
+
+    async def _start(self, tasks: asyncio.TaskGroup, name: str, arguments: list[str]) -> Child:
+        folder = self.directory / name.replace(", ", "-").replace(" ", "-")
+        log = self.directory / f"{folder.name}.log"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                *arguments,
+                "--dir",
+                str(folder),
+                "--json",
+                "--until-stdin-closes",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                limit=LINE_BYTES,
+                start_new_session=True,  # the terminal's Ctrl-C is for the testnet, which stops its children
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        child = Child(name, process, log)
+        self.children.append(child)
+        tasks.create_task(self._listen(child))
+        return child
+
+    async def _listen(self, child: Child) -> None:
+        assert child.process.stdout is not None
+        async for line in child.process.stdout:
+            with suppress(ValueError):
+                self._hear(child, from_line(line.decode()))
+
+    def _hear(self, child: Child, event: Event) -> None:
+        self.report.take(child.name, event)
+        self.screen.take(child.name, event)
+        match event:
+            case Serving(ticket) if not self.ticket.done():
+                self.ticket.set_result(ticket)
+            case Evaluated(round) if round == self.options.rounds:
+                self.last_evaluation.set()
+            case Failed():
+                child.failed = event
+            case _:
+                pass
+
+    async def _served(self, bootstrap: Child, stopping: asyncio.Task[Any]) -> bool:
+        """Wait for the ticket; False after a stop.
+
+        Raises:
+            TestnetError: the bootstrap node ended instead.
+        """
+        ended = asyncio.ensure_future(bootstrap.process.wait())
+        await asyncio.wait((self.ticket, ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and not self.ticket.done():
+            raise TestnetError(bootstrap.obituary())
+        ended.cancel()
+        return self.ticket.done()
+
+    async def _all_finished(self, trainees: list[Child], bootstrap: Child, stopping: asyncio.Task[Any]) -> bool:
+        """Wait until all have finished; False after a stop.
+
+        Raises:
+            TestnetError: one ended in another way.
+        """
+        running = {asyncio.ensure_future(child.process.wait()): child for child in [*trainees, bootstrap]}
+        finished: set[str] = set()
+        while len(finished) < len(trainees):
+            done, _ = await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                return False
+            for each in done:
+                child = running.pop(each)
+                if child is bootstrap or child.process.returncode:
+                    await asyncio.wait(running, timeout=BLAME_SECONDS)
+                    raise TestnetError(self._blame(child))
+                finished.add(child.name)
+        for each in running:
+            each.cancel()
+        return True
+
+    def _blame(self, first: Child) -> str:
+        """Who is at fault: a process that a signal ended, else the first that failed."""
+        killed = (child for child in self.children if (child.process.returncode or 0) < 0)
+        return next(killed, first).obituary()
+
+    async def _stop(self) -> None:
+        """Close every child's standard input; those that linger are terminated, then killed."""
+        for child in self.children:
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+        for seconds, end in ((STOP_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
+            left = [child for child in self.children if child.process.returncode is None]
+            if not left:
+                return
+            await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
+            for child in left:
+                if child.process.returncode is None:
+                    child.process.send_signal(end)
+
+
+async def run(options: TestnetOptions, screen: TestnetScreen, stop: asyncio.Event) -> None:
+    """Run a testnet, write its report, and show the outcome.
+
+    Raises:
+        TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
+    """
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "run.toml").write_text(to_toml(options.manifest_tables()))
+    report = screen.report
+    testnet = Testnet(options, directory, report, screen)
+    screen.start(testnet.names())
+    try:
+        await testnet.run(stop)
+    except* TestnetError as group:
+        report.failure = str(group.exceptions[0])
+    finally:
+        screen.stop()
+    if stop.is_set():
+        report.failure = "stopped by hand"
+    report.write(options.report or Path("report.json"))
+    screen.console.print(summary(report))
+    if report.verdict() != COMPLETED:
+        raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {directory}")
+    if options.directory is None:
+        shutil.rmtree(directory)
+
+
+def check_manifest(options: TestnetOptions) -> manifests.Manifest:
+    """The manifest these options make.
+
+    Raises:
+        ManifestError: they do not fit together.
+    """
+    return manifests.check(options.manifest_tables(), "these options")
+
+
+def to_toml(tables: dict[str, dict[str, Any]]) -> str:
+    """Tables of numbers and strings as TOML."""
+    lines: list[str] = []
+    for table, fields in tables.items():
+        lines.append(f"[{table}]")
+        lines += [
+            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in fields.items()
+        ]
+        lines.append("")
+    return "\n".join(lines)
