@@ -95,7 +95,7 @@ async def serve(
         ticket = Ticket(descriptor.run_id, f"{announced or host}:{bound}", addresses)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         tell(ticket)
-        await stop.wait()
+        await dht.while_alive(stop.wait())
     finally:
         await server.stop(GRACE_SECONDS)
         await dht.stop()

@@ -69,7 +69,7 @@ async def run(settings: PeerOptions, emit: Listener) -> None:
         require_memory(manifest, settings.stage, device)
     async with _joined(settings, descriptor, device, emit) as node:
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
-        await serve(node)
+        await node.discovery.dht.while_alive(serve(node))
 
 
 def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:

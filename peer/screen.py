@@ -193,7 +193,7 @@ class TestnetScreen:
             self.bar.update(self.bar.task_ids[0], completed=len(self.report.losses()))
         if self.live is None and isinstance(event, Serving | Joined | GroupFormed | Evaluated | Failed):
             line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
-            self.console.print(f"{process}: {line}", markup=False)
+            self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
 
     def draw(self) -> Group:
         """The table, the loss, the bar."""

@@ -7,7 +7,7 @@ libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a h
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ WAIT_SECONDS = 2.0
 """How long one node may take to answer before it is passed over."""
 
 ATTACH_SECONDS = 5.0
+
+DEATH_SECONDS = 1.0
+"""A dead daemon shows in failing calls a moment before the system tells of its end."""
+
 START_SECONDS = 60.0
 
 
@@ -50,7 +54,10 @@ class Dht:
         return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
 
     async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
-        """Store `value` under (`key`, `subkey`) for so long; whether any node took it."""
+        """Store `value` under (`key`, `subkey`) for so long.
+
+        False means little: a node that had heard of it from another already says so too.
+        """
         from hivemind.utils import get_dht_time
 
         expiration = get_dht_time() + seconds
@@ -62,6 +69,27 @@ class Dht:
         if found is None or not isinstance(found.value, dict):
             return {}
         return {str(subkey): entry.value for subkey, entry in found.value.items()}
+
+    async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do `work`, unless libp2p's daemon dies first: hivemind itself would go on and find nothing.
+
+        Raises:
+            ResourceError: it died.
+        """
+        daemon = self.p2p._child
+        death = asyncio.ensure_future(daemon.wait())
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait((death, task), return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                await asyncio.wait((death,), timeout=DEATH_SECONDS)
+            if daemon.returncode is not None:
+                raise ResourceError(f"libp2p's daemon, a child of this process, died (exit code {daemon.returncode})")
+            await task
+        finally:
+            death.cancel()
+            task.cancel()
+            await asyncio.wait((task,))
 
     async def stop(self) -> None:
         """Leave; libp2p's daemon ends."""

@@ -90,15 +90,13 @@ def _from_two_bits(payload: bytes, count: int) -> Integers:
 
 def fit_levels(magnitudes: Integers) -> tuple[int, int]:
     """The two levels of least squared error: 2-means in one dimension, exactly, over every split of the sorted
-    magnitudes. Only the author computes this, so it may use floats."""
-    ordered = np.sort(magnitudes).astype(np.float64)
-    sums = np.cumsum(ordered)
-    count = np.arange(1, len(ordered) + 1)
-    below, above = sums[:-1], sums[-1] - sums[:-1]
-    explained = below**2 / count[:-1] + above**2 / (len(ordered) - count[:-1])
-    if not len(explained) or ordered[0] == ordered[-1]:
-        level = round(float(sums[-1] / len(ordered)))
-        return level, level
-    split = int(np.argmax(explained)) + 1
-    low, high = ordered[:split].mean(), ordered[split:].mean()
-    return round(float(low)), min(round(float(high)), LARGEST)
+    magnitudes between different values. One value alone is both levels. Only the author computes this, so it
+    may use floats; the sums are integers, since large magnitudes that lie close together cancel."""
+    ordered = np.sort(magnitudes)
+    below = np.flatnonzero(np.diff(ordered)) + 1  # how many values lie below each split
+    if not len(below):
+        return int(ordered[0]), int(ordered[0])
+    sums, above = np.cumsum(ordered - ordered[0]), len(ordered) - below
+    low, high = sums[below - 1] / below, (sums[-1] - sums[below - 1]) / above
+    best = int(np.argmax(below * above * (high - low) ** 2))  # the variance between the two, times a constant
+    return int(ordered[0]) + round(float(low[best])), int(ordered[0]) + round(float(high[best]))

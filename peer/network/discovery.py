@@ -28,7 +28,8 @@ class Discovery:
         """Tell everybody something new about this peer."""
         self.record = record
         key, value = peers_key(self.run_id), pack(record)
-        if not await self.dht.store(key, record.peer_id, value, RECORD_SECONDS):
+        stored = await self.dht.store(key, record.peer_id, value, RECORD_SECONDS)
+        if not stored and (await self.dht.read(key)).get(record.peer_id) != value:
             raise UnreachableError("the DHT takes no records: is this machine's clock right?")
 
     async def keep_publishing(self) -> None:

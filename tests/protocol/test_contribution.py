@@ -1,6 +1,7 @@
 """Contributions as bytes: one string for each, and nothing else is let in."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import contribution as contributions
+from protocol import rice
+from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, SparseTensor, compose, decode, grids, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, Part, ReplicaId, RunId, stage_part
 from protocol.manifest import Manifest
+from protocol.quantize import quantize
 from tests.reference.small_manifest import small_manifest
 
 RUN = RunId("ab" * 32)
@@ -119,3 +123,14 @@ def test_the_size_of_a_kept_value(values: str, bits: float):
     blob, sent = made(manifest, EMBEDDING)
     kept = sum(len(tensor.values) for tensor in sent.tensors.values())
     assert 8 * len(blob) / kept <= bits
+
+
+@pytest.mark.parametrize("codec", ["bf16", "2bit"])
+def test_the_specification_shows_these_bytes(codec):
+    text = (Path(__file__).parents[2] / "docs/wire.md").read_text(encoding="utf-8")
+    shown = bytes.fromhex(text.split(f"```{codec}\n")[1].split("```")[0].replace("|", ""))
+    grid, offsets = chunk_grid((4, 8), 4, 2), np.array([1, 9, 0, 15])
+    assert grid.positions(offsets).tolist() == [1, 17, 4, 31]
+    unary, rests = rice.encode(offsets, grid)
+    payload, _ = quantize(np.array([1000, -1001, 3, -70000]), codec)
+    assert struct.pack("<I", len(unary)) + unary + rests + payload == shown

@@ -1,6 +1,7 @@
 """Values on the wire: integers before and after."""
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -49,6 +50,21 @@ def test_the_two_levels_are_those_of_least_squared_error(magnitudes: list[int]):
     best = min(error((np.mean(low), np.mean(high))) for low, high in splits)
     rounding = len(magnitudes) * 0.25 + 1e-6  # the levels are integers, each off by a half at most
     assert error(fit_levels(np.array(magnitudes))) <= best + rounding
+
+
+@given(st.sampled_from([0, 2**26, 2**30, LARGEST - 50]), st.lists(st.integers(0, 50), min_size=1, max_size=20))
+def test_magnitudes_far_from_zero_and_close_together_are_split_as_well(base: int, spread: list[int]):
+    """Squares near 2⁶² have no room left in a float for differences of one."""
+    magnitudes = np.array(spread, np.int64) + base
+    ordered = [Fraction(each) for each in sorted(spread)]
+    splits = [(ordered[:i], ordered[i:]) for i in range(1, len(ordered))] or [(ordered, ordered[:0])]
+
+    def error(split: tuple[list[Fraction], list[Fraction]]) -> Fraction:
+        return sum(((each - sum(half) / len(half)) ** 2 for half in split for each in half), Fraction())
+
+    payload, sent = quantize(magnitudes, "2bit")
+    assert (dequantize(payload, len(magnitudes), "2bit") == sent).all()
+    assert int(((sent - magnitudes) ** 2).sum()) <= min(map(error, splits)) + Fraction(len(spread), 4)
 
 
 def test_the_two_levels_beat_one_on_what_top_k_leaves():

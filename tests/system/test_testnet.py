@@ -1,0 +1,177 @@
+"""Real processes: the testnet succeeds, says who died, leaves nothing behind, and equals the lab."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+HETPEER = [sys.executable, "-m", "peer.cli"]
+TEXT = "\n\n".join(
+    f"{number} volunteers walked to the {place} of the village, and {number + 1} of them came back {how}."
+    for number in range(60)
+    for place in ("mill", "well", "church", "school", "bridge", "market")
+    for how in ("singing", "in the rain", "with bread", "late")
+)
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text, so that runs begin at once."""
+    path = tmp_path_factory.mktemp("text") / "village.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def testnet(directory: Path, text: Path, *arguments: str) -> list[str]:
+    options = ["--dir", str(directory / "net"), "--report", str(directory / "report.json"), "--data", str(text)]
+    return [*HETPEER, "testnet", *options, *arguments]
+
+
+testnet.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """A testnet of two groups and a datacenter that ran to its end."""
+    directory = tmp_path_factory.mktemp("finished")
+    arguments = ["--groups", "2", "--stages", "2", "--rounds", "3", "--inner-steps", "6"]
+    done = subprocess.run(testnet(directory, text, *arguments), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory
+
+
+def test_its_report_tells_every_round_and_its_loss_fell(finished: Path):
+    report = json.loads((finished / "report.json").read_text())
+    assert report["outcome"] == "completed"
+    assert [row["round"] for row in report["rounds"]] == [1, 2, 3]
+    assert report["rounds"][-1]["loss"] < report["rounds"][0]["loss"]
+    assert all(row["contributions"] == {"embedding": 3, "stage-0": 3, "stage-1": 3} for row in report["rounds"])
+    assert all(row["tokens"] == 3 * 6 * 8 * 128 for row in report["rounds"])
+    assert report["bytes"]["pipeline_sent"] == sum(each["pipeline_sent"] for each in report["bytes"]["peers"].values())
+    assert report["bytes"]["outer_sent"] > 0
+    assert (finished / "loss.png").stat().st_size > 10_000
+
+
+def test_all_peers_of_a_part_hold_one_digest_datacenter_and_volunteers_alike(finished: Path):
+    digests = json.loads((finished / "report.json").read_text())["digests"]
+    assert {part: len(peers) for part, peers in digests.items()} == {"embedding": 5, "stage-0": 3, "stage-1": 3}
+    assert all(len(set(peers.values())) == 1 for peers in digests.values())
+
+
+def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, text: Path, tmp_path: Path):
+    command = [
+        *HETPEER,
+        "lab",
+        str(finished / "net" / "run.toml"),
+        "--data",
+        str(text),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
+    subprocess.run([*command, "--report", str(tmp_path / "lab.json")], check=True, capture_output=True, timeout=SECONDS)
+    swarm, lab = (json.loads(path.read_text()) for path in (finished / "report.json", tmp_path / "lab.json"))
+    for ours, theirs in zip(swarm["rounds"], lab["rounds"], strict=True):
+        assert (ours["loss"], ours["loss_plain"]) == (theirs["loss"], theirs["loss_plain"])
+    for part, peers in swarm["digests"].items():
+        assert set(peers.values()) == set(lab["digests"][part].values())
+
+
+class Watched:
+    """A running testnet: its output as it comes, and its processes."""
+
+    def __init__(self, directory: Path, text: Path) -> None:
+        arguments = ["--groups", "1", "--stages", "2", "--rounds", "50", "--inner-steps", "4"]
+        self.process = subprocess.Popen(
+            testnet(directory, text, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.said = ""
+
+    def wait_for(self, words: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if words in line:
+                return
+        raise AssertionError(self.said)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, words: str) -> psutil.Process:
+        return next(each for each in self.children() if words in " ".join(each.cmdline()))
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        rest, _ = self.process.communicate(timeout=60)
+        self.said += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def running(tmp_path: Path, text: Path) -> Iterator[Watched]:
+    """A testnet in the middle of its work."""
+    watched = Watched(tmp_path, text)
+    with watched.process:
+        try:
+            watched.wait_for("loss after round 1:")
+            yield watched
+        finally:
+            watched.process.kill()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether all of them have ended, within a few seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("victim", "name"),
+    [
+        ("--stage 1", "volunteer 1, stage 1"),
+        ("--stage 0", "volunteer 1, stage 0"),
+        ("peer.cli replica", "datacenter 1"),
+        ("peer.cli bootstrap", "bootstrap"),
+    ],
+)
+def test_a_killed_process_is_named_and_none_is_left(running: Watched, victim: str, name: str):
+    children = running.children()
+    killed = running.child(victim)
+    killed.kill()
+    assert running.end() == 1
+    assert f"{name} (process {killed.pid}) was killed by SIGKILL" in running.said
+    assert gone(children)
+
+
+def test_the_death_of_libp2ps_daemon_is_noticed_and_named(running: Watched):
+    children = running.children()
+    owner = running.child("--stage 1")
+    owner.children()[0].kill()
+    assert running.end() == 1
+    assert f"volunteer 1, stage 1 (process {owner.pid}) failed: libp2p's daemon" in running.said
+    assert gone(children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_everything(running: Watched, number: signal.Signals):
+    children = running.children()
+    running.process.send_signal(number)
+    running.end()
+    assert "stopped by hand" in running.said
+    assert running.process.returncode != 0
+    assert gone(children)
+
+
+def test_a_killed_testnet_leaves_no_process_either(running: Watched):
+    children = running.children()
+    running.process.kill()
+    running.process.wait(timeout=20)
+    assert gone(children)
