@@ -19,13 +19,16 @@ from peer.events import Evaluated, Event, Failed, Serving, from_line
 from peer.report import COMPLETED, Report
 from peer.screen import TestnetScreen, summary
 from protocol import manifest as manifests
-from protocol.errors import HetpeerError
+from protocol.errors import HetpeerError, LostMemberError, UnreachableError
 
 LINE_BYTES = 2**20
 """The longest line a child prints is an event with a few digests."""
 
-BLAME_SECONDS = 2.0
+BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
+
+CONSEQUENCES = (UnreachableError.exit_code, LostMemberError.exit_code)
+"""What a process fails with because another one has gone."""
 
 LAST_EVALUATION_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -224,7 +227,9 @@ class Testnet:
             for each in done:
                 child = running.pop(each)
                 if child is bootstrap or child.process.returncode:
-                    await asyncio.wait(running, timeout=BLAME_SECONDS)
+                    others = [future for future, other in running.items() if other is not bootstrap]
+                    if others:
+                        await asyncio.wait(others, timeout=BLAME_SECONDS)
                     raise TestnetError(self._blame(child))
                 finished.add(child.name)
         for each in running:
@@ -232,9 +237,11 @@ class Testnet:
         return True
 
     def _blame(self, first: Child) -> str:
-        """Who is at fault: a process that a signal ended, else the first that failed."""
-        killed = (child for child in self.children if (child.process.returncode or 0) < 0)
-        return next(killed, first).obituary()
+        """Who is at fault: a process that a signal ended, else one that failed by itself, else the first."""
+        ended = [child for child in self.children if child.process.returncode]
+        killed = [child for child in ended if (child.process.returncode or 0) < 0]
+        by_itself = [child for child in ended if child.process.returncode not in CONSEQUENCES]
+        return [*killed, *by_itself, first][0].obituary()
 
     async def _stop(self) -> None:
         """Close every child's standard input; those that linger are terminated, then killed."""

@@ -92,8 +92,9 @@ class Dht:
             await asyncio.wait((task,))
 
     async def stop(self) -> None:
-        """Leave; libp2p's daemon ends."""
-        await self.node.shutdown()
+        """Leave; libp2p's daemon ends, if it has not already."""
+        if self.p2p._child.returncode is None:
+            await self.node.shutdown()
         await self.p2p.shutdown()
 
 

@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from protocol.errors import ManifestError
 from protocol.presets import PRESETS
 
+LARGEST_FRAME_BYTES = 2**30
+"""One microbatch, whole and in fp32, must fit into one gRPC message, which holds less than 2 GiB."""
+
 
 class Section(BaseModel):
     """A table of the manifest: frozen, and unknown keys are errors."""
@@ -147,6 +150,13 @@ class Manifest(Section):
                 f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "
                 f"= {self.inner.microbatch}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def microbatch_fits_a_frame(self) -> "Manifest":
+        size = self.inner.microbatch * (self.model.context + 1) * 4 * (self.model.d + 1)
+        if size > LARGEST_FRAME_BYTES:
+            raise ValueError(f"inner.microbatch = {self.inner.microbatch} makes frames of {size} bytes; at most 1 GiB")
         return self
 
     @property

@@ -53,6 +53,7 @@ def test_a_difference_names_the_field_and_both_values():
         ),
         ({"model": {"preset": "nano"}, "outer": {"top_k": 99, "chunk_side": 8}}, "more than a chunk of 64"),
         ({"model": {"preset": "nano"}, "outer": {"rounds": 0}}, "outer.rounds"),
+        ({"model": {"preset": "nano"}, "inner": {"sequences": 2**22, "microbatch": 2**22}}, "at most 1 GiB"),
         ({"model": {"preset": "nano"}, "outter": {}}, "outter"),
     ],
 )

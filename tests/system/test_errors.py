@@ -1,0 +1,152 @@
+"""What a volunteer meets when something is wrong: one line that says what, where, and what to do."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from peer.events import Serving, from_line
+from protocol.ticket import Ticket, parse
+
+HETPEER = [sys.executable, "-m", "peer.cli"]
+RUN = """
+[model]
+preset = "nano"
+layers = 2
+[replicas]
+groups = 1
+datacenters = 1
+[inner]
+sequences = {sequences}
+microbatch = {sequences}
+"""
+SECONDS = 90
+
+
+def serve(directory: Path, sequences: int) -> tuple[subprocess.Popen[str], Ticket]:
+    """A bootstrap node, and its ticket."""
+    directory.mkdir()
+    (directory / "run.toml").write_text(RUN.format(sequences=sequences))
+    (directory / "text.txt").write_text(
+        "\n\n".join(f"The {n}th line of a text that is long enough." for n in range(2000))
+    )
+    arguments = [
+        "--listen",
+        "127.0.0.1:0",
+        "--dir",
+        str(directory / "b"),
+        "--data",
+        str(directory / "text.txt"),
+        "--json",
+    ]
+    process = subprocess.Popen(
+        [*HETPEER, "bootstrap", str(directory / "run.toml"), *arguments, "--until-stdin-closes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    events = (from_line(line) for line in process.stdout)
+    return process, parse(next(event.ticket for event in events if isinstance(event, Serving)))
+
+
+@pytest.fixture(scope="module")
+def ticket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ticket]:
+    """A run that is being served."""
+    process, ticket = serve(tmp_path_factory.mktemp("run") / "small", sequences=2)
+    with process:
+        yield ticket
+        process.communicate(timeout=SECONDS)
+
+
+@pytest.fixture
+def fails(tmp_path: Path) -> Callable[..., str]:
+    """Run a command that fails; what it says, which is one line."""
+
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+
+    def run(*arguments: str, code: int) -> str:
+        folder = ["--dir", str(tmp_path / "peer")] if arguments[0] != "testnet" else []
+        done = subprocess.run(
+            [*HETPEER, *arguments, *folder], capture_output=True, text=True, timeout=SECONDS, env=environment
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return done.stderr
+
+    return run
+
+
+def test_a_wrong_ticket(fails: Callable[..., str], ticket: Ticket):
+    assert "this is no hetpeer ticket" in fails("join", "hello", code=2)
+    assert "damaged or cut short: copy it whole" in fails("join", str(ticket)[:-6], code=2)
+    assert "no ticket: give it as an argument, a file, or in HETPEER_TICKET" in fails("join", code=2)
+
+
+def test_a_bootstrap_node_that_is_not_there(fails: Callable[..., str], ticket: Ticket):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    said = fails("join", str(Ticket(ticket.run_id, address, ticket.addresses)), code=5)
+    assert f"the run's bootstrap node at {address} does not answer: is it up" in said
+    assert "refused" in said
+
+
+def test_a_libp2p_address_that_is_not_there(fails: Callable[..., str], ticket: Ticket):
+    address = "/ip4/127.0.0.1/tcp/9/p2p/" + ticket.addresses[0].rsplit("/", 1)[1]
+    said = fails("join", str(Ticket(ticket.run_id, ticket.operator, (address,))), code=5)
+    assert f"no bootstrap node answered; tried {address}" in said
+
+
+def test_a_stage_out_of_range(fails: Callable[..., str], ticket: Ticket):
+    said = fails("join", str(ticket), "--stage", "7", code=2)
+    assert "there is no stage 7: this run's stages are 0 to 1" in said
+
+
+def test_another_manifest_than_the_runs(fails: Callable[..., str], ticket: Ticket, tmp_path: Path):
+    (tmp_path / "other.toml").write_text(RUN.format(sequences=2) + "steps = 7\n")
+    said = fails("join", str(ticket), "--stage", "1", "--manifest", str(tmp_path / "other.toml"), code=3)
+    assert "inner.steps: ours is 7, theirs is 50" in said
+
+
+def test_a_folder_that_belongs_to_another_run(fails: Callable[..., str], ticket: Ticket, tmp_path: Path):
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "run.json").write_text("{}")
+    assert "holds another run's files; give this run a folder of its own with --dir" in fails(
+        "join", str(ticket), "--stage", "1", code=4
+    )
+
+
+def test_a_port_that_is_taken(fails: Callable[..., str], ticket: Ticket):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = fails("join", str(ticket), "--stage", "1", "--listen", address, code=4)
+    assert f"cannot listen on {address}: the port is taken" in said
+
+
+def test_a_device_that_is_missing(fails: Callable[..., str], ticket: Ticket):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    said = fails("join", str(ticket), "--stage", "1", "--device", "cuda", code=4)
+    assert "this machine has no cuda device that PyTorch can use; it has: cpu" in said
+
+
+def test_too_little_memory_for_the_stage(fails: Callable[..., str], tmp_path: Path):
+    process, ticket = serve(tmp_path / "large", sequences=2**13)
+    with process:
+        said = fails("join", str(ticket), "--stage", "1", "--device", "cpu", code=4)
+        process.communicate(timeout=SECONDS)
+    assert "not enough memory for stage 1: it takes about" in said
+    assert "cpu has" in said
+
+
+def test_options_that_do_not_fit_together(fails: Callable[..., str]):
+    assert "stages = 9 is more than model.layers = 4" in fails("testnet", "--stages", "9", code=3)
+    assert "unknown preset 'huge'; there are nano" in fails("testnet", "--preset", "huge", code=3)
