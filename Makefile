@@ -20,7 +20,7 @@ help: ## List the targets
 install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
 
 testnet: install ## Train a whole swarm on this machine and watch it
-	$(BIN)/hetpeer testnet $(ARGS)
+	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
 test: lint ## Check everything: lint, then all tests, those with real processes last
 	$(BIN)/pytest $(ARGS)

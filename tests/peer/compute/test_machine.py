@@ -1,0 +1,75 @@
+"""Does a place in the run fit this machine?"""
+
+import psutil
+import pytest
+import torch
+
+from peer.compute.machine import find_device, require_memory, stage_bytes, whole_bytes
+from protocol.errors import ResourceError
+from protocol.manifest import check
+
+
+def preset(name: str, stages: int):
+    return check({"model": {"preset": name}, "replicas": {"stages": stages}})
+
+
+def test_the_cpu_is_always_there():
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type in ("cpu", "cuda", "mps")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_missing_device_is_named_with_those_there_are():
+    with pytest.raises(ResourceError, match="no cuda device that PyTorch can use; it has: cpu"):
+        find_device("cuda")
+
+
+def test_more_stages_take_less_memory_each():
+    whole, halves = preset("512m", 1), preset("512m", 4)
+    assert max(stage_bytes(halves, stage) for stage in range(4)) < stage_bytes(whole, 0)
+    assert whole_bytes(whole) > 512_398_848 * 16
+
+
+def test_too_little_memory_is_said_before_joining(monkeypatch: pytest.MonkeyPatch):
+    class Free:
+        available = 2 * 10**9
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Free)
+    require_memory(preset("nano", 2), None, torch.device("cpu"))
+    with pytest.raises(ResourceError, match=r"not enough memory for stage 1: it takes about .* cpu has 2\.0 GB free"):
+        require_memory(preset("1b", 2), 1, torch.device("cpu"))
+
+
+def test_the_estimate_bounds_what_training_a_stage_really_takes():
+    """Measured in a process of its own: peak memory above that of an empty one."""
+    import subprocess
+    import sys
+
+    program = """
+import resource, sys, torch
+from peer.compute.trainer import StageTrainer
+from peer.optim.outer import OuterState
+from protocol.identity import EMBEDDING, ReplicaId, RunId, stage_part
+from protocol.layout import part_layout
+from protocol.manifest import check
+torch.set_num_threads(1)
+run = check({"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}})
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+if len(sys.argv) > 1:
+    parts = (EMBEDDING, stage_part(0))
+    states = {p: OuterState.begin(run, p, {n: torch.zeros(s, dtype=torch.int32) + 2**20
+              for n, s in part_layout(run, p).items()}, True) for p in parts}
+    trainer = StageTrainer(run, 0, "group", torch.eye(run.model.d), torch.device("cpu"))
+    trainer.load({p: s.grid for p, s in states.items()})
+    tokens = torch.zeros(1, run.model.context + 1, dtype=torch.int64)
+    trainer.forward(0, tokens, None); trainer.backward(0, None); trainer.update(1.0, 0)
+    for part, moved in trainer.moved().items():
+        states[part].contribute(RunId("ab" * 32), 1, ReplicaId("Qm"), 1, moved)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
+"""
+    output = subprocess.run([sys.executable, "-c", program, "train"], check=True, capture_output=True, text=True)
+    used = int(output.stdout)
+    manifest = check(
+        {"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}}
+    )
+    assert 0.3 * stage_bytes(manifest, 0) < used < stage_bytes(manifest, 0)

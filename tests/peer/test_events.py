@@ -1,0 +1,30 @@
+"""Events as lines."""
+
+import pytest
+
+from peer.events import Evaluated, Failed, Listeners, RoundDone, StepDone, from_line, to_line
+
+EVENTS = [
+    StepDone(1, 2, None, 1024),
+    RoundDone(3, 1.5, 10, {"embedding": 2}, {"embedding": "ab"}, 5, 6),
+    Evaluated(1, 2.5, 2.25),
+    Failed("no such thing", 4),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_a_line_reads_back(event):
+    assert from_line(to_line(event)) == event
+    assert "\n" not in to_line(event)
+
+
+@pytest.mark.parametrize("line", ["", "hello", "[]", "{}", '{"event": "Unknown"}'])
+def test_other_lines_are_no_events(line: str):
+    with pytest.raises(ValueError):  # noqa: PT011
+        from_line(line)
+
+
+def test_every_listener_hears_it():
+    heard: list[object] = []
+    Listeners([heard.append, heard.append])(EVENTS[0])
+    assert heard == [EVENTS[0], EVENTS[0]]

@@ -1,0 +1,31 @@
+"""Folders: one process each."""
+
+import pytest
+
+from peer.home import locked, peer_folder
+from protocol.errors import ResourceError
+from protocol.identity import RunId
+from protocol.ticket import Ticket
+
+TICKET = Ticket(RunId("ab" * 32), "h:1", ())
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
+    with locked(tmp_path / "peer"), pytest.raises(ResourceError, match="another hetpeer process uses"):
+        locked(tmp_path / "peer").__enter__()
+    with locked(tmp_path / "peer") as folder:
+        assert folder.is_dir()
+
+
+def test_a_second_peer_of_a_stage_gets_a_folder_of_its_own():
+    first = peer_folder(TICKET, "stage-1")
+    with locked(first):
+        second = peer_folder(TICKET, "stage-1")
+        assert second.name == "stage-1-2"
+    assert peer_folder(TICKET, "stage-1") == first
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot use the folder"):
+        locked(tmp_path / "file" / "peer").__enter__()

@@ -1,0 +1,104 @@
+"""What a person sees."""
+
+import io
+
+from rich.console import Console
+
+from peer.events import Evaluated, Failed, Finished, GroupFormed, Joined, Progress, RoundDone, StepDone
+from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline, summary
+from tests.peer.test_report import report
+
+EVENTS = [
+    Progress("asking 127.0.0.1:1 what the run is"),
+    Joined("QmAbcdefghij", "volunteer", 1, 0, "127.0.0.1:2"),
+    GroupFormed("QmLeaderleader", 0, ["QmLeaderleader", "QmAbcdefghij"]),
+    StepDone(1, 0, 7.5, 1024),
+    RoundDone(1, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 12_345, 678),
+    Evaluated(1, 7.25, 7.125),
+    Finished(1),
+]
+
+
+def on(terminal: bool) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, force_terminal=terminal, width=200, highlight=False), out
+
+
+def test_sizes_are_in_words():
+    assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_a_sparkline_falls_with_the_loss():
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁" or sparkline([3.0, 2.0, 1.0]) == "█▄▁"
+    assert sparkline([1.0]) == "▁"
+
+
+def test_steps_pass_by_and_rounds_stay():
+    assert say(EVENTS[3]) is None
+    assert passing(EVENTS[3]) == "round 1, step 1, loss 7.500"
+    assert say(EVENTS[4]) == (
+        "Round 1 done in 2.0 s; contributions: embedding 2; "
+        "sent so far: 12.3 kB in the pipeline, 678 B in contributions"
+    )
+
+
+def test_without_a_terminal_a_daemon_prints_plain_lines():
+    console, out = on(terminal=False)
+    screen = PeerScreen(console)
+    for event in EVENTS:
+        screen(event)
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().splitlines() == [line for line in map(say, EVENTS) if line is not None]
+
+
+def test_the_same_news_is_told_once():
+    console, out = on(terminal=False)
+    screen = PeerScreen(console)
+    screen(EVENTS[0])
+    screen(EVENTS[0])
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_an_error_is_one_line():
+    console, out = on(terminal=False)
+    PeerScreen(console)(Failed("there is no stage 7", 2))
+    assert out.getvalue() == "hetpeer: there is no stage 7\n"
+
+
+def test_a_row_follows_its_process():
+    row = ProcessRow("volunteer 1, stage 1")
+    for second, event in enumerate(EVENTS[:5]):
+        row.take(event, now=100.0 + second)
+    assert row.cells(now=105.0) == (
+        "volunteer 1, stage 1",
+        "leader",
+        "round done",
+        "1.1",
+        "7.500",
+        "512",
+        "12.3 kB",
+        "678 B",
+    )
+
+
+def test_the_table_names_every_process_and_draws_the_loss():
+    console, out = on(terminal=True)
+    made = report()
+    screen = TestnetScreen(made, console)
+    screen.start(["volunteer", "datacenter"])
+    screen.take("volunteer", EVENTS[3])
+    screen.take("datacenter", Failed("it broke", 1))
+    screen.stop()
+    assert "volunteer" in out.getvalue()
+    assert "it broke" in out.getvalue()
+    assert "5.000 → 4.000" in out.getvalue()
+
+
+def test_the_summary_has_a_row_a_round_and_the_outcome():
+    console, out = on(terminal=False)
+    console.print(summary(report()))
+    said = out.getvalue()
+    assert "5.000" in said
+    assert "4.000" in said
+    assert "stage-0:2" in said
+    assert "outcome: completed" in said
