@@ -31,13 +31,22 @@ class Admission:
     manifest: Manifest
     places: dict[PeerId, Place] = field(default_factory=dict)
     since: dict[PeerId, float] = field(default_factory=dict)
+    round: int = 0
+
+    def reached(self, round: int) -> None:
+        """Some peer has finished this round: from the first on, nobody can begin at the beginning."""
+        self.round = max(self.round, round)
 
     def admit(self, peer: PeerId, role: Role, stage: int | None, alive: set[PeerId], now: float) -> Place:
         """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.
 
         Raises:
-            RefusedError: there is no such stage, or no place left.
+            RefusedError: there is no such stage, no place left, or the run has begun.
         """
+        if self.round:
+            raise RefusedError(
+                f"the run has begun (round {self.round} is done); joining in its midst is not possible yet"
+            )
         self._forget_the_lost(alive, now)
         held = self.places.get(peer)
         if held is None or (held.role, stage) not in ((role, held.stage), (role, None)):

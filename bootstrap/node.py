@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
 from protocol.keys import load_or_create
-from protocol.records import Role, peers_key, unpack
+from protocol.records import PeerRecord, Role, peers_key, unpack
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
 from protocol.schemas import run_pb2 as pb
@@ -47,21 +48,21 @@ class RunService(run_pb2_grpc.RunServicer):
         if role is None or not 1 <= len(request.peer_id) <= 64:
             await refuse(context, "this is no request for a place")
         stage = request.stage if request.HasField("stage") else None
-        alive = await self._alive()
+        records = await self._records()
+        self.admission.reached(max((record.round for record in records), default=0))
+        alive = {record.peer_id for record in records}
         try:
             place = self.admission.admit(PeerId(request.peer_id), role, stage, alive, time.monotonic())
         except RefusedError as error:
             await refuse(context, str(error))
         return pb.AdmitReply(stage=place.stage, slot=place.slot)
 
-    async def _alive(self) -> set[PeerId]:
-        alive = set()
+    async def _records(self) -> list[PeerRecord]:
+        records = []
         for owner, value in (await self.dht.read(peers_key(self.descriptor.run_id))).items():
-            try:
-                alive.add(unpack(value, owner).peer_id)
-            except FormatError:
-                continue
-        return alive
+            with suppress(FormatError):
+                records.append(unpack(value, owner))
+        return records
 
 
 async def serve(

@@ -75,7 +75,11 @@ async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
         loop.add_signal_handler(number, receive, number)
     if until_stdin_closes:
         await _watch_stdin(stop)
-    await serve(stop)
+    try:
+        await serve(stop)
+    except (HetpeerError, BaseExceptionGroup):
+        if not stop.is_set():  # Ctrl-C reaches libp2p's daemon too: what its end breaks is no error then
+            raise
     return received[0] if received else None
 
 

@@ -109,7 +109,7 @@ async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[s
     from hivemind.p2p import P2P
     from hivemind.p2p.p2p_daemon import P2PDaemonError
 
-    logging.getLogger("hivemind").setLevel(logging.ERROR)
+    logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
     _require_free(host, port)
     try:
         p2p = await P2P.create(

@@ -77,3 +77,12 @@ def test_observers_take_nobodys_place():
     places = admission()
     assert admit(places, "o", "observer") == Place("observer", 0, 0)
     assert admit(places, "dc", "datacenter").slot == 3
+
+
+def test_nobody_is_let_into_a_run_that_has_begun_for_now():
+    places = admission()
+    admit(places, "a", stage=0)
+    places.reached(3)
+    places.reached(0)
+    with pytest.raises(RefusedError, match="the run has begun"):
+        admit(places, "b", stage=1)
