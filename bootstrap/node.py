@@ -90,7 +90,7 @@ async def serve(
         files = {file.sha256: directory / file.name for file in descriptor.files}
         service = RunService(descriptor, dht, Admission(descriptor.manifest))
         run_pb2_grpc.add_RunServicer_to_server(service, server)
-        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(files.get), server)
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), server)
         await server.start()
         addresses = tuple(_announce(address, announced) for address in dht.addresses)
         ticket = Ticket(descriptor.run_id, f"{announced or host}:{bound}", addresses)

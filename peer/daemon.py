@@ -114,7 +114,7 @@ async def _joined(
             slot=slot,
             discovery=Discovery(dht, descriptor.run_id, record),
             shelf=shelf,
-            blobs=BlobService(shelf.lookup),
+            blobs=BlobService(manifest, shelf.lookup),
             pipeline=PipelineService(manifest),
             group=GroupService(manifest, stage, PeerId(identity.peer_id)),
             torch_thread=torch_thread,

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from protocol.channels import EOF, handshake
+from protocol.channels import EOF, handshake, require_manifest
 from protocol.errors import FormatError, ResourceError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
@@ -25,11 +25,13 @@ Lookup = Callable[[str], Blob | None]
 class BlobService(blobs_pb2_grpc.BlobsServicer):
     """Serves what `lookup` finds, and counts what it sends."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, manifest: Manifest, lookup: Lookup) -> None:
+        self.manifest = manifest
         self.lookup = lookup
         self.bytes_sent = 0
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
+        await require_manifest(context, self.manifest)
         blob = self.lookup(request.sha256)
         if blob is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")

@@ -1,0 +1,120 @@
+"""Invitations and the control stream, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from peer.network.duplex import Duplex
+from peer.network.group import GroupService, Membership, Seat, invite, lead, release
+from protocol.channels import listen, options
+from protocol.errors import LostMemberError
+from protocol.identity import PeerId, ReplicaId
+from protocol.schemas import group_pb2 as pb
+from protocol.schemas import group_pb2_grpc
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest()
+
+
+@asynccontextmanager
+async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
+    """A volunteer of stage 1."""
+    service = GroupService(MANIFEST, 1, PeerId("member"))
+    server = grpc.aio.server(options=options(MANIFEST))
+    group_pb2_grpc.add_GroupServicer_to_server(service, server)
+    address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield service, Seat(PeerId("member"), address)
+    finally:
+        await server.stop(None)
+
+
+def group(leader: str, seat: Seat) -> Membership:
+    return Membership(ReplicaId(leader), 0, (Seat(PeerId(leader), "h:1"), seat))
+
+
+def test_an_invited_member_hears_its_leaders_orders_and_answers():
+    async def scene() -> None:
+        async with member() as (service, seat):
+            membership = group("a", seat)
+            assert await invite(seat, membership, MANIFEST)
+            orders = Duplex("the member", 4)
+            leading = asyncio.create_task(lead(seat, membership, MANIFEST, orders))
+            heard, reports = await service.wait_for_leader()
+            assert heard == membership
+            orders.send(pb.Order(begin=pb.Begin(replica="a")))
+            assert (await reports.receive()).begin.replica == "a"
+            reports.send(pb.Report(ready=pb.Ready()))
+            assert (await orders.receive()).WhichOneof("kind") == "ready"
+            orders.close()
+            with pytest.raises(LostMemberError, match="the group's leader"):
+                await reports.receive()
+            await leading
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_second_leader_is_declined_until_the_first_releases():
+    async def scene() -> None:
+        async with member() as (_, seat):
+            assert await invite(seat, group("a", seat), MANIFEST)
+            assert not await invite(seat, group("b", seat), MANIFEST)
+            await release(seat, ReplicaId("b"), MANIFEST)
+            assert not await invite(seat, group("b", seat), MANIFEST)
+            await release(seat, ReplicaId("a"), MANIFEST)
+            assert await invite(seat, group("b", seat), MANIFEST)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_seat_that_is_not_its_own_and_a_leader_that_does_not_sit_first_are_declined():
+    async def scene() -> None:
+        async with member() as (_, seat):
+            other = Seat(PeerId("other"), seat.address)
+            assert not await invite(seat, group("a", other), MANIFEST)
+            first = Seat(PeerId("x"), "h:1")
+            assert not await invite(seat, Membership(ReplicaId("a"), 0, (first, seat)), MANIFEST)
+            assert not await invite(seat, Membership(ReplicaId("a"), 0, (first, seat, seat)), MANIFEST)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_peer_that_is_not_there_does_not_accept():
+    async def scene() -> None:
+        async with member() as (_, seat):
+            pass
+        assert not await invite(seat, group("a", seat), MANIFEST)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_nobody_leads_who_was_not_accepted():
+    async def scene() -> None:
+        async with member() as (_, seat):
+            orders = Duplex("the member", 4)
+            leading = asyncio.create_task(lead(seat, group("a", seat), MANIFEST, orders))
+            with pytest.raises(LostMemberError):
+                await orders.receive()
+            await asyncio.gather(leading, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_the_end_of_a_conversation_stays_the_end():
+    async def scene() -> None:
+        async with member() as (service, seat):
+            membership = group("a", seat)
+            await invite(seat, membership, MANIFEST)
+            orders = Duplex("the member", 4)
+            leading = asyncio.create_task(lead(seat, membership, MANIFEST, orders))
+            _, reports = await service.wait_for_leader()
+            leading.cancel()
+            for _ in range(3):
+                with pytest.raises(LostMemberError):
+                    await reports.receive()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
