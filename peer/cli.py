@@ -157,7 +157,7 @@ def testnet(
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.commands import run_testnet
-    from peer.testnet import TestnetOptions
+    from peer.testnet.options import TestnetOptions
 
     options = TestnetOptions(
         preset, groups, stages, datacenters, compression, rounds, inner_steps, data, directory, report

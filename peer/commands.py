@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootstrap.genesis import create_run
-from peer import process, testnet
+from peer import process
 from peer.compute.machine import DeviceName, find_device
 from peer.daemon import PeerOptions, run_until
 from peer.events import Failed, Listener, Progress, Serving
 from peer.home import home, locked, peer_folder
 from peer.report import Report
 from peer.screen import PeerScreen, TestnetScreen
-from peer.testnet import TestnetOptions
+from peer.testnet.options import TestnetOptions, check_manifest
+from peer.testnet.run import run as run_swarm
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.errors import HetpeerError, UserError
@@ -132,8 +133,8 @@ def run_testnet(options: TestnetOptions) -> int:
     """`hetpeer testnet`."""
 
     def work() -> int:
-        screen = TestnetScreen(Report(testnet.check_manifest(options)))
-        return process.run(lambda stop: testnet.run(options, screen, stop), PeerScreen(), until_stdin_closes=False)
+        screen = TestnetScreen(Report(check_manifest(options)))
+        return process.run(lambda stop: run_swarm(options, screen, stop), PeerScreen(), until_stdin_closes=False)
 
     return told(PeerScreen(), work)
 

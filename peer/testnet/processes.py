@@ -1,14 +1,12 @@
-"""A whole swarm on this machine: real processes on loopback, watched until the last round or the first death.
+"""The processes of a testnet: real ones on loopback, watched until the last round or the first death.
 
 Children stop when their standard input closes, so even a killed testnet leaves no process behind.
 """
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.events import Evaluated, Event, Failed, Serving, from_line
-from peer.report import COMPLETED, Report
-from peer.screen import TestnetScreen, summary
-from protocol import manifest as manifests
+from peer.report import Report
+from peer.screen import TestnetScreen
+from peer.testnet.options import TestnetOptions
 from protocol.errors import HetpeerError, LostMemberError, UnreachableError
 
 LINE_BYTES = 2**20
@@ -40,43 +38,6 @@ class TestnetError(HetpeerError):
     """A process died, or the run was no success."""
 
     __test__ = False
-
-
-@dataclass(frozen=True, slots=True)
-class TestnetOptions:
-    """What `hetpeer testnet` was asked for."""
-
-    preset: str
-    groups: int
-    stages: int
-    datacenters: int
-    compression: int
-    rounds: int
-    inner_steps: int
-    data: Path | None = None
-    directory: Path | None = None
-    report: Path | None = None
-
-    __test__ = False
-
-    def manifest_tables(self) -> dict[str, dict[str, Any]]:
-        """The run's manifest: small batches and a high learning rate, so that minutes show something."""
-        replicas = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
-        total = self.rounds * self.inner_steps
-        return {
-            "run": {"name": "testnet"},
-            "model": {"preset": self.preset},
-            "replicas": replicas | {"compression": self.compression},
-            "inner": {
-                "steps": self.inner_steps,
-                "sequences": 8,
-                "microbatch": 2,
-                "learning_rate": 4e-3,
-                "warmup": min(40, total // 4),
-            },
-            "outer": {"rounds": self.rounds},
-            "evaluation": {"sequences": 64},
-        }
 
 
 @dataclass(slots=True)
@@ -256,52 +217,3 @@ class Testnet:
             for child in left:
                 if child.process.returncode is None:
                     child.process.send_signal(end)
-
-
-async def run(options: TestnetOptions, screen: TestnetScreen, stop: asyncio.Event) -> None:
-    """Run a testnet, write its report, and show the outcome.
-
-    Raises:
-        TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
-    """
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "run.toml").write_text(to_toml(options.manifest_tables()))
-    report = screen.report
-    testnet = Testnet(options, directory, report, screen)
-    screen.start(testnet.names())
-    try:
-        await testnet.run(stop)
-    except* TestnetError as group:
-        report.failure = str(group.exceptions[0])
-    finally:
-        screen.stop()
-    if stop.is_set():
-        report.failure = "stopped by hand"
-    report.write(options.report or Path("report.json"))
-    screen.console.print(summary(report))
-    if report.verdict() != COMPLETED:
-        raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {directory}")
-    if options.directory is None:
-        shutil.rmtree(directory)
-
-
-def check_manifest(options: TestnetOptions) -> manifests.Manifest:
-    """The manifest these options make.
-
-    Raises:
-        ManifestError: they do not fit together.
-    """
-    return manifests.check(options.manifest_tables(), "these options")
-
-
-def to_toml(tables: dict[str, dict[str, Any]]) -> str:
-    """Tables of numbers and strings as TOML."""
-    lines: list[str] = []
-    for table, fields in tables.items():
-        lines.append(f"[{table}]")
-        lines += [
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in fields.items()
-        ]
-        lines.append("")
-    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""A whole swarm on this machine."""

@@ -1,0 +1,65 @@
+"""What `hetpeer testnet` was asked for, and the manifest that follows from it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol import manifest as manifests
+
+
+@dataclass(frozen=True, slots=True)
+class TestnetOptions:
+    """What `hetpeer testnet` was asked for."""
+
+    preset: str
+    groups: int
+    stages: int
+    datacenters: int
+    compression: int
+    rounds: int
+    inner_steps: int
+    data: Path | None = None
+    directory: Path | None = None
+    report: Path | None = None
+
+    __test__ = False
+
+    def manifest_tables(self) -> dict[str, dict[str, Any]]:
+        """The run's manifest: small batches and a high learning rate, so that minutes show something."""
+        replicas = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
+        total = self.rounds * self.inner_steps
+        return {
+            "run": {"name": "testnet"},
+            "model": {"preset": self.preset},
+            "replicas": replicas | {"compression": self.compression},
+            "inner": {
+                "steps": self.inner_steps,
+                "sequences": 8,
+                "microbatch": 2,
+                "learning_rate": 4e-3,
+                "warmup": min(40, total // 4),
+            },
+            "outer": {"rounds": self.rounds},
+            "evaluation": {"sequences": 64},
+        }
+
+
+def check_manifest(options: TestnetOptions) -> manifests.Manifest:
+    """The manifest these options make.
+
+    Raises:
+        ManifestError: they do not fit together.
+    """
+    return manifests.check(options.manifest_tables(), "these options")
+
+
+def to_toml(tables: dict[str, dict[str, Any]]) -> str:
+    """Tables of numbers and strings as TOML."""
+    lines: list[str] = []
+    for table, fields in tables.items():
+        lines.append(f"[{table}]")
+        lines += [
+            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in fields.items()
+        ]
+        lines.append("")
+    return "\n".join(lines)
