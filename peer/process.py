@@ -5,12 +5,23 @@ import contextlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from peer.events import Event, Failed, Listener, to_line
 from protocol.errors import HetpeerError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """Who hears a command's events, a program (`json`) or a person, and whether its standard input is its leash."""
+
+    emit: Listener
+    json: bool = False
+    until_stdin_closes: bool = False
+
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 
@@ -20,20 +31,28 @@ def print_json(event: Event) -> None:
     print(to_line(event), flush=True)
 
 
-def run(serve: Serve, emit: Listener, until_stdin_closes: bool) -> int:
+def told(emit: Listener, command: Callable[[], int]) -> int:
+    """Run a command; an error of ours becomes one line and an exit code."""
+    try:
+        return command()
+    except HetpeerError as error:
+        return _fail(error, emit)
+
+
+def run(serve: Serve, terminal: Terminal) -> int:
     """Run `serve(stop)` in uvloop until it ends; the process's exit code.
 
     `stop` is set by Ctrl-C, SIGTERM, and, for children of the testnet, by the end of standard input.
     """
     try:
         with _runner() as runner:
-            stopped = runner.run(_serve(serve, until_stdin_closes))
+            stopped = runner.run(_serve(serve, terminal.until_stdin_closes))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseExceptionGroup as group:
-        return _fail(first_error(group), emit)
+        return _fail(first_error(group), terminal.emit)
     except HetpeerError as error:
-        return _fail(error, emit)
+        return _fail(error, terminal.emit)
     return INTERRUPTED if stopped == signal.SIGINT else 0
 
 

@@ -1,5 +1,6 @@
 """Does this machine have what a place in the run takes? Asked before joining."""
 
+import os
 from typing import Literal
 
 import psutil
@@ -79,3 +80,8 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device) 
 def gigabytes(count: int) -> str:
     """Bytes in words."""
     return f"{count / 1e9:.1f} GB"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
