@@ -1,17 +1,18 @@
 """`hetpeer testnet`: a whole swarm on this machine."""
 
 from peer.process import Terminal, run, told
-from peer.report import Report
+from peer.report import COMPLETED, Report
 from peer.screen import TestnetScreen
 from peer.testnet.options import TestnetOptions, check_manifest
 from peer.testnet.run import run as run_swarm
 
 
 def testnet(options: TestnetOptions, terminal: Terminal) -> int:
-    """From the first process to the verdict; the exit code."""
+    """From the first process to the verdict; the exit code, 0 only for a run that was completed."""
 
     def work() -> int:
-        screen = TestnetScreen(Report(check_manifest(options)))
-        return run(lambda stop: run_swarm(options, screen, stop), terminal)
+        report = Report(check_manifest(options))
+        code = run(lambda stop: run_swarm(options, TestnetScreen(report), stop), terminal)
+        return code or int(report.verdict() != COMPLETED)
 
     return told(terminal.emit, work)
