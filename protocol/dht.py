@@ -110,10 +110,10 @@ async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[s
     from hivemind.p2p.p2p_daemon import P2PDaemonError
 
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    _require_free(host, port)
+    ip = _require_free(host, port)
     try:
         p2p = await P2P.create(
-            host_maddrs=[f"/ip4/{host}/tcp/{port}"],
+            host_maddrs=[f"/ip4/{ip}/tcp/{port}"],
             identity_path=str(identity.path),
             check_if_identity_free=False,
             nat_port_map=False,
@@ -132,8 +132,10 @@ async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[s
     return dht
 
 
-def _require_free(host: str, port: int) -> None:
-    """Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
+def _require_free(host: str, port: int) -> str:
+    """The IPv4 address of `host`, on which the port is free.
+
+    Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
 
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
@@ -141,6 +143,8 @@ def _require_free(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            ip = socket.gethostbyname(host)
+            probe.bind((ip, port))
+            return ip
         except OSError as error:
             raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror}; try another --listen") from None

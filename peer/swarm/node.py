@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peer.data.tokens import Tokens, open_tokens
 from peer.events import Listener
 from peer.handoff import TorchThread
 from peer.network.contributions import Shelf
@@ -54,12 +55,16 @@ class Node:
         return OuterLoop(self.manifest, states, self.discovery, self.shelf, self.torch_thread)
 
     async def basis(self) -> Tensor | None:
-        """U [d, d], where the run compresses."""
+        """U [d, d], where this peer needs it and so has fetched it."""
         path = self.directory / BASIS
-        if not self.manifest.compressed or not path.exists():
+        if not path.exists():
             return None
         basis: Tensor = (await self.torch_thread.run(load_file, path))["basis"]
         return basis
+
+    async def open_tokens(self, name: str) -> Tokens:
+        """The run's tokens to train on, or to evaluate with; every id is checked."""
+        return await self.torch_thread.run(open_tokens, self.directory / name, self.manifest.model.vocabulary)
 
     async def publish(self, **changes: object) -> None:
         """Change this peer's record."""

@@ -5,7 +5,7 @@ import time
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch, batch
-from peer.data.tokens import Tokens, open_tokens
+from peer.data.tokens import Tokens
 from peer.events import Finished, GroupFormed, Progress, RoundDone, StepDone
 from peer.network.group import Membership
 from peer.network.pipeline import Link, call, link
@@ -32,7 +32,7 @@ async def serve_stage(node: Node) -> None:
     )
     async with asyncio.TaskGroup() as tasks:
         heartbeat = tasks.create_task(node.discovery.keep_publishing())
-        membership, control = await _join_group(node, outer, tasks)
+        membership, control = await _join_group(node, tasks)
         stage = _open_pipeline(node, membership, trainer)
         await control.ready()
         await node.publish(replica=membership.replica)
@@ -51,7 +51,7 @@ async def serve_stage(node: Node) -> None:
     node.emit(Finished(node.manifest.outer.rounds))
 
 
-async def _join_group(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> tuple[Membership, Control]:
+async def _join_group(node: Node, tasks: asyncio.TaskGroup) -> tuple[Membership, Control]:
     """Lead a group, at stage 0, or wait to be called by a leader."""
     control: Control
     if node.stage == 0:
@@ -94,7 +94,7 @@ def _call_downstream(
 
 async def _train(node: Node, outer: OuterLoop, membership: Membership, control: Control, stage: PipelineStage) -> None:
     """All rounds: H inner steps, then the outer step."""
-    tokens = open_tokens(node.directory / TRAIN, node.manifest.model.vocabulary) if node.stage == 0 else None
+    tokens = await node.open_tokens(TRAIN) if node.stage == 0 else None
     digests = await outer.digests()
     for round in range(1, node.manifest.outer.rounds + 1):
         started = time.monotonic()
@@ -102,7 +102,8 @@ async def _train(node: Node, outer: OuterLoop, membership: Membership, control: 
         if node.manifest.compressed:
             stage.embedding_digest = digests[EMBEDDING]
         for step in range(node.manifest.inner.steps):
-            agreed = await stage.run(round, step, _read(node, tokens, round, step, membership.slot), control)
+            data = await _read(node, tokens, round, step, membership.slot)
+            agreed = await stage.run(round, step, data, control)
             node.emit(StepDone(round, step, agreed.loss, node.manifest.tokens_per_step))
         moved = await node.torch_thread.run(stage.trainer.moved)
         await outer.contribute(round, membership.replica, moved)
@@ -111,9 +112,11 @@ async def _train(node: Node, outer: OuterLoop, membership: Membership, control: 
         node.emit(_round_done(node, stage, round, started, counts, digests))
 
 
-def _read(node: Node, tokens: Tokens | None, round: int, step: int, slot: int) -> Batch | None:
+async def _read(node: Node, tokens: Tokens | None, round: int, step: int, slot: int) -> Batch | None:
     """Stage 0 alone reads data; token ids travel with the microbatches."""
-    return None if tokens is None else batch(tokens, node.manifest, round, step, slot)
+    if tokens is None:
+        return None
+    return await node.torch_thread.run(batch, tokens, node.manifest, round, step, slot)
 
 
 def _round_done(

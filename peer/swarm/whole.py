@@ -4,18 +4,17 @@ import asyncio
 import time
 
 import torch
-from safetensors.torch import load_file
 
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, held_out_batch
-from peer.data.tokens import Tokens, open_tokens
+from peer.data.tokens import Tokens
 from peer.events import Evaluated, Finished, Progress, RoundDone, StepDone
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from protocol.identity import ReplicaId
 from protocol.layout import model_layout
-from protocol.run_files import BASIS, HELD_OUT, TRAIN
+from protocol.run_files import HELD_OUT, TRAIN
 
 
 async def serve_datacenter(node: Node) -> None:
@@ -24,7 +23,7 @@ async def serve_datacenter(node: Node) -> None:
     outer = await node.outer_loop(parts, parts)
     replica = await node.torch_thread.run(WholeReplica, node.manifest, "datacenter", None, node.device)
     evaluator = await _evaluator(node) if node.slot == node.manifest.replicas.total - 1 else None
-    tokens = open_tokens(node.directory / TRAIN, node.manifest.model.vocabulary)
+    tokens = await node.open_tokens(TRAIN)
     async with asyncio.TaskGroup() as tasks:
         heartbeat = tasks.create_task(node.discovery.keep_publishing())
         await node.publish(replica=node.discovery.record.peer_id)
@@ -63,7 +62,7 @@ async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, toke
     started = time.monotonic()
     await node.torch_thread.run(replica.load, outer.grids)
     for step in range(manifest.inner.steps):
-        batch_SM = torch.from_numpy(batch(tokens, manifest, round, step, node.slot))
+        batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, round, step, node.slot))
         overall = (round - 1) * manifest.inner.steps + step
         loss = await node.torch_thread.run(replica.inner_step, batch_SM, overall)
         node.emit(StepDone(round, step, loss, manifest.tokens_per_step))
@@ -74,10 +73,9 @@ async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, toke
 
 
 async def _evaluator(node: Node) -> Evaluator:
-    held_out = open_tokens(node.directory / HELD_OUT, node.manifest.model.vocabulary)
+    held_out = await node.open_tokens(HELD_OUT)
     held_out_SM = torch.from_numpy(held_out_batch(held_out, node.manifest))
-    basis = load_file(node.directory / BASIS)["basis"]
-    return await node.torch_thread.run(Evaluator, node.manifest, basis, held_out_SM, node.device)
+    return await node.torch_thread.run(Evaluator, node.manifest, await node.basis(), held_out_SM, node.device)
 
 
 async def _evaluate(node: Node, outer: OuterLoop, evaluator: Evaluator | None, round: int) -> None:
