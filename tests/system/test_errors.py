@@ -3,16 +3,14 @@
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from peer.events import Serving, from_line
-from protocol.ticket import Ticket, parse
+from protocol.ticket import Ticket
+from tests.reference.processes import HETPEER, serving
 
-HETPEER = [sys.executable, "-m", "peer.cli"]
 RUN = """
 [model]
 preset = "nano"
@@ -27,40 +25,11 @@ microbatch = {sequences}
 SECONDS = 90
 
 
-def serve(directory: Path, sequences: int) -> tuple[subprocess.Popen[str], Ticket]:
-    """A bootstrap node, and its ticket."""
-    directory.mkdir()
-    (directory / "run.toml").write_text(RUN.format(sequences=sequences))
-    (directory / "text.txt").write_text(
-        "\n\n".join(f"The {n}th line of a text that is long enough." for n in range(2000))
-    )
-    arguments = [
-        "--listen",
-        "127.0.0.1:0",
-        "--dir",
-        str(directory / "b"),
-        "--data",
-        str(directory / "text.txt"),
-        "--json",
-    ]
-    process = subprocess.Popen(
-        [*HETPEER, "bootstrap", str(directory / "run.toml"), *arguments, "--until-stdin-closes"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    events = (from_line(line) for line in process.stdout)
-    return process, parse(next(event.ticket for event in events if isinstance(event, Serving)))
-
-
 @pytest.fixture(scope="module")
 def ticket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ticket]:
     """A run that is being served."""
-    process, ticket = serve(tmp_path_factory.mktemp("run") / "small", sequences=2)
-    with process:
+    with serving(RUN.format(sequences=2), tmp_path_factory.mktemp("run") / "small") as ticket:
         yield ticket
-        process.communicate(timeout=SECONDS)
 
 
 @pytest.fixture
@@ -139,10 +108,8 @@ def test_a_device_that_is_missing(fails: Callable[..., str], ticket: Ticket):
 
 
 def test_too_little_memory_for_the_stage(fails: Callable[..., str], tmp_path: Path):
-    process, ticket = serve(tmp_path / "large", sequences=2**13)
-    with process:
+    with serving(RUN.format(sequences=2**13), tmp_path / "large") as ticket:
         said = fails("join", str(ticket), "--stage", "1", "--device", "cpu", code=4)
-        process.communicate(timeout=SECONDS)
     assert "not enough memory for stage 1: it takes about" in said
     assert "cpu has" in said
 

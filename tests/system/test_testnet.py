@@ -3,21 +3,13 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-HETPEER = [sys.executable, "-m", "peer.cli"]
-TEXT = "\n\n".join(
-    f"{number} volunteers walked to the {place} of the village, and {number + 1} of them came back {how}."
-    for number in range(60)
-    for place in ("mill", "well", "church", "school", "bridge", "market")
-    for how in ("singing", "in the rain", "with bread", "late")
-)
-SECONDS = 240
+from tests.reference.processes import HETPEER, SECONDS, TEXT
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,69 @@
+"""A swarm of processes against the lab, bit by bit, for what a testnet does not try."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bootstrap.genesis import load_run
+from peer.events import Evaluated, Event, RoundDone
+from peer.lab.run import Lab
+from protocol.run_files import Descriptor
+from tests.reference.processes import finish, serving, start
+
+RUN = """
+[model]
+preset = "nano"
+kv_heads = 2
+[replicas]
+groups = 1
+stages = 2
+{replicas}
+[inner]
+steps = 4
+sequences = 4
+microbatch = 2
+learning_rate = 3e-3
+warmup = 4
+[outer]
+rounds = 2
+{outer}
+"""
+
+VARIANTS = {
+    "2-bit values over senders, eta 0.8": (
+        "compression = 4",
+        'values = "2bit"\naggregate = "senders"\nlearning_rate = 0.8',
+    ),
+    "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
+    "no datacenter, an observer evaluates": ("datacenters = 0", "beta = 0.5"),
+}
+
+
+def lab(descriptor: Descriptor, folder: Path) -> list[Event]:
+    torch.set_num_threads(1)
+    said: list[Event] = []
+    Lab.open(descriptor, folder, torch.device("cpu")).run(said.append)
+    return said
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_losses_and_digests_are_the_labs(tmp_path: Path, variant: str):
+    replicas, outer = VARIANTS[variant]
+    with serving(RUN.format(replicas=replicas, outer=outer), tmp_path / "run") as ticket:
+
+        def peer(*arguments: str):
+            where = ["--dir", str(tmp_path / "-".join(arguments)), "--device", "cpu", "--threads", "1"]
+            return start(arguments[0], str(ticket), *arguments[1:], *where)
+
+        whole = "observe" if "observer" in variant else "replica"
+        swarm = finish([peer("join", "--stage", "0"), peer("join", "--stage", "1"), peer(whole)])
+        expected = lab(load_run(tmp_path / "run" / "b"), tmp_path / "run" / "b")
+    digests = {event.round: event.digests for event in expected if isinstance(event, RoundDone)}
+    assert len(digests) == 2
+    for process in swarm:
+        done = [event for event in process if isinstance(event, RoundDone)]
+        assert [event.round for event in done] == [1, 2]
+        assert all(event.digests.items() <= digests[event.round].items() for event in done)
+    evaluated = [event for event in swarm[2] if isinstance(event, Evaluated)]
+    assert evaluated == [event for event in expected if isinstance(event, Evaluated)]
