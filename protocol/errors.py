@@ -9,7 +9,8 @@
     ├── RefusedError           a peer answered, and said no
     ├── PeerError              a peer broke the protocol: its bytes are not acted on
     │   └── FormatError        bytes that do not parse as what they claim to be
-    └── LostMemberError        a member of this replica is gone
+    ├── LostMemberError        a member of this replica is gone
+    └── DivergedError          this replica's numbers left every range: its training has diverged
 
 `exit_code` is what the command line returns for each.
 """
@@ -69,3 +70,9 @@ class LostMemberError(HetpeerError):
     """A member of this replica is gone, and the inner step in flight with it."""
 
     exit_code = 8
+
+
+class DivergedError(HetpeerError):
+    """This replica's numbers left every range: its training has diverged."""
+
+    exit_code = 9

@@ -10,14 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocol.errors import HetpeerError
+from protocol.errors import DivergedError
 from protocol.units import UNITS_PER_ONE
 
 INT32_MAX = 2**31 - 1
-
-
-class SaturationError(HetpeerError):
-    """A value left the grid's range of ±32, or is not a number: the run has diverged."""
 
 
 def to_float(grid: Tensor) -> Tensor:
@@ -29,11 +25,11 @@ def to_units(values: Tensor) -> Tensor:
     """float32 → int64 units, rounded half to even.
 
     Raises:
-        SaturationError: a value is outside ±32 or not finite.
+        DivergedError: a value is outside ±32 or not finite.
     """
     scaled = values.to(torch.float64) * UNITS_PER_ONE
     if not bool((scaled.abs() <= INT32_MAX).all()):
-        raise SaturationError("a weight moved further than ±32 in one round, or is not a number")
+        raise DivergedError("a weight moved further than ±32 in one round, or is not a number")
     return scaled.round().to(torch.int64)
 
 
@@ -41,10 +37,10 @@ def to_int32(values: Tensor, what: str) -> Tensor:
     """Narrow int64 units to the int32 they are kept in.
 
     Raises:
-        SaturationError: a value does not fit.
+        DivergedError: a value does not fit.
     """
     if values.numel() and int(values.abs().max()) > INT32_MAX:
-        raise SaturationError(f"{what} left the grid's range of ±32")
+        raise DivergedError(f"{what} left the grid's range of ±32")
     return values.to(torch.int32)
 
 

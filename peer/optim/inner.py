@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from protocol.errors import DivergedError
 from protocol.manifest import Inner, Manifest
 
 
@@ -46,9 +47,15 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> float:
 def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
     """What every gradient of the replica is multiplied by: min(1, clip / ‖g‖), ‖g‖ over all stages.
 
-    The stages' squares are added in stage order, so that every place computes the same float.
+    The stages' squares are summed exactly, so that every place computes the same float.
+
+    Raises:
+        DivergedError: the norm is not a number.
     """
-    return min(1.0, clip / (math.sqrt(math.fsum(squared_norms)) + 1e-6))
+    total = math.fsum(squared_norms)
+    if not math.isfinite(total):
+        raise DivergedError("the gradient is not a number: this replica has diverged; a lower learning rate may help")
+    return min(1.0, clip / (math.sqrt(total) + 1e-6))
 
 
 def update(optimizer: torch.optim.AdamW, factor: float, rate: float) -> None:

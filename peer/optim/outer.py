@@ -49,7 +49,7 @@ class OuterState:
         """Turn Δ (float32) into this replica's contribution, and take it out of the error feedback.
 
         Raises:
-            SaturationError: the replica diverged.
+            DivergedError: the replica diverged.
         """
         outer = self.manifest.outer
         picked: dict[str, SparseTensor] = {}
@@ -66,7 +66,7 @@ class OuterState:
         """θ ← θ − F(S) for the whole set S of a round.
 
         Raises:
-            SaturationError: a weight would leave the grid.
+            DivergedError: a weight would leave the grid.
         """
         term = outer_term(contributions, part_layout(self.manifest, self.part), self.manifest)
         for name, tensor in self.grid.items():

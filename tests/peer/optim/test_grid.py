@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.optim.grid import SaturationError, digest, divide_half_even, to_float, to_int32, to_units
+from peer.optim.grid import digest, divide_half_even, to_float, to_int32, to_units
+from protocol.errors import DivergedError
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(1, 2**30))
@@ -29,13 +30,13 @@ def test_what_fits_in_24_bits_goes_through_float32_and_back(units: list[int]):
 
 @pytest.mark.parametrize("value", [32.0, -32.0, float("nan"), float("inf")])
 def test_leaving_the_range_is_loud(value: float):
-    with pytest.raises(SaturationError):
+    with pytest.raises(DivergedError):
         to_units(torch.tensor([0.0, value]))
 
 
 def test_int32_is_never_wrapped():
     assert to_int32(torch.tensor([2**31 - 1]), "it").item() == 2**31 - 1
-    with pytest.raises(SaturationError, match="the sum left"):
+    with pytest.raises(DivergedError, match="the sum left"):
         to_int32(torch.tensor([2**31]), "the sum")
 
 

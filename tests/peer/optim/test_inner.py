@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from peer.optim.inner import adamw, clip_factor, learning_rate, squared_norm, update
+from protocol.errors import DivergedError
 from protocol.manifest import Inner, Manifest, check
 
 
@@ -65,3 +66,9 @@ def test_the_clip_factor_scales_the_gradient_before_the_moments():
     optimizer = adamw([parameter], Inner())
     update(optimizer, factor=0.25, rate=1e-3)
     assert optimizer.state[parameter]["exp_avg"].item() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("squared", [float("inf"), float("nan")])
+def test_a_gradient_that_is_no_number_is_said_and_never_applied(squared: float):
+    with pytest.raises(DivergedError, match="has diverged"):
+        clip_factor([1.0, squared], clip=1.0)

@@ -1,0 +1,82 @@
+"""One event loop, one way to stop, one line for an error."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from peer.events import Event, Failed
+from peer.process import INTERRUPTED, Terminal, first_error, run, told
+from protocol.errors import LostMemberError, UserError
+
+
+def terminal() -> tuple[Terminal, list[Event]]:
+    said: list[Event] = []
+    return Terminal(said.append), said
+
+
+def test_work_that_ends_well_is_exit_code_zero():
+    heard, said = terminal()
+
+    async def serve(stop: asyncio.Event) -> None:
+        return None
+
+    assert run(serve, heard) == 0
+    assert said == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
+def test_a_signal_asks_the_work_to_stop(number: signal.Signals, code: int):
+    async def serve(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await stop.wait()
+
+    assert run(serve, terminal()[0]) == code
+
+
+def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
+    heard, said = terminal()
+
+    async def fail() -> None:
+        raise LostMemberError("stage 1 is gone")
+
+    async def serve(stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(asyncio.Event().wait())
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(fail())
+
+    assert run(serve, heard) == 8
+    assert said == [Failed("stage 1 is gone", 8)]
+
+
+def test_what_breaks_while_stopping_is_no_error():
+    heard, said = terminal()
+
+    async def serve(stop: asyncio.Event) -> None:
+        stop.set()
+        raise LostMemberError("stage 1 is gone")
+
+    assert run(serve, heard) == 0
+    assert said == []
+
+
+def test_a_bug_is_not_dressed_up_as_a_users_error():
+    async def serve(stop: asyncio.Event) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        run(serve, terminal()[0])
+    with pytest.raises(ExceptionGroup):
+        first_error(ExceptionGroup("group", [RuntimeError("a bug")]))
+
+
+def test_an_error_before_the_loop_is_told_too():
+    heard, said = terminal()
+
+    def command() -> int:
+        raise UserError("no such thing")
+
+    assert told(heard.emit, command) == 2
+    assert said == [Failed("no such thing", 2)]

@@ -1,0 +1,63 @@
+"""What users see of hetpeer. Adding a flag is a decision: it is made here too."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from peer.cli import app
+
+ROOT = Path(__file__).parents[1]
+
+FLAGS = {
+    "bootstrap": "announce data dir evaluate json listen until-stdin-closes",
+    "join": "device dir json listen manifest stage threads until-stdin-closes",
+    "replica": "device dir json listen manifest threads until-stdin-closes",
+    "observe": "device dir json listen threads until-stdin-closes",
+    "testnet": "compression data datacenters dir groups inner-steps preset report rounds stages",
+    "lab": "data device dir json report threads",
+}
+
+
+def commands() -> dict[str, object]:
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_commands_and_their_flags_are_these():
+    found = {
+        name: " ".join(sorted(flag.removeprefix("--") for each in command.params for flag in each.opts if "--" in flag))
+        for name, command in commands().items()
+    }
+    assert found == FLAGS
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_every_help_says_what_it_does_and_shows_an_example(command: str):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "Example" in shown.output
+    assert f"hetpeer {command}" in shown.output
+
+
+def test_every_option_is_explained():
+    for name, command in commands().items():
+        for each in command.params:
+            assert each.hidden or each.help, f"{name} {each.name}"
+
+
+def test_every_file_that_the_documents_name_is_there():
+    documents = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "examples/README.md",
+    ]
+    for document in documents:
+        text = document.read_text()
+        linked = re.findall(r"\]\(((?!http)[^)#]+)\)", text)
+        assert all((document.parent / path).exists() for path in linked), (document.name, linked)
+        named = re.findall(r"`((?:protocol|peer|bootstrap|tests|examples|docs)/[\w./-]+\.\w+)`", text)
+        missing = [path for path in named if not (ROOT / path).exists()]
+        assert not missing, (document.name, missing)
