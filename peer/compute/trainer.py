@@ -138,10 +138,13 @@ class StageTrainer:
         inner.update(self.optimizer, clip_factor, inner.learning_rate(self.manifest, step))
 
     def moved(self) -> dict[Part, dict[str, Tensor]]:
-        """Δ = θ_start − θ_end of every part this stage authors, float32 (paper, equation 1)."""
+        """Δ = θ_start − θ_end of every part this stage authors, float32 (paper, equation 1).
+
+        On the CPU, where the outer state lives.
+        """
         with torch.no_grad():
-            own = {name: self.start[name] - tensor for name, tensor in self.stage.tensors().items()}
+            own = {name: (self.start[name] - tensor).cpu() for name, tensor in self.stage.tensors().items()}
             parts: dict[Part, dict[str, Tensor]] = {stage_part(self.index): own}
             if self.embedding is not None:
-                parts = {EMBEDDING: {EMBEDDING_TENSOR: self.embedding.moved()}} | parts
+                parts = {EMBEDDING: {EMBEDDING_TENSOR: self.embedding.moved().cpu()}} | parts
         return parts
