@@ -10,6 +10,9 @@ from google.protobuf.message import Message
 from protocol.channels import EOF
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 
+BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+"""What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
+
 Outgoing = TypeVar("Outgoing", bound=Message)
 Incoming = TypeVar("Incoming", bound=Message)
 
@@ -68,7 +71,7 @@ class Duplex(Generic[Outgoing, Incoming]):
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
                 await reader
-        except grpc.aio.AioRpcError:
+        except BROKEN:
             await reader
         finally:
             reader.cancel()
@@ -81,7 +84,7 @@ class Duplex(Generic[Outgoing, Incoming]):
                     end = PeerError(f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages")
                     break
                 self._incoming.put_nowait(message)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+        except BROKEN:
             pass  # however a stream breaks, the member is gone
         finally:
             self._incoming.put_nowait(end)
