@@ -1,7 +1,6 @@
 """`hetpeer bootstrap`: the operator's node, and beside it, if asked for, an observer that evaluates."""
 
 import asyncio
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from peer.events import Progress, Serving
 from peer.home import home, locked, remember
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
-from protocol.errors import UserError
+from protocol.errors import LostMemberError, UserError
 from protocol.ticket import Ticket
 
 
@@ -36,23 +35,22 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
         manifest = manifests.load(options.run_toml)
         with locked(options.directory or home() / f"bootstrap-{manifest.run.name}") as folder:
             descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
-            observers: list[subprocess.Popen[bytes]] = []
-
-            def tell(ticket: Ticket) -> None:
-                if options.directory is None:
-                    remember(ticket)
-                terminal.emit(Serving(str(ticket), ticket.run_id))
-                if options.evaluate:
-                    observers.append(_start_observer(ticket, folder, terminal))
 
             async def work(stop: asyncio.Event) -> None:
-                await node.serve(descriptor, folder, host, port, options.announce, tell, stop)
+                up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
 
-            try:
-                return run(work, terminal)
-            finally:
-                for observer in observers:
-                    observer.communicate()  # closes its standard input, which stops it
+                def tell(ticket: Ticket) -> None:
+                    if options.directory is None:
+                        remember(ticket)
+                    terminal.emit(Serving(str(ticket), ticket.run_id))
+                    up.set_result(ticket)
+
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(node.serve(descriptor, folder, host, port, options.announce, tell, stop))
+                    if options.evaluate:
+                        tasks.create_task(_observe(up, folder, terminal, stop))
+
+            return run(work, terminal)
 
     return told(terminal.emit, serve)
 
@@ -66,9 +64,26 @@ def _listen_address(options: BootstrapOptions) -> tuple[str, int]:
     return host, int(port)
 
 
-def _start_observer(ticket: Ticket, folder: Path, terminal: Terminal) -> subprocess.Popen[bytes]:
-    """A process of its own, since this node has no torch; it speaks on our standard output."""
-    arguments = ["observe", str(ticket), "--dir", str(folder / "observer"), "--until-stdin-closes"]
+async def _observe(up: asyncio.Future[Ticket], folder: Path, terminal: Terminal, stop: asyncio.Event) -> None:
+    """Keep an observer beside this node: a process of its own, since this one has no torch. It speaks on our
+    standard output, and stops when its standard input closes.
+
+    Raises:
+        LostMemberError: it died.
+    """
+    arguments = ["observe", str(await up), "--dir", str(folder / "observer"), "--until-stdin-closes"]
     if terminal.json:
         arguments.append("--json")
-    return subprocess.Popen([sys.executable, "-m", "peer.cli", *arguments], stdin=subprocess.PIPE)
+    observer = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "peer.cli", *arguments, stdin=asyncio.subprocess.PIPE
+    )
+    assert observer.stdin is not None
+    ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        observer.stdin.close()
+        code = await ended
+    if code and not stop.is_set():
+        raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")

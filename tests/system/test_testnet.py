@@ -79,8 +79,8 @@ def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, text
 class Watched:
     """A running testnet: its output as it comes, and its processes."""
 
-    def __init__(self, directory: Path, text: Path) -> None:
-        arguments = ["--groups", "1", "--stages", "2", "--rounds", "50", "--inner-steps", "4"]
+    def __init__(self, directory: Path, text: Path, *more: str) -> None:
+        arguments = ["--groups", "1", "--stages", "2", "--rounds", "50", "--inner-steps", "4", *more]
         self.process = subprocess.Popen(
             testnet(directory, text, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -141,6 +141,21 @@ def test_a_killed_process_is_named_and_none_is_left(running: Watched, victim: st
     assert running.end() == 1
     assert f"{name} (process {killed.pid}) was killed by SIGKILL" in running.said
     assert gone(children)
+
+
+def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_path: Path, text: Path):
+    watched = Watched(tmp_path, text, "--datacenters", "0")
+    with watched.process:
+        try:
+            watched.wait_for("loss after round 1:")
+            children = watched.children()
+            killed = watched.child("peer.cli observe")
+            killed.kill()
+            assert watched.end() == 1
+            assert f"failed: the observer that evaluates (process {killed.pid}) ended with exit code -9" in watched.said
+            assert gone(children)
+        finally:
+            watched.process.kill()
 
 
 def test_the_death_of_libp2ps_daemon_is_noticed_and_named(running: Watched):
