@@ -119,6 +119,8 @@ class ProcessRow:
     outer: int = 0
     tokens: int = 0
     began: float = 0.0
+    step: tuple[int, int] = (1, 0)
+    """The round, and how many of its inner steps are done."""
 
     def take(self, event: Event, now: float) -> None:
         """Follow what the process says."""
@@ -133,7 +135,7 @@ class ProcessRow:
             case GroupFormed(replica):
                 self.doing, self.replica = "in a group", replica[-6:]
             case StepDone(round, step, loss, tokens):
-                self.doing, self.place = "training", f"{round}.{step + 1}"
+                self.doing, self.place, self.step = "training", f"{round}.{step + 1}", (round, step + 1)
                 self.began = self.began or now
                 self.tokens += tokens
                 self.loss = f"{loss:.3f}" if loss is not None else self.loss
@@ -174,9 +176,9 @@ class TestnetScreen:
         self.rows = {name: ProcessRow(name) for name in names}
         if self.console.is_terminal:
             self.bar = Bar(
-                TextColumn("rounds"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
+                TextColumn("steps"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
             )
-            self.bar.add_task("rounds", total=self.report.manifest.outer.rounds)
+            self.bar.add_task("steps", total=self.report.manifest.outer.rounds * self.report.manifest.inner.steps)
             self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
             self.live.start()
 
@@ -190,10 +192,16 @@ class TestnetScreen:
         """Follow what a process says."""
         self.rows[process].take(event, time.monotonic())
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=len(self.report.losses()))
+            self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if self.live is None and isinstance(event, Serving | Joined | GroupFormed | Evaluated | Failed):
             line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
+
+    @property
+    def steps_done(self) -> int:
+        """Inner steps of all rounds so far, where the swarm is furthest."""
+        steps_in_round = self.report.manifest.inner.steps
+        return max((round - 1) * steps_in_round + done for round, done in (row.step for row in self.rows.values()))
 
     def draw(self) -> Group:
         """The table, the loss, the bar."""

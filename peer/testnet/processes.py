@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.events import Evaluated, Event, Failed, Serving, from_line
+from peer.events import Evaluated, Event, Failed, Finished, Serving, from_line
+from peer.process import INTERRUPTED
 from peer.report import Report
 from peer.screen import TestnetScreen
 from peer.testnet.options import TestnetOptions
@@ -25,8 +26,14 @@ LINE_BYTES = 2**20
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
 
+LAST_WORDS_SECONDS = 2.0
+"""For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
+
 CONSEQUENCES = (UnreachableError.exit_code, LostMemberError.exit_code)
 """What a process fails with because another one has gone."""
+
+STOPPED = (0, INTERRUPTED)
+"""How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
 
 LAST_EVALUATION_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -40,7 +47,7 @@ class TestnetError(HetpeerError):
     __test__ = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
     """One process of the testnet."""
 
@@ -48,6 +55,25 @@ class Child:
     process: asyncio.subprocess.Process
     log: Path
     failed: Failed | None = None
+    finished: bool = False
+    listening: asyncio.Task[None] | None = None
+
+    async def wait_until_ended(self) -> None:
+        """Wait for its end, and until its last words have been heard."""
+        await self.process.wait()
+        if self.listening is not None:
+            await asyncio.wait((self.listening,), timeout=LAST_WORDS_SECONDS)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it saw the last round and then ended well."""
+        return self.finished and self.process.returncode == 0
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Whether a signal ended it, at once or in order: no other process's death does that."""
+        code = self.process.returncode
+        return code is not None and not self.succeeded and (code < 0 or code in STOPPED)
 
     def obituary(self) -> str:
         """How it ended, in words."""
@@ -57,6 +83,8 @@ class Child:
             return f"{who} was killed by {signal.Signals(-code).name}"
         if self.failed is not None:
             return f"{who} failed: {self.failed.message}"
+        if code in STOPPED:
+            return f"{who} was stopped before the last round"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         return f"{who} ended early with exit code {code}" + (f"; it last said:\n{tail}" if tail else "")
 
@@ -138,7 +166,7 @@ class Testnet:
             )
         child = Child(name, process, log)
         self.children.append(child)
-        tasks.create_task(self._listen(child))
+        child.listening = tasks.create_task(self._listen(child))
         return child
 
     async def _listen(self, child: Child) -> None:
@@ -155,6 +183,8 @@ class Testnet:
                 self.ticket.set_result(ticket)
             case Evaluated(round) if round == self.options.rounds:
                 self.last_evaluation.set()
+            case Finished():
+                child.finished = True
             case Failed():
                 child.failed = event
             case _:
@@ -166,7 +196,7 @@ class Testnet:
         Raises:
             TestnetError: the bootstrap node ended instead.
         """
-        ended = asyncio.ensure_future(bootstrap.process.wait())
+        ended = asyncio.ensure_future(bootstrap.wait_until_ended())
         await asyncio.wait((self.ticket, ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not self.ticket.done():
             raise TestnetError(bootstrap.obituary())
@@ -179,7 +209,7 @@ class Testnet:
         Raises:
             TestnetError: one ended in another way.
         """
-        running = {asyncio.ensure_future(child.process.wait()): child for child in [*trainees, bootstrap]}
+        running = {asyncio.ensure_future(child.wait_until_ended()): child for child in [*trainees, bootstrap]}
         finished: set[str] = set()
         while len(finished) < len(trainees):
             done, _ = await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -187,33 +217,49 @@ class Testnet:
                 return False
             for each in done:
                 child = running.pop(each)
-                if child is bootstrap or child.process.returncode:
-                    others = [future for future, other in running.items() if other is not bootstrap]
-                    if others:
-                        await asyncio.wait(others, timeout=BLAME_SECONDS)
-                    raise TestnetError(self._blame(child))
+                if child is bootstrap or not child.succeeded:
+                    raise TestnetError((await self._culprit(child, running, bootstrap)).obituary())
                 finished.add(child.name)
         for each in running:
             each.cancel()
         return True
 
-    def _blame(self, first: Child) -> str:
-        """Who is at fault: a process that a signal ended, else one that failed by itself, else the first."""
-        ended = [child for child in self.children if child.process.returncode]
-        killed = [child for child in ended if (child.process.returncode or 0) < 0]
-        by_itself = [child for child in ended if child.process.returncode not in CONSEQUENCES]
-        return [*killed, *by_itself, first][0].obituary()
+    async def _culprit(self, first: Child, running: dict[asyncio.Task[None], Child], bootstrap: Child) -> Child:
+        """Who is at fault: whoever a signal ended, else one that failed by itself, else the first to end.
+
+        A neighbour may end before the one that took it along, so this waits for more to end; not for the bootstrap
+        node alone, which serves on.
+        """
+        ended = [first]
+        deadline = asyncio.get_running_loop().time() + BLAME_SECONDS
+        while {*running.values()} - {bootstrap} and not any(child.ended_from_outside for child in ended):
+            left = deadline - asyncio.get_running_loop().time()
+            done, _ = await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            ended += [running.pop(each) for each in done]
+        from_outside = [child for child in ended if child.ended_from_outside]
+        by_itself = [child for child in ended if not child.succeeded and child.process.returncode not in CONSEQUENCES]
+        return [*from_outside, *by_itself, first][0]
 
     async def _stop(self) -> None:
-        """Close every child's standard input; those that linger are terminated, then killed."""
+        """Close every child's standard input; those that linger are terminated, then killed with all their own."""
         for child in self.children:
             if child.process.stdin is not None:
                 child.process.stdin.close()
-        for seconds, end in ((STOP_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
+        for end, seconds in ((None, STOP_SECONDS), (signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             left = [child for child in self.children if child.process.returncode is None]
             if not left:
                 return
-            await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
             for child in left:
-                if child.process.returncode is None:
-                    child.process.send_signal(end)
+                with suppress(ProcessLookupError):
+                    _send(child.process.pid, end)
+            await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
+
+
+def _send(pid: int, end: signal.Signals | None) -> None:
+    """SIGTERM is for the child, which then ends its own; SIGKILL is for its whole group, of which it is the leader."""
+    if end is signal.SIGKILL:
+        os.killpg(pid, end)
+    elif end is not None:
+        os.kill(pid, end)

@@ -81,6 +81,16 @@ def test_a_row_follows_its_process():
     )
 
 
+def test_progress_counts_inner_steps_of_all_rounds_where_the_swarm_is_furthest():
+    made = report()
+    screen = TestnetScreen(made, on(terminal=False)[0])
+    screen.start(["volunteer", "datacenter"])
+    assert screen.steps_done == 0
+    screen.take("volunteer", StepDone(2, 0, 7.5, 1024))
+    screen.take("datacenter", StepDone(1, 1, 7.5, 1024))
+    assert screen.steps_done == made.manifest.inner.steps + 1
+
+
 def test_the_table_names_every_process_and_draws_the_loss():
     console, out = on(terminal=True)
     made = report()
