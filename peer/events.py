@@ -6,7 +6,7 @@ On standard output with `--json` each is one line: {"event": "RoundDone", …}.
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,49 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """A member of this peer's group is gone. The inner step in flight, `step` of `round`, is rolled back."""
+
+    replica: str
+    round: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """This replica's contribution of a round is out; `steps` inner steps are behind it."""
+
+    round: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This peer took up its work where its folder had it: after outer round `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resynchronised:
+    """This peer had another state than most and took theirs; `returned` of its contributions count nowhere else and
+    went back into its error feedback."""
+
+    part: str
+    round: int
+    returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What another peer sent is not valid. Nothing of it is acted on."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run is over for this peer."""
 
@@ -93,13 +136,25 @@ class Failed:
     exit_code: int
 
 
-Event = Serving | Progress | Joined | GroupFormed | StepDone | RoundDone | Evaluated | Finished | Failed
+Event = (
+    Serving
+    | Progress
+    | Joined
+    | GroupFormed
+    | GroupBroken
+    | StepDone
+    | Contributed
+    | RoundDone
+    | Resumed
+    | Resynchronised
+    | Refused
+    | Evaluated
+    | Finished
+    | Failed
+)
 Listener = Callable[[Event], None]
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Serving, Progress, Joined, GroupFormed, StepDone, RoundDone, Evaluated, Finished, Failed)
-}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def to_line(event: Event) -> str:
@@ -110,9 +165,11 @@ def to_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """Read what `to_line` wrote. Raises ValueError for anything else."""
     fields = json.loads(line)
-    if not isinstance(fields, dict) or fields.get("event") not in KINDS:
-        raise ValueError(f"not an event: {line[:80]}")
-    event: Event = KINDS[fields.pop("event")](**fields)
+    kind = fields.pop("event", None) if isinstance(fields, dict) else None
+    try:
+        event: Event = KINDS[kind](**fields)
+    except (KeyError, TypeError):
+        raise ValueError(f"not an event: {line[:80]}") from None
     return event
 
 

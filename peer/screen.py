@@ -16,9 +16,13 @@ from peer.events import (
     Event,
     Failed,
     Finished,
+    GroupBroken,
     GroupFormed,
     Joined,
     Progress,
+    Refused,
+    Resumed,
+    Resynchronised,
     RoundDone,
     Serving,
     StepDone,
@@ -59,6 +63,15 @@ def say(event: Event) -> str | None:
             return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"
         case GroupFormed(replica, _, members):
             return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
+        case GroupBroken(_, round, step, reason):
+            return f"{reason}. Step {step + 1} of round {round} is rolled back; looking for another member."
+        case Resumed(round):
+            return f"Resumed after round {round}, from this peer's own folder."
+        case Resynchronised(part, round, returned):
+            own = f" {returned} of our contributions went back into the error feedback." if returned else ""
+            return f"WARNING: our state of {part} was not that of most peers; took theirs, of round {round}.{own}"
+        case Refused(peer, reason):
+            return f"Refused what peer {peer[-8:]} sent: {reason}"
         case RoundDone():
             sets = ", ".join(f"{part} {count}" for part, count in event.contributions.items())
             sent = f"{size(event.pipeline_sent)} in the pipeline, {size(event.outer_sent)} in contributions"

@@ -18,7 +18,9 @@ def test_a_line_reads_back(event):
     assert "\n" not in to_line(event)
 
 
-@pytest.mark.parametrize("line", ["", "hello", "[]", "{}", '{"event": "Unknown"}'])
+@pytest.mark.parametrize(
+    "line", ["", "hello", "[]", "{}", '{"event": "Unknown"}', '{"event": "Finished"}', '{"event": []}']
+)
 def test_other_lines_are_no_events(line: str):
     with pytest.raises(ValueError):  # noqa: PT011
         from_line(line)
