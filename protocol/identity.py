@@ -25,11 +25,11 @@ def stage_part(stage: int) -> Part:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContributionName:
-    """One replica's Δ̂ of one part in one round (design: the outer state is a function of a set)."""
+    """One author's Δ̂ of one part in one round. An author signs, so nobody can speak in its name."""
 
     part: Part
     round: int
-    replica: ReplicaId
+    author: PeerId
 
     def __str__(self) -> str:
-        return f"{self.part} of round {self.round} by {self.replica[-8:]}"
+        return f"{self.part} of round {self.round} by {self.author[-8:]}"

@@ -1,0 +1,74 @@
+"""Which rounds of each author count: a version vector with exceptions, as ranges of rounds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+
+MOST_AUTHORS = 2**17
+MOST_RANGES = 2**20
+"""Of all authors together: enough for a thousand of them that came and went a thousand times."""
+
+
+@dataclass(slots=True)
+class History:
+    """`ranges[author]` are the rounds that count, as [first, last] in rising order with gaps between."""
+
+    ranges: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def add(self, round: int, authors: Iterable[PeerId]) -> None:
+        """Count one more round, later than all before, of these authors."""
+        for author in authors:
+            ranges = self.ranges.setdefault(author, [])
+            if ranges and ranges[-1][1] == round - 1:
+                ranges[-1] = (ranges[-1][0], round)
+            else:
+                ranges.append((round, round))
+
+    def has(self, author: PeerId, round: int) -> bool:
+        """Whether a round of an author counts."""
+        return self.counts(author, round, round)
+
+    def counts(self, author: PeerId, start: int, end: int) -> bool:
+        """Whether any round of an author from `start` to `end` counts."""
+        return any(first <= end and start <= last for first, last in self.ranges.get(author, []))
+
+    def total(self) -> int:
+        """Contributions that count, of all authors and rounds."""
+        return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)
+
+    def to_wire(self) -> dict[str, list[list[int]]]:
+        """Plain lists, authors in order: one form for one history."""
+        return {author: [[*each] for each in ranges] for author, ranges in sorted(self.ranges.items())}
+
+    @staticmethod
+    def from_wire(data: object, last_round: int) -> "History":
+        """Check what another peer sent.
+
+        Raises:
+            FormatError: it is no history of rounds 1 to `last_round` in the one form there is.
+        """
+        if not isinstance(data, Mapping) or len(data) > MOST_AUTHORS or list(data) != sorted(data, key=str):
+            raise FormatError("not a history: its authors are not in order")
+        ranges: dict[PeerId, list[tuple[int, int]]] = {}
+        for author, pairs in data.items():
+            if not isinstance(author, str) or not 1 <= len(author) <= 64 or not isinstance(pairs, list) or not pairs:
+                raise FormatError("not a history: an author without a name or rounds")
+            ranges[PeerId(author)] = [_range(pair) for pair in pairs]
+            ends = [0, *(end + 1 for _, end in ranges[PeerId(author)])]
+            starts = [*(start for start, _ in ranges[PeerId(author)]), last_round + 2]
+            if any(start <= end for end, start in zip(ends, starts, strict=True)):
+                raise FormatError("not a history: rounds out of order or range")
+        if sum(map(len, ranges.values())) > MOST_RANGES:
+            raise FormatError(f"a history of more than {MOST_RANGES} ranges")
+        return History(ranges)
+
+
+def _range(pair: object) -> tuple[int, int]:
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(each) is not int for each in pair):
+        raise FormatError("not a history: not a range of rounds")
+    first, last = pair
+    if first > last:
+        raise FormatError("not a history: a range that ends before it begins")
+    return first, last

@@ -1,0 +1,219 @@
+"""Which contributions count: the set of one part, kept by one peer, without I/O.
+
+The outer state is a function of this set, so two peers whose ledgers say the same hold the same bits. A ledger
+takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+
+from protocol.history import History
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.window import Window
+
+VERSIONS_KEPT = 2
+"""Two versions of one contribution void each other; a third says nothing new."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contribution that its author signed, and who signed that it was there in time.
+
+    `proof` and the values of `receipts` are the signed messages, already verified; the ledger only passes them on.
+    """
+
+    name: ContributionName
+    sha256: str
+    size: int
+    proof: bytes = b""
+    receipts: dict[PeerId, bytes] = field(default_factory=dict)
+
+    @property
+    def key(self) -> bytes:
+        """8 bytes that stand for name and content where peers compare what they have."""
+        said = f"{self.name.part} {self.name.round} {self.name.author} {self.sha256}"
+        return blake2b(said.encode(), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """The operator takes an author's contributions out, from round `start` on. `issued`: the round it was signed in."""
+
+    author: PeerId
+    start: int
+    issued: int
+
+    def effective(self, window: Window) -> int:
+        """The first round without this author: a function of the record alone, so that all peers agree."""
+        return max(self.start, self.issued - window.revocable)
+
+
+class Standing(Enum):
+    """What a ledger makes of an entry it is offered."""
+
+    ACCEPTED = "accepted"
+    WANTED = "its bytes are missing"
+    EARLY = "its round has not begun here"
+    UNPROVEN = "it is late and has too few receipts"
+    CLOSED = "its round is closed"
+    SURPLUS = "two versions of it are known, which void each other"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The contributions to one part that a peer has accepted.
+
+    `clock` is the round this peer works on, from 1; rounds up to `folded` are closed for ever, and `history` tells what
+    counted in them.
+    """
+
+    part: Part
+    me: PeerId
+    window: Window
+    clock: int = 1
+    folded: int = 0
+    history: History = field(default_factory=History)
+    accepted: dict[int, dict[PeerId, dict[str, Entry]]] = field(default_factory=dict)
+    waiting: dict[tuple[ContributionName, str], Entry] = field(default_factory=dict)
+    revocations: set[Revocation] = field(default_factory=set)
+
+    def offer(self, entry: Entry, vouched: bool = False) -> Standing:
+        """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
+
+        `vouched`: this peer is catching up, and takes the word of others that it was there in time.
+        """
+        entry.receipts.pop(entry.name.author, None)
+        if entry.name.round <= self.folded or self.clock - entry.name.round > self.window.width:
+            return Standing.CLOSED
+        if not self.window.is_open(self.clock, entry.name.round):
+            return Standing.EARLY
+        known = self._versions(entry.name)
+        if entry.sha256 in known:
+            self._merge(known[entry.sha256], entry)
+            return Standing.ACCEPTED
+        if len(known) >= VERSIONS_KEPT:
+            return Standing.SURPLUS
+        kept = self.waiting.get((entry.name, entry.sha256))
+        if kept is None:
+            if sum(name == entry.name for name, _ in self.waiting) >= VERSIONS_KEPT:
+                return Standing.SURPLUS
+            kept = self.waiting[entry.name, entry.sha256] = entry
+        self._merge(kept, entry)
+        return Standing.WANTED if vouched or self._in_time(kept) else Standing.UNPROVEN
+
+    def take(self, entry: Entry, vouched: bool = False) -> Standing:
+        """The bytes of an entry are here and valid: accept it, if it is in time now."""
+        standing = self.offer(entry, vouched)
+        if standing is not Standing.WANTED:
+            return standing
+        kept = self.waiting.pop((entry.name, entry.sha256))
+        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = kept
+        return Standing.ACCEPTED
+
+    def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
+        """Whether this peer should sign that it has accepted an entry: others may need it."""
+        entry = self._versions(name).get(sha256)
+        return (
+            entry is not None
+            and self.me not in (name.author, *entry.receipts)
+            and len(entry.receipts) < self.window.most_receipts
+        )
+
+    def sign(self, name: ContributionName, sha256: str, receipt: bytes) -> None:
+        """Add this peer's own receipt."""
+        self._versions(name)[sha256].receipts[self.me] = receipt
+
+    def revoke(self, revocation: Revocation) -> bool:
+        """Take an author out; whether all rounds concerned are still open here. If not, this peer's state is wrong."""
+        self.revocations.add(revocation)
+        return revocation.effective(self.window) > self.folded or not self.history.counts(
+            revocation.author, revocation.effective(self.window), self.folded
+        )
+
+    def chosen(self, round: int) -> dict[PeerId, str]:
+        """S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
+        return {
+            author: next(iter(versions))
+            for author, versions in sorted(self.accepted.get(round, {}).items())
+            if len(versions) == 1 and not self._revoked(author, round)
+        }
+
+    def advance(self, clock: int) -> list[int]:
+        """Set the clock forward; the rounds that are to be folded now, in order."""
+        self.clock = max(self.clock, clock)
+        return list(range(self.folded + 1, self.clock - self.window.width))
+
+    def fold(self, round: int) -> dict[PeerId, str]:
+        """Close the next round for ever; what counted in it."""
+        if round != self.folded + 1:
+            raise ValueError(f"round {round} cannot be folded after round {self.folded}")
+        chosen = self.chosen(round)
+        self.history.add(round, chosen)
+        self.accepted.pop(round, None)
+        self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > round}
+        self.folded = round
+        return chosen
+
+    def adopt(self, folded: int, history: History) -> None:
+        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays."""
+        self.folded, self.history = folded, history
+        self.clock = max(self.clock, folded + 1)
+        self.accepted = {round: authors for round, authors in self.accepted.items() if round > folded}
+        self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > folded}
+
+    def entries(self, round: int) -> list[Entry]:
+        """Everything accepted of an open round, both versions of what is void included: proof for others."""
+        return [entry for versions in self.accepted.get(round, {}).values() for entry in versions.values()]
+
+    def open_rounds(self) -> list[int]:
+        """Open rounds of which something has been accepted."""
+        return sorted(round for round, authors in self.accepted.items() if authors)
+
+    def check(self, round: int) -> bytes:
+        """8 bytes that are equal for equal sets of a round: the exclusive or of its entries' keys."""
+        total = 0
+        for entry in self.entries(round):
+            total ^= int.from_bytes(entry.key, "big")
+        return total.to_bytes(8, "big")
+
+    def _versions(self, name: ContributionName) -> dict[str, Entry]:
+        return self.accepted.get(name.round, {}).get(name.author, {})
+
+    def _in_time(self, entry: Entry) -> bool:
+        others = entry.receipts.keys() - {self.me}
+        return len(others) >= self.window.receipts_needed(self.clock, entry.name.round)
+
+    def _merge(self, kept: Entry, entry: Entry) -> None:
+        for signer, receipt in entry.receipts.items():
+            if len(kept.receipts) < self.window.most_receipts:
+                kept.receipts.setdefault(signer, receipt)
+
+    def _revoked(self, author: PeerId, round: int) -> bool:
+        return any(each.author == author and round >= each.effective(self.window) for each in self.revocations)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a peer says of its closed rounds: after round `folded`, `contributions` counted, and the state is `digest`."""
+
+    folded: int
+    digest: str
+    contributions: int
+    author: bool
+    """Whether it contributes itself. Those who only follow do not decide."""
+
+
+def prevailing(claims: Iterable[Claim]) -> str | None:
+    """Which of several states after the same round stands: the one that most authors hold; of equals, that with more
+    contributions, then the smaller digest. None without claims."""
+    votes: dict[str, list[Claim]] = {}
+    for claim in claims:
+        votes.setdefault(claim.digest, []).append(claim)
+    return min(votes, key=lambda digest: _weight(votes, digest), default=None)
+
+
+def _weight(votes: Mapping[str, list[Claim]], digest: str) -> tuple[int, int, str]:
+    claims = votes[digest]
+    return -sum(claim.author for claim in claims), -max(claim.contributions for claim in claims), digest

@@ -1,0 +1,54 @@
+"""How long a round stays open, and how timeliness is made part of the content.
+
+A contribution of round t counts if the peers of its part learn of it in time. "In time" must not differ from
+peer to peer, or their sets split at the edge. So lateness has a price in signatures, as in Dolev and Strong's
+authenticated broadcast (SIAM J. Comput. 12(4), 1983): a peer that accepts a contribution signs a *receipt* and
+passes both on, and a peer whose clock reads R accepts one of round t only with
+
+    ⌈(R − t − grace) / SKEW⌉        receipts of distinct other peers; none while R ≤ t + grace.
+
+Rounds beyond the window are folded: grace + SKEW · (liars + 1) rounds after t nothing of t is accepted.
+
+Why no set splits while at most `liars` peers of a part lie: let H be the first honest peer to accept c. All receipts
+it saw are liars', at most `liars`, so it accepted at most SKEW · liars rounds after the grace; it adds its
+own and passes c on; whoever hears of it within SKEW rounds of H's clock needs at most one receipt more than H
+did, and has it. All honest peers that can hear each other accept c, or none does. A contribution withheld from all of
+them has liars' receipts only, and counts nowhere.
+"""
+
+from dataclasses import dataclass
+
+SKEW = 2
+"""Rounds in which a message of one honest peer reaches the others, the difference of their clocks included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`grace`: rounds in which a contribution may come without receipts; `liars`: how many peers of a part may lie."""
+
+    grace: int
+    liars: int
+
+    @property
+    def width(self) -> int:
+        """A round is open while the clock is at most so many rounds ahead of it."""
+        return self.grace + SKEW * (self.liars + 1)
+
+    @property
+    def most_receipts(self) -> int:
+        """More are never needed, so more are neither made nor kept."""
+        return self.liars + 1
+
+    @property
+    def revocable(self) -> int:
+        """A revocation reaches back so many rounds from the one it was issued in: they are open everywhere yet."""
+        return self.width - SKEW
+
+    def receipts_needed(self, clock: int, round: int) -> int:
+        """For a contribution of `round`, by a peer whose clock reads `clock`."""
+        late = clock - round - self.grace
+        return max(0, -(-late // SKEW))
+
+    def is_open(self, clock: int, round: int) -> bool:
+        """Whether anything of the round can still be accepted. A round ahead of the clock is not yet open."""
+        return round <= clock + SKEW and clock - round <= self.width
