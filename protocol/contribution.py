@@ -1,7 +1,7 @@
-"""A contribution: one replica's Δ̂ of one part in one round, as integers in units of 2⁻²⁶, and its bytes.
+"""A contribution: one author's Δ̂ of one part in one round, as integers in units of 2⁻²⁶, and its bytes.
 
-    magic "HPC1" · run id (32 bytes) · round u32 · inner steps u32 · part u16 · codec u8 · replica length u8
-    replica (ASCII)
+    magic "HPC1" · run id (32 bytes) · round u32 · inner steps u32 · part u16 · codec u8 · author length u8
+    author (a peer id, ASCII)
     for each tensor of the part, in the layout's order:
         length of the unary stream u32 · unary stream · stream of rests · values
 
@@ -22,7 +22,7 @@ from protocol import rice
 from protocol.bitstream import Integers
 from protocol.chunks import ChunkGrid, chunk_grid
 from protocol.errors import FormatError
-from protocol.identity import EMBEDDING, ContributionName, Part, ReplicaId, RunId, stage_part
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
 from protocol.quantize import Codec, dequantize, payload_bytes, quantize
@@ -31,7 +31,7 @@ MAGIC = b"HPC1"
 HEADER = struct.Struct("<4s32sIIHBB")
 LENGTH = struct.Struct("<I")
 CODECS: tuple[Codec, ...] = ("bf16", "2bit")
-MOST_REPLICA_BYTES = 64
+MOST_AUTHOR_BYTES = 64
 """A peer id in base58 has 46 characters."""
 
 
@@ -85,15 +85,15 @@ def compose(
 
 
 def _header(name: ContributionName, run: RunId, steps: int, codec: Codec) -> bytes:
-    replica = name.replica.encode()
+    author = name.author.encode()
     part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
     code = CODECS.index(codec)
-    return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, part, code, len(replica)) + replica
+    return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, part, code, len(author)) + author
 
 
 def max_bytes(manifest: Manifest, part: Part) -> int:
     """No valid contribution to this part is longer: a bound to refuse by before fetching."""
-    total = HEADER.size + MOST_REPLICA_BYTES
+    total = HEADER.size + MOST_AUTHOR_BYTES
     for grid in grids(manifest, part).values():
         total += LENGTH.size + rice.longest_unary_bytes(grid) + rice.rest_bytes(grid)
         total += payload_bytes(grid.kept, manifest.outer.values)
@@ -104,7 +104,7 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
     """Parse and check a contribution that a peer sent.
 
     Raises:
-        FormatError: it is not exactly what `compose` makes for some replica of a run of this manifest.
+        FormatError: it is not exactly what `compose` makes for some author of a run of this manifest.
     """
     reader = Reader(blob)
     magic, run, round, steps, part_code, codec, length = HEADER.unpack(reader.take(HEADER.size, "header"))
@@ -117,20 +117,20 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
     if not 1 <= round <= manifest.outer.rounds or not 1 <= steps <= manifest.inner.steps:
         raise FormatError(f"round {round} with {steps} inner steps, which the run does not have")
     part = EMBEDDING if part_code == 0 else stage_part(part_code - 1)
-    name = ContributionName(part, round, _replica(reader, length))
+    name = ContributionName(part, round, _author(reader, length))
     tensors = {tensor: _tensor(reader, tensor, grid, manifest) for tensor, grid in grids(manifest, part).items()}
     if reader.left:
         raise FormatError(f"{reader.left} bytes follow the contribution's last tensor")
     return Contribution(RunId(run.hex()), name, steps, tensors)
 
 
-def _replica(reader: "Reader", length: int) -> ReplicaId:
-    if not 1 <= length <= MOST_REPLICA_BYTES:
-        raise FormatError(f"a replica's name of {length} bytes")
-    raw = reader.take(length, "replica")
+def _author(reader: "Reader", length: int) -> PeerId:
+    if not 1 <= length <= MOST_AUTHOR_BYTES:
+        raise FormatError(f"an author's name of {length} bytes")
+    raw = reader.take(length, "author")
     if not set(raw) <= set(base58.BITCOIN_ALPHABET):
-        raise FormatError("the replica's name is not base58")
-    return ReplicaId(raw.decode("ascii"))
+        raise FormatError("the author's name is not base58")
+    return PeerId(raw.decode("ascii"))
 
 
 def _tensor(reader: "Reader", name: str, grid: ChunkGrid, manifest: Manifest) -> SparseTensor:

@@ -1,4 +1,4 @@
-"""The key that is the peer: one ECDSA P-256 key, from which its libp2p identity follows.
+"""The key that is the peer: one ECDSA P-256 key, from which its libp2p identity follows, and which signs for it.
 
 (P-256 because gRPC's TLS refuses Ed25519, and libp2p takes both.)
 """
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -18,19 +21,48 @@ from cryptography.hazmat.primitives.serialization import (
     load_der_private_key,
 )
 
-from protocol.errors import ResourceError
+from protocol.errors import FormatError, ResourceError
 from protocol.identity import PeerId
 
 _LIBP2P_ECDSA = b"\x08\x03"
 """`key_type = ECDSA` of libp2p's `PublicKey` and `PrivateKey` messages."""
 
 
+SIGNATURE_BYTES = 64
+PUBLIC_BYTES = 33
+
+_ORDER_BYTES = SIGNATURE_BYTES // 2
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A peer's key on disk, as libp2p reads it, and the id that follows from it."""
+    """A peer's key on disk, as libp2p reads it, and the id that follows from it. `public` is the compressed point."""
 
     path: Path
     peer_id: PeerId
+    public: bytes
+    key: ec.EllipticCurvePrivateKey
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes: r and s, big-endian."""
+        r, s = decode_dss_signature(self.key.sign(data, _ALGORITHM))
+        return r.to_bytes(_ORDER_BYTES, "big") + s.to_bytes(_ORDER_BYTES, "big")
+
+
+def verify(public: bytes, data: bytes, signature: bytes) -> PeerId:
+    """Check a signature; the id of the peer whose key made it.
+
+    Raises:
+        FormatError: it is none, or of another key.
+    """
+    r, s = (int.from_bytes(half, "big") for half in (signature[:_ORDER_BYTES], signature[_ORDER_BYTES:]))
+    try:
+        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
+        key.verify(encode_dss_signature(r, s), data, _ALGORITHM)
+    except (ValueError, InvalidSignature):
+        raise FormatError("a signature does not hold") from None
+    return _peer_id(key)
 
 
 def load_or_create(directory: Path) -> Identity:
@@ -44,11 +76,14 @@ def load_or_create(directory: Path) -> Identity:
         if not path.exists():
             directory.mkdir(parents=True, exist_ok=True)
             _write_private(path, _private_message(ec.generate_private_key(ec.SECP256R1())))
-        return Identity(path, _peer_id(path.read_bytes()))
+        key = _parse(path.read_bytes())
     except OSError as error:
         raise ResourceError(f"cannot keep this peer's key in {path}: {error.strerror}") from None
     except ValueError:
         raise ResourceError(f"{path} is not a hetpeer key; move it away to get a new identity") from None
+    public = key.public_key()
+    compressed = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return Identity(path, _peer_id(public), compressed, key)
 
 
 def _write_private(path: Path, data: bytes) -> None:
@@ -71,9 +106,15 @@ def _private_message(key: ec.EllipticCurvePrivateKey) -> bytes:
     return _message(key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
 
 
-def _peer_id(private_message: bytes) -> PeerId:
+def _parse(private_message: bytes) -> ec.EllipticCurvePrivateKey:
     start = private_message.find(b"\x30")  # the DER sequence begins behind type and length
     key = load_der_private_key(private_message[start:], password=None)
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("not a P-256 key")
+    return key
+
+
+def _peer_id(key: ec.EllipticCurvePublicKey) -> PeerId:
+    public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     multihash = b"\x12\x20" + hashlib.sha256(_message(public)).digest()
     return PeerId(base58.b58encode(multihash).decode())

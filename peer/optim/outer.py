@@ -19,7 +19,7 @@ from peer.optim.grid import divide_half_even, to_int32, to_units
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, SparseTensor, compose
-from protocol.identity import ContributionName, Part, ReplicaId, RunId
+from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout
 from protocol.manifest import Manifest
 
@@ -27,50 +27,92 @@ FACTOR_ONE = 2**16
 """β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
 
 
+Grid = dict[str, Tensor]
+"""Tensor name → int32 values in units of 2⁻²⁶."""
+
+
 @dataclass(slots=True)
 class OuterState:
-    """What a peer keeps of one part across rounds: θ, and its own error feedback where it contributes."""
+    """What a peer keeps of one part across rounds.
+
+    `folded` is θ after the closed rounds; `grid` is θ now: F(S) of each open round is taken off as well, and
+    changes with S. `error_feedback` is the peer's own, where it contributes.
+    """
 
     manifest: Manifest
     part: Part
-    grid: dict[str, Tensor]
-    error_feedback: dict[str, Tensor]
+    folded: Grid
+    grid: Grid
+    error_feedback: Grid
 
     @staticmethod
     def begin(manifest: Manifest, part: Part, genesis: Mapping[str, Tensor], author: bool) -> "OuterState":
         """The state before round 1: the genesis weights, and an empty error feedback."""
         grid = {name: genesis[name].to(torch.int32) for name in part_layout(manifest, part)}
         empty = {name: torch.zeros_like(tensor) for name, tensor in grid.items()} if author else {}
-        return OuterState(manifest, part, grid, empty)
+        return OuterState(manifest, part, grid, dict(grid), empty)
 
     def contribute(
-        self, run: RunId, round: int, replica: ReplicaId, steps: int, moved: Mapping[str, Tensor]
+        self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor]
     ) -> tuple[bytes, Contribution]:
-        """Turn Δ (float32) into this replica's contribution, and take it out of the error feedback.
+        """Turn Δ (float32) into this peer's contribution, and take it out of the error feedback.
 
         Raises:
             DivergedError: the replica diverged.
         """
         outer = self.manifest.outer
+        self.absorb(moved)
         picked: dict[str, SparseTensor] = {}
-        for name, delta in moved.items():
-            self.error_feedback[name] = decay_and_add(self.error_feedback[name], delta, outer.beta)
-            grid = chunk_grid(tuple(delta.shape), outer.chunk_side, outer.top_k)
-            picked[name] = top_k(self.error_feedback[name], grid)
-        blob, sent = compose(ContributionName(self.part, round, replica), run, steps, picked, self.manifest)
-        for name, sparse in sent.tensors.items():
-            subtract(self.error_feedback[name], sparse, self.manifest)
+        for name, error in self.error_feedback.items():
+            grid = chunk_grid(tuple(error.shape), outer.chunk_side, outer.top_k)
+            picked[name] = top_k(error, grid)
+        blob, sent = compose(ContributionName(self.part, round, author), run, steps, picked, self.manifest)
+        self.take_out(sent)
         return blob, sent
 
-    def apply(self, contributions: Sequence[Contribution]) -> None:
-        """θ ← θ − F(S) for the whole set S of a round.
+    def absorb(self, moved: Mapping[str, Tensor]) -> None:
+        """e ← β e + Δ, without sending anything: the round has closed, and a later contribution carries it.
+
+        Raises:
+            DivergedError: the replica diverged.
+        """
+        for name, delta in moved.items():
+            self.error_feedback[name] = decay_and_add(self.error_feedback[name], delta, self.manifest.outer.beta)
+
+    def take_out(self, sent: Contribution) -> None:
+        """e ← e − Δ̂: it is on its way."""
+        for name, sparse in sent.tensors.items():
+            subtract(self.error_feedback[name], sparse, self.manifest)
+
+    def put_back(self, sent: Contribution) -> None:
+        """e ← e + Δ̂: it counts nowhere after all."""
+        for name, sparse in sent.tensors.items():
+            subtract(self.error_feedback[name], SparseTensor(sparse.offsets, -sparse.values), self.manifest)
+
+    def replace(self, before: Sequence[Contribution], after: Sequence[Contribution]) -> None:
+        """A round's set has changed: θ ← θ + F(before) − F(after).
 
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        term = outer_term(contributions, part_layout(self.manifest, self.part), self.manifest)
+        added = self._term(after)
+        removed = self._term(before) if before else {}
         for name, tensor in self.grid.items():
-            self.grid[name] = to_int32(tensor.to(torch.int64) - term[name], name)
+            change = added[name] - removed[name] if removed else added[name]
+            self.grid[name] = to_int32(tensor.to(torch.int64) - change, name)
+
+    def fold(self, contributions: Sequence[Contribution]) -> None:
+        """Close a round whose set is in `grid` already.
+
+        Raises:
+            DivergedError: a weight would leave the grid.
+        """
+        term = self._term(contributions)
+        for name, tensor in self.folded.items():
+            self.folded[name] = to_int32(tensor.to(torch.int64) - term[name], name)
+
+    def _term(self, contributions: Sequence[Contribution]) -> dict[str, Tensor]:
+        return outer_term(contributions, part_layout(self.manifest, self.part), self.manifest)
 
 
 def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:

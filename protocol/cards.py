@@ -1,0 +1,71 @@
+"""Cards: the operator's signed word that a key has a place in the run.
+
+A gateway (another node of the operator's) may give out cards, too; each then carries the gateway's own card, which the
+operator signed. Only the operator itself can make gateways, and revoke.
+"""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from protocol import signed
+from protocol.errors import FormatError
+from protocol.identity import PeerId, RunId
+from protocol.keys import Identity
+from protocol.layout import parts_authored
+from protocol.records import Role
+
+KIND = "card"
+ROLES = (*get_args(Role), "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Who may take part, as what. `slot` decides which tokens the replica reads that this peer leads."""
+
+    peer: PeerId
+    role: str
+    stage: int
+    slot: int
+
+    def may_author(self, part: str) -> bool:
+        """Whether contributions of this peer to a part count."""
+        return self.role == "datacenter" or (self.role == "volunteer" and part in parts_authored(self.stage))
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """By whose word peers are admitted to a run."""
+
+    run: RunId
+    operator: PeerId
+
+    def read(self, data: bytes) -> Card:
+        """Check a card.
+
+        Raises:
+            FormatError: the signature does not hold, it is of another run, or of nobody who may admit.
+        """
+        issuer, fields = signed.read(data, KIND)
+        card, run, by = _parse(fields)
+        if run != self.run:
+            raise FormatError(f"the card of {card.peer} is of another run")
+        if issuer == self.operator:
+            return card
+        gateway = self.read(by) if by else None
+        if gateway is None or gateway.role != "gateway" or gateway.peer != issuer or card.role == "gateway":
+            raise FormatError(f"the card of {card.peer} is signed by nobody who may admit")
+        return card
+
+
+def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:
+    """Admit a peer. `own_card` is the issuer's, if it is a gateway."""
+    return signed.sign(identity, KIND, [run, card.peer, card.role, card.stage, card.slot, own_card])
+
+
+def _parse(fields: list[Any]) -> tuple[Card, str, bytes]:
+    match fields:
+        case [str(run), str(peer), str(role), int(stage), int(slot), bytes(by)] if (
+            role in ROLES and 1 <= len(peer) <= 64 and 0 <= stage < 1024 and 0 <= slot < 2**31
+        ):
+            return Card(PeerId(peer), role, stage, slot), run, by
+    raise FormatError("a card with other fields than a card's")

@@ -1,0 +1,98 @@
+"""What authors and holders sign about contributions, and the operator about authors. Each carries its signer's card."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from protocol import signed
+from protocol.cards import Authority, Card
+from protocol.errors import FormatError
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.keys import Identity
+from protocol.ledger import Entry, Revocation
+
+CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """This peer's key and card, and the run it signs for."""
+
+    identity: Identity
+    authority: Authority
+    card: bytes
+
+    def contribution(self, part: Part, round: int, sha256: str, size: int) -> Entry:
+        """Sign one's own contribution."""
+        name = ContributionName(part, round, self.identity.peer_id)
+        fields = [self.authority.run, part, round, bytes.fromhex(sha256), size, self.card]
+        return Entry(name, sha256, size, signed.sign(self.identity, CONTRIBUTION, fields))
+
+    def receipt(self, entry: Entry) -> bytes:
+        """Sign that an entry was accepted here."""
+        name = entry.name
+        fields = [self.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), self.card]
+        return signed.sign(self.identity, RECEIPT, fields)
+
+
+def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Entry:
+    """Check what another peer passed on. Receipts that are not for this entry, or do not hold, are left out.
+
+    Raises:
+        FormatError: the author's signature does not hold, or it may not contribute to this part.
+    """
+    author, fields = signed.read(proof, CONTRIBUTION)
+    match fields:
+        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
+            len(digest) == 32 and 1 <= round < 2**31 and size >= 0
+        ):
+            _card_of(author, card, authority, part)
+        case _:
+            raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
+    entry = Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof)
+    for receipt in receipts:
+        holder = _holder(receipt, entry, authority)
+        if holder is not None:
+            entry.receipts[holder] = receipt
+    return entry
+
+
+def _card_of(peer: PeerId, card: bytes, authority: Authority, part: str) -> Card:
+    owner = authority.read(card)
+    if owner.peer != peer:
+        raise FormatError(f"peer {peer[-8:]} signed with another's card")
+    if not owner.may_author(part):
+        raise FormatError(f"peer {peer[-8:]} has no place that contributes to {part[:40]}")
+    return owner
+
+
+def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:
+    """Who signed a receipt for this entry; only those who could contribute to the part themselves are asked for it."""
+    name = entry.name
+    try:
+        holder, fields = signed.read(receipt, RECEIPT)
+        expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
+        if fields[:-1] != expected or not isinstance(fields[-1], bytes):
+            return None
+        _card_of(holder, fields[-1], authority, name.part)
+    except FormatError:
+        return None
+    return holder
+
+
+def revoke(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:
+    """The operator's signed record."""
+    fields = [authority.run, revocation.author, revocation.start, revocation.issued]
+    return signed.sign(operator, REVOCATION, fields)
+
+
+def read_revocation(data: bytes, authority: Authority) -> Revocation:
+    """Check a revocation.
+
+    Raises:
+        FormatError: it is not one of this run's operator.
+    """
+    signer, fields = signed.read(data, REVOCATION)
+    match fields:
+        case [authority.run, str(author), int(start), int(issued)] if signer == authority.operator and start >= 1:
+            return Revocation(PeerId(author), start, issued)
+    raise FormatError("a revocation that is not this run's operator's")

@@ -1,0 +1,53 @@
+"""Signed messages: what a peer says in its own name, and what anybody can check without asking anybody.
+
+    signature (64 bytes) · public key (33 bytes, compressed point) · kind (ASCII) · 0 · fields (msgpack list)
+
+The signature is ECDSA P-256 over everything behind the key. The kind keeps one message from being read as another.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+from protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, verify
+from protocol.limits import RECORD_BYTES
+
+VERIFIED_KEPT = 8192
+"""The same proof comes from many peers; checking it takes 0.1 ms, finding it here a hundredth of that."""
+
+
+def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
+    """A message of this peer."""
+    body = kind.encode() + b"\0" + bytes(msgpack.packb(fields))
+    return identity.sign(body) + identity.public + body
+
+
+def read(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
+    """Check a message of a kind: (who signed it, its fields). The fields are still to be checked.
+
+    Raises:
+        FormatError: it is malformed, of another kind, or the signature does not hold.
+    """
+    if len(data) > RECORD_BYTES:
+        raise FormatError(f"a signed message of {len(data)} bytes, where {RECORD_BYTES} are allowed")
+    head = SIGNATURE_BYTES + PUBLIC_BYTES
+    prefix = kind.encode() + b"\0"
+    if not data[head:].startswith(prefix):
+        raise FormatError(f"not a signed {kind}")
+    signer = _verified(data)
+    try:
+        fields = msgpack.unpackb(data[head + len(prefix) :])
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError(f"a signed {kind} that cannot be read") from None
+    if not isinstance(fields, list):
+        raise FormatError(f"a signed {kind} that is no list")
+    return signer, fields
+
+
+@lru_cache(VERIFIED_KEPT)
+def _verified(data: bytes) -> PeerId:
+    head = SIGNATURE_BYTES + PUBLIC_BYTES
+    return verify(data[SIGNATURE_BYTES:head], data[head:], data[:SIGNATURE_BYTES])
