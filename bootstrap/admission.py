@@ -1,6 +1,8 @@
 """Who gets which place in the run. Pure: the clock and who is alive are arguments."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
@@ -31,22 +33,13 @@ class Admission:
     manifest: Manifest
     places: dict[PeerId, Place] = field(default_factory=dict)
     since: dict[PeerId, float] = field(default_factory=dict)
-    round: int = 0
-
-    def reached(self, round: int) -> None:
-        """Some peer has finished this round: from the first on, nobody can begin at the beginning."""
-        self.round = max(self.round, round)
 
     def admit(self, peer: PeerId, role: Role, stage: int | None, alive: set[PeerId], now: float) -> Place:
         """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.
 
         Raises:
-            RefusedError: there is no such stage, no place left, or the run has begun.
+            RefusedError: there is no such stage.
         """
-        if self.round:
-            raise RefusedError(
-                f"the run has begun (round {self.round} is done); joining in its midst is not possible yet"
-            )
         self._forget_the_lost(alive, now)
         held = self.places.get(peer)
         if held is None or (held.role, stage) not in ((role, held.stage), (role, None)):
@@ -66,22 +59,20 @@ class Admission:
         if role == "observer":
             return Place(role, 0, 0)
         if role == "datacenter":
-            slots = range(replicas.total - 1, replicas.groups - 1, -1)
-            return Place(role, 0, self._free_slot(role, 0, slots, "datacenter replicas"))
+            return Place(role, 0, self._free_slot(role, 0, range(replicas.total - 1, replicas.groups - 1, -1)))
         if stage is None:
             stage = self._scarcest_stage()
         if not 0 <= stage < replicas.stages:
             raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
-        return Place(role, stage, self._free_slot(role, stage, range(replicas.groups), f"volunteers of stage {stage}"))
+        return Place(role, stage, self._free_slot(role, stage, range(replicas.groups)))
 
     def _scarcest_stage(self) -> int:
         """The stage with fewest volunteers, the earliest of equals."""
         held = [place.stage for place in self.places.values() if place.role == "volunteer"]
         return min(range(self.manifest.replicas.stages), key=lambda stage: (held.count(stage), stage))
 
-    def _free_slot(self, role: Role, stage: int, slots: range, whom: str) -> int:
+    def _free_slot(self, role: Role, stage: int, slots: Iterable[int]) -> int:
+        """One of the slots that the run begins with, or, for who comes beside them, the next of all."""
         taken = {place.slot for place in self.places.values() if (place.role, place.stage) == (role, stage)}
-        for slot in slots:
-            if slot not in taken:
-                return slot
-        raise RefusedError(f"the run is full: it has its {len(slots)} {whom}; try another stage, or later")
+        more = count(self.manifest.replicas.total + (role == "datacenter"), 2)  # no two kinds read the same
+        return next(slot for slot in chain(slots, more) if slot not in taken)

@@ -18,6 +18,7 @@ from bootstrap import corpus
 from protocol.atomic import replacing, write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, RunId
+from protocol.keys import load_or_create
 from protocol.layout import Layout, Shape, elements, model_layout
 from protocol.manifest import Manifest, difference
 from protocol.run_files import (
@@ -69,13 +70,14 @@ def create_run(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot make the folder {directory}: {error.strerror}") from None
+    operator = load_or_create(directory).peer_id
     _write_text(manifest, directory, corpus_path, progress)
     progress(f"Drawing the basis of {manifest.model.d} dimensions.")
     write_atomically(directory / BASIS, save({"basis": basis(manifest)}))
     for part, layout in model_layout(manifest).items():
         progress(f"Drawing the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         _write_weights(manifest, directory, part, layout)
-    descriptor = describe(manifest, (measure_file(directory / name) for name in file_names(manifest)))
+    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in file_names(manifest)))
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor
 

@@ -14,11 +14,12 @@ from bootstrap.admission import Admission
 from protocol import dht as dhts
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
+from protocol.cards import Card, issue
 from protocol.channels import listen, options, refuse, require_manifest
 from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
-from protocol.keys import load_or_create
+from protocol.keys import Identity, load_or_create
 from protocol.records import PeerRecord, Role, peers_key, unpack
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
@@ -38,6 +39,9 @@ class RunService(run_pb2_grpc.RunServicer):
     descriptor: Descriptor
     dht: Dht
     admission: Admission
+    identity: Identity
+    own_card: bytes = b""
+    """A gateway's; the operator itself needs none."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
@@ -48,14 +52,14 @@ class RunService(run_pb2_grpc.RunServicer):
         if role is None or not 1 <= len(request.peer_id) <= 64:
             await refuse(context, "this is no request for a place")
         stage = request.stage if request.HasField("stage") else None
-        records = await self._records()
-        self.admission.reached(max((record.round for record in records), default=0))
-        alive = {record.peer_id for record in records}
+        alive = {record.peer_id for record in await self._records()}
         try:
             place = self.admission.admit(PeerId(request.peer_id), role, stage, alive, time.monotonic())
         except RefusedError as error:
             await refuse(context, str(error))
-        return pb.AdmitReply(stage=place.stage, slot=place.slot)
+        card = Card(PeerId(request.peer_id), place.role, place.stage, place.slot)
+        signed = issue(self.identity, self.descriptor.run_id, card, self.own_card)
+        return pb.AdmitReply(stage=place.stage, slot=place.slot, card=signed)
 
     async def _records(self) -> list[PeerRecord]:
         records = []
@@ -88,7 +92,7 @@ async def serve(
     try:
         bound = listen(server, f"{host}:{port}")
         files = {file.sha256: directory / file.name for file in descriptor.files}
-        service = RunService(descriptor, dht, Admission(descriptor.manifest))
+        service = RunService(descriptor, dht, Admission(descriptor.manifest), identity)
         run_pb2_grpc.add_RunServicer_to_server(service, server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), server)
         await server.start()

@@ -13,10 +13,13 @@ from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.network import operator
-from peer.network.contributions import ContributionService, Shelf
+from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
+from peer.network.reconciliation import Reconciler
+from peer.network.reconciliation_service import ReconciliationService
+from peer.network.shelf import Shelf
 from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
@@ -24,15 +27,20 @@ from protocol import dht as dhts
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
+from protocol.cards import Authority
 from protocol.channels import listen, options
 from protocol.errors import ManifestError, ResourceError, UserError
-from protocol.identity import PeerId
+from protocol.identity import Part
 from protocol.keys import Identity, load_or_create
+from protocol.layout import model_layout, parts_followed
+from protocol.ledger import Ledger
 from protocol.manifest import Manifest
+from protocol.proofs import Signer
 from protocol.records import PeerRecord, Role
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
-from protocol.schemas import blobs_pb2_grpc, contributions_pb2_grpc, group_pb2_grpc, pipeline_pb2_grpc
+from protocol.schemas import blobs_pb2_grpc, group_pb2_grpc, pipeline_pb2_grpc, reconciliation_pb2_grpc
 from protocol.ticket import Ticket
+from protocol.window import Window
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
@@ -98,36 +106,40 @@ async def _joined(
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}')}"
     dht = await dhts.start(identity, host, 0, settings.ticket.addresses)
-    torch_thread = TorchThread(settings.threads)
+    torch_thread, contacts = TorchThread(settings.threads), Contacts(manifest)
     try:
-        stage, slot = await operator.admit(settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage)
-        await _fetch(settings, descriptor, stage, emit)
+        card, signed_card = await operator.admit(
+            settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
+        )
+        await _fetch(settings, descriptor, card.stage, emit)
         if settings.role == "volunteer":
-            require_memory(manifest, stage, device)
-        record = _record(identity, address, settings.role, stage, slot)
-        shelf = Shelf()
+            require_memory(manifest, card.stage, device)
+        record = _record(identity, address, settings.role, card.stage, card.slot)
+        discovery = Discovery(dht, descriptor.run_id, record)
+        shelf = Shelf(directory / "contributions")
+        signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
         node = Node(
             manifest=manifest,
             directory=directory,
             device=device,
-            stage=stage,
-            slot=slot,
-            discovery=Discovery(dht, descriptor.run_id, record),
-            shelf=shelf,
+            stage=card.stage,
+            slot=card.slot,
+            discovery=discovery,
+            reconciler=Reconciler(manifest, signer, discovery, contacts, shelf, _ledgers(manifest, record), emit),
             blobs=BlobService(manifest, shelf.lookup),
             pipeline=PipelineService(manifest),
-            group=GroupService(manifest, stage, PeerId(identity.peer_id)),
+            group=GroupService(manifest, card.stage, identity.peer_id),
             torch_thread=torch_thread,
             emit=emit,
         )
         _bind(server, node)
         await server.start()
-        await node.publish()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode())
-        emit(Joined(identity.peer_id, settings.role, stage, slot, address))
+        emit(Joined(identity.peer_id, settings.role, card.stage, card.slot, address))
         yield node
     finally:
         torch_thread.stop()
+        await contacts.close()
         await server.stop(GRACE_SECONDS)
         await dht.stop()
 
@@ -160,10 +172,18 @@ def _record(identity: Identity, address: str, role: Role, stage: int, slot: int)
     return PeerRecord(peer_id=identity.peer_id, address=address, role=role, stage=stage, slot=slot)
 
 
+def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
+    """One for each part that this peer follows."""
+    volunteer = record.role == "volunteer"
+    parts = parts_followed(manifest, record.stage) if volunteer else list(model_layout(manifest))
+    window = Window(manifest.outer.grace, manifest.outer.liars)
+    return {part: Ledger(part, record.peer_id, window) for part in parts}
+
+
 def _bind(server: grpc.aio.Server, node: Node) -> None:
     """All services of a peer on one port."""
     blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
-    contributions_pb2_grpc.add_ContributionsServicer_to_server(ContributionService(node.manifest, node.shelf), server)
+    reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(node.reconciler), server)
     if node.discovery.record.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
         group_pb2_grpc.add_GroupServicer_to_server(node.group, server)

@@ -167,7 +167,7 @@ def from_line(line: str) -> Event:
     fields = json.loads(line)
     kind = fields.pop("event", None) if isinstance(fields, dict) else None
     try:
-        event: Event = KINDS[kind](**fields)
+        event: Event = KINDS[str(kind)](**fields)
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]}") from None
     return event

@@ -13,7 +13,11 @@ Role = Literal["volunteer", "datacenter", "observer"]
 
 
 class PeerRecord(BaseModel):
-    """One peer of a run. `replica` is empty while it has no group; `digests` are those after `round`."""
+    """One peer of a run. `replica` is empty while it has no group.
+
+    `round` is the last it has finished, `contributed` the last it made a contribution to, and of two records the one
+    with the higher `sequence` is the newer.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -24,7 +28,8 @@ class PeerRecord(BaseModel):
     slot: int = Field(ge=0, lt=2**20)
     replica: ReplicaId | Literal[""] = ""
     round: int = Field(0, ge=0, lt=2**31)
-    digests: dict[str, str] = Field(default_factory=dict)
+    contributed: int = Field(0, ge=0, lt=2**31)
+    sequence: int = Field(0, ge=0, lt=2**62)
 
     @property
     def leads(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from protocol import manifest as manifests
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.identity import Part, RunId
+from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.manifest import Manifest
@@ -55,9 +55,11 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A run: its manifest and its files, sorted by name, exactly those of `file_names`."""
+    """A run: its manifest, the operator by whose word peers are admitted, and its files, sorted by name, exactly those
+    of `file_names`."""
 
     manifest: Manifest
+    operator: PeerId
     files: tuple[RunFile, ...]
 
     @property
@@ -68,7 +70,7 @@ class Descriptor:
     def canonical(self) -> bytes:
         """The one byte string of this descriptor: JSON with sorted keys and no spaces."""
         files = {file.name: {"sha256": file.sha256, "size": file.size} for file in self.files}
-        document = {"files": files, "manifest": self.manifest.model_dump(mode="json")}
+        document = {"files": files, "manifest": self.manifest.model_dump(mode="json"), "operator": self.operator}
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     def file(self, name: str) -> RunFile:
@@ -79,9 +81,9 @@ class Descriptor:
         raise KeyError(name)
 
 
-def describe(manifest: Manifest, files: Iterable[RunFile]) -> Descriptor:
+def describe(manifest: Manifest, operator: PeerId, files: Iterable[RunFile]) -> Descriptor:
     """The descriptor of files in any order."""
-    return Descriptor(manifest, tuple(sorted(files, key=lambda file: file.name)))
+    return Descriptor(manifest, operator, tuple(sorted(files, key=lambda file: file.name)))
 
 
 def parse(data: bytes, run_id: RunId) -> Descriptor:
@@ -98,9 +100,10 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
         document = json.loads(data)
         manifest = manifests.check(document["manifest"])
         files = [_parse_file(name, fields) for name, fields in document["files"].items()]
+        operator = PeerId(str(document["operator"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
         raise FormatError(f"not a run's descriptor: {error}") from None
-    descriptor = describe(manifest, files)
+    descriptor = describe(manifest, operator, files)
     if [file.name for file in descriptor.files] != file_names(manifest):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")
     if descriptor.canonical() != data:

@@ -137,6 +137,13 @@ class StageTrainer:
         """Take the AdamW step number `step` (from 0 over the whole run)."""
         inner.update(self.optimizer, clip_factor, inner.learning_rate(self.manifest, step))
 
+    def abandon(self) -> None:
+        """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""
+        self.in_flight.clear()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
     def moved(self) -> dict[Part, dict[str, Tensor]]:
         """Δ = θ_start − θ_end of every part this stage authors, float32 (paper, equation 1).
 

@@ -18,6 +18,10 @@ Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
 
 
+ORDERS_APART = 2**20
+"""Epochs between the orders of different generations of slots: more than any run has."""
+
+
 def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
     """N: how many sequences of context + 1 tokens there are; neighbours share one token.
 
@@ -33,21 +37,23 @@ def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
 def sequence_ids(manifest: Manifest, sequences_available: int, round: int, step: int, slot: int) -> NDArray[np.int64]:
     """Sequences one replica reads in one inner step: int64 [inner.sequences] in [0, sequences_available).
 
-    Rounds count from 1; steps from 0 to H − 1; slots from 0 to `replicas.total` − 1.
+    Rounds count from 1; steps from 0 to H − 1; slots from 0. Those beyond `replicas.total`, of who came beside the
+    replicas that the run began with, read the same text in other orders.
 
     Raises:
         ValueError: a round, step or slot that the manifest does not have.
     """
     steps, sequences, slots = manifest.inner.steps, manifest.inner.sequences, manifest.replicas.total
-    if round < 1 or not 0 <= step < steps or not 0 <= slot < slots:
-        raise ValueError(f"no round {round}, step {step}, slot {slot} in a run of {steps} steps, {slots} slots")
+    if round < 1 or not 0 <= step < steps or slot < 0:
+        raise ValueError(f"no round {round}, step {step}, slot {slot} in a run of {steps} steps")
+    order, slot = divmod(slot, slots)
     first = (((round - 1) * slots + slot) * steps + step) * sequences
     ids: list[NDArray[np.int64]] = []
     while sequences:
         epoch, start = divmod(first, sequences_available)
         count = min(sequences, sequences_available - start)  # the rest is in the next epoch
         numbers = np.arange(start, start + count, dtype=np.int64)
-        ids.append(permute(numbers, sequences_available, manifest.run.seed, epoch))
+        ids.append(permute(numbers, sequences_available, manifest.run.seed, epoch + order * ORDERS_APART))
         first, sequences = first + count, sequences - count
     return np.concatenate(ids)
 

@@ -22,7 +22,7 @@ from peer.events import Evaluated, Finished, Joined, Listener, RoundDone, StepDo
 from peer.optim.grid import digest
 from peer.optim.outer import OuterState
 from protocol.contribution import Contribution
-from protocol.identity import Part, ReplicaId, RunId
+from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout
 from protocol.manifest import Manifest
 from protocol.run_files import BASIS, HELD_OUT, TRAIN, Descriptor, genesis_file
@@ -32,7 +32,7 @@ from protocol.run_files import BASIS, HELD_OUT, TRAIN, Descriptor, genesis_file
 class LabReplica:
     """One replica of the lab: its weights, its slot, and its error feedback (in `outer`)."""
 
-    id: ReplicaId
+    id: PeerId
     slot: int
     whole: WholeReplica
     outer: dict[Part, OuterState]
@@ -83,7 +83,7 @@ class Lab:
             for part, contribution in self._inner_loop(replica, round, emit).items():
                 sent[part].append(contribution)
         for part, contributions in sent.items():
-            self.replicas[0].outer[part].apply(contributions)
+            self.replicas[0].outer[part].replace([], contributions)
         emit(
             RoundDone(
                 round=round,
@@ -122,5 +122,5 @@ def _replica(
     outer = {part: OuterState.begin(manifest, part, grid, author=True) for part, grid in grids.items()}
     for part, state in outer.items():
         state.grid = grids[part]  # one θ for all
-    name = ReplicaId(base58.b58encode(f"lab {slot}".encode()).decode())
+    name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
     return LabReplica(name, slot, WholeReplica(manifest, kind, basis, device), outer)

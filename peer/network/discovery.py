@@ -1,54 +1,127 @@
-"""Who else is in the run: this peer's record in the DHT, and everybody's, checked."""
+"""Who else is in the run: what peers tell in the DHT and, fresher, in person."""
 
 import asyncio
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from protocol.dht import Dht
-from protocol.errors import FormatError, UnreachableError
-from protocol.identity import RunId
+from protocol.errors import FormatError
+from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
 from protocol.records import PeerRecord, pack, peers_key, unpack
 
-POLL_SECONDS = 0.5
-"""How often a wait looks again. The DHT has no notifications; a look costs 15 ms."""
+READ_SECONDS = 2.0
+"""How often the DHT is read. It is where peers meet first; those who know each other tell each other in person."""
 
 Peers = tuple[PeerRecord, ...]
 
 
+class News:
+    """Something has changed: whoever waits looks again."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake everybody who waits."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Until the next ring, at most so long. Whatever was looked at just before cannot be missed."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Until a condition holds."""
+        while not holds():
+            await self._event.wait()
+
+
 @dataclass(slots=True)
 class Discovery:
-    """This peer's place in the DHT. `record` is what it tells the others."""
+    """This peer's place in the run, and its address book. `record` is what it tells the others."""
 
     dht: Dht
     run_id: RunId
     record: PeerRecord
+    records: dict[PeerId, PeerRecord] = field(default_factory=dict)
+    seen: dict[PeerId, float] = field(default_factory=dict)
+    """When each peer last gave a sign of life, by `time.monotonic`."""
+    lost: dict[PeerId, int] = field(default_factory=dict)
+    """Peers that did not answer, and the sequence number of the last record they had told until then."""
+    news: News = field(default_factory=News)
 
-    async def publish(self, record: PeerRecord) -> None:
+    def tell(self, **changes: object) -> None:
+        """Change what this peer says of itself from now on."""
+        sequence = max(self.record.sequence + 1, time.time_ns() // 1_000_000)
+        self.record = self.record.model_copy(update={**changes, "sequence": sequence})
+        self.news.ring()
+
+    async def publish(self, **changes: object) -> None:
         """Tell everybody something new about this peer."""
-        self.record = record
-        key, value = peers_key(self.run_id), pack(record)
-        stored = await self.dht.store(key, record.peer_id, value, RECORD_SECONDS)
-        if not stored and (await self.dht.read(key)).get(record.peer_id) != value:
-            raise UnreachableError("the DHT takes no records: is this machine's clock right?")
+        self.tell(**changes)
+        await self.dht.store(peers_key(self.run_id), self.record.peer_id, pack(self.record), RECORD_SECONDS)
 
     async def keep_publishing(self) -> None:
         """Renew the record for as long as this peer lives."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            await self.publish(self.record)
+            await self.publish()
 
-    async def peers(self) -> Peers:
-        """Every peer of the run with a valid record, by peer id. Invalid records are passed over."""
-        return await read_peers(self.dht, self.run_id)
+    async def keep_reading(self) -> None:
+        """Read the DHT for as long as this peer lives."""
+        while True:
+            await self.read()
+            await asyncio.sleep(READ_SECONDS)
+
+    async def read(self) -> None:
+        """Take from the DHT what is newer than what is known."""
+        for record in await read_peers(self.dht, self.run_id):
+            self.meet(record, in_person=False)
+
+    def meet(self, record: PeerRecord, in_person: bool) -> None:
+        """Hear of a peer. In person it is alive; from the DHT it is, if the record is new."""
+        peer = record.peer_id
+        known = self.records.get(peer)
+        newer = known is None or record.sequence > known.sequence
+        if peer == self.record.peer_id or not (newer or in_person):
+            return
+        if newer:
+            self.records[peer] = record
+        if in_person or record.sequence > self.lost.get(peer, -1):
+            self.lost.pop(peer, None)
+            self.seen[peer] = time.monotonic()
+        self.news.ring()
+
+    def lose(self, peer: PeerId) -> None:
+        """A peer does not answer: it is gone until it says something new."""
+        if peer in self.records and peer not in self.lost:
+            self.lost[peer] = self.records[peer].sequence
+            self.news.ring()
+
+    def peers(self) -> Peers:
+        """This peer, and all others that are alive as far as is known, by peer id."""
+        horizon = time.monotonic() - RECORD_SECONDS
+        alive = [peer for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
+        return tuple(sorted([self.record, *map(self.records.__getitem__, alive)], key=lambda each: each.peer_id))
+
+    def others(self) -> Peers:
+        """Everybody but this peer."""
+        return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
 
     async def wait_until(self, holds: Callable[[Peers], bool]) -> Peers:
-        """Look again and again until what peers tell fulfils a condition."""
-        while True:
-            peers = await self.peers()
-            if holds(peers):
-                return peers
-            await asyncio.sleep(POLL_SECONDS)
+        """Wait until what peers tell fulfils a condition."""
+        await self.news.until(lambda: holds(self.peers()))
+        return self.peers()
+
+    def common_round(self, liars: int) -> int:
+        """The latest round that more than `liars` others say they have finished: no liar alone can push it. Of fewer
+        others, what all of them say; 0 without any."""
+        rounds = sorted((peer.round for peer in self.others()), reverse=True)
+        return rounds[min(liars, len(rounds) - 1)] if rounds else 0
 
 
 async def read_peers(dht: Dht, run_id: RunId) -> Peers:

@@ -17,6 +17,9 @@ from protocol.manifest import Manifest
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
 
+INVITE_SECONDS = 3.0
+"""A volunteer that takes longer to answer is no use to a group."""
+
 MOST_ORDERS_PENDING = 8
 """Orders and reports alternate; a few may wait."""
 
@@ -37,11 +40,10 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A replica group as each of its members knows it. `seats` are by stage; its leader sits first."""
+    """The group that a volunteer has been called into."""
 
     replica: ReplicaId
     slot: int
-    seats: tuple[Seat, ...]
 
 
 class GroupService(group_pb2_grpc.GroupServicer):
@@ -52,22 +54,28 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self.stage = stage
         self.peer_id = peer_id
         self.lease = Lease()
+        self.ready = False
+        """Whether this volunteer has caught up with the run, and takes invitations."""
         self._invitation: Membership | None = None
         self._called: asyncio.Queue[tuple[Membership, Reports]] = asyncio.Queue()
 
     async def wait_for_leader(self) -> tuple[Membership, Reports]:
-        """The group that a leader has completed with us in it, and its control stream."""
+        """The group of the leader that has called us, and its control stream."""
         return await self._called.get()
+
+    @property
+    def called(self) -> bool:
+        """Whether a leader waits for us."""
+        return not self._called.empty()
 
     async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:
         await require_manifest(context, self.manifest)
-        seats = tuple(Seat(PeerId(member.peer_id), member.address) for member in request.members)
-        if len(seats) != self.manifest.replicas.stages or seats[self.stage].peer_id != self.peer_id:
-            return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
         replica = ReplicaId(request.replica)
-        if str(seats[0].peer_id) != replica or not self.lease.take(Event.INVITED, replica, time.monotonic()):
+        if request.stage != self.stage:
+            return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
+        if not self.ready or not self.lease.take(Event.INVITED, replica, time.monotonic()):
             return pb.InvitationReply(code=pb.InvitationReply.ENGAGED)
-        self._invitation = Membership(replica, request.slot, seats)
+        self._invitation = Membership(replica, request.slot)
         return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
@@ -81,7 +89,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
-        reports: Reports = Duplex(f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING)
+        reports: Reports = Duplex(f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING, pb.Report())
         self._called.put_nowait((self._invitation, reports))
         try:
             await reports.carry(context)
@@ -89,17 +97,13 @@ class GroupService(group_pb2_grpc.GroupServicer):
             self.lease.take(Event.LEFT, replica, time.monotonic())
 
 
-async def invite(seat: Seat, membership: Membership, manifest: Manifest) -> bool:
+async def invite(stage: int, seat: Seat, membership: Membership, manifest: Manifest) -> bool:
     """Ask one peer to take its seat; whether it accepts. A peer that does not answer does not."""
-    request = pb.Invitation(
-        replica=membership.replica,
-        slot=membership.slot,
-        members=[pb.Member(peer_id=each.peer_id, address=each.address) for each in membership.seats],
-    )
+    request = pb.Invitation(replica=membership.replica, slot=membership.slot, stage=stage)
     try:
         async with connect(seat.address, manifest) as channel:
             stub = group_pb2_grpc.GroupStub(channel)
-            reply = await stub.Invite(request, metadata=handshake(manifest), timeout=CALL_SECONDS)
+            reply = await stub.Invite(request, metadata=handshake(manifest), timeout=INVITE_SECONDS)
     except HetpeerError:
         return False
     return bool(reply.code == pb.InvitationReply.ACCEPTED)
@@ -116,8 +120,16 @@ async def release(seat: Seat, replica: ReplicaId, manifest: Manifest) -> None:
         return
 
 
-async def lead(seat: Seat, membership: Membership, manifest: Manifest, orders: Orders) -> None:
+def orders_to(stage: int, seat: Seat) -> Orders:
+    """The control stream to a member, not yet open."""
+    return Duplex(f"stage {stage} of this group ({seat.peer_id[-8:]})", MOST_ORDERS_PENDING, pb.Order())
+
+
+async def lead(seat: Seat, replica: ReplicaId, manifest: Manifest, orders: Orders) -> None:
     """Open the control stream to one member and carry it until it ends."""
-    async with connect(seat.address, manifest) as channel:
-        metadata = (*handshake(manifest), (REPLICA_KEY, membership.replica))
-        await orders.carry(group_pb2_grpc.GroupStub(channel).Follow(metadata=metadata))
+    try:
+        async with connect(seat.address, manifest) as channel:
+            metadata = (*handshake(manifest), (REPLICA_KEY, replica))
+            await orders.carry(group_pb2_grpc.GroupStub(channel).Follow(metadata=metadata))
+    except HetpeerError as error:
+        orders.abort(str(error))

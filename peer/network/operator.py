@@ -3,10 +3,12 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from protocol.blobs import fetch_file
+from protocol.cards import Authority, Card
 from protocol.channels import connect, handshake
-from protocol.errors import UnreachableError
+from protocol.errors import FormatError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.records import Role
@@ -15,7 +17,7 @@ from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.ticket import Ticket
 
-ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER}
+ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -36,17 +38,23 @@ async def describe(ticket: Ticket) -> Descriptor:
     return parse(reply.descriptor_json, ticket.run_id)
 
 
-async def admit(ticket: Ticket, descriptor: Descriptor, peer: PeerId, role: Role, stage: int | None) -> tuple[int, int]:
-    """A place in the run: (stage, slot).
+async def admit(
+    ticket: Ticket, descriptor: Descriptor, peer: PeerId, role: Role | Literal["gateway"], stage: int | None
+) -> tuple[Card, bytes]:
+    """A place in the run, and the signed card that shows it.
 
     Raises:
         RefusedError: there is none.
+        FormatError: the answer is no card for this peer.
     """
     request = pb.AdmitRequest(peer_id=peer, role=ROLES[role], stage=stage)
     async with connect(ticket.operator, descriptor.manifest) as channel:
         stub = run_pb2_grpc.RunStub(channel)
         reply = await stub.Admit(request, metadata=handshake(descriptor.manifest), timeout=CALL_SECONDS)
-    return reply.stage, reply.slot
+    card = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
+    if card.peer != peer or card.role != role:
+        raise FormatError(f"{ticket.operator} admitted another peer or role than asked for")
+    return card, reply.card
 
 
 async def fetch_files(

@@ -1,18 +1,29 @@
 """The streams to the neighbouring stages. The earlier stage calls the later one."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from peer.network.duplex import Duplex
 from protocol.channels import connect, handshake, refuse, require_manifest
+from protocol.errors import HetpeerError
 from protocol.identity import ReplicaId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
 
 REPLICA_KEY = "hetpeer-replica"
+ATTEMPT_KEY = "hetpeer-attempt"
 
 Link = Duplex[pb.Frame, pb.Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A group opens its links anew whenever a member has changed; `number` counts these attempts."""
+
+    replica: ReplicaId
+    number: int
 
 
 def link(manifest: Manifest, with_whom: str) -> Link:
@@ -21,28 +32,34 @@ def link(manifest: Manifest, with_whom: str) -> Link:
 
 
 class PipelineService(pipeline_pb2_grpc.PipelineServicer):
-    """Takes the call of the stage before ours, if it is of the replica we are a member of."""
+    """Takes the call of the stage before ours, if it is of the attempt we are a member of."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._expected: dict[ReplicaId, Link] = {}
+        self._expected: dict[Attempt, Link] = {}
 
-    def expect(self, replica: ReplicaId, upstream: Link) -> None:
-        """From now on, one stream of this replica is welcome."""
-        self._expected[replica] = upstream
+    def expect(self, attempt: Attempt, upstream: Link) -> None:
+        """From now on, one stream of this attempt is welcome, and none of an earlier one."""
+        self._expected = {attempt: upstream}
 
     async def Exchange(self, request_iterator: AsyncIterator[pb.Frame], context: Any) -> None:
         await require_manifest(context, self.manifest)
-        replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
-        upstream = self._expected.pop(replica, None)
+        metadata = dict(context.invocation_metadata())
+        number = str(metadata.get(ATTEMPT_KEY, ""))
+        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if number.isdecimal() else 0)
+        upstream = self._expected.pop(attempt, None)
         if upstream is None:
             await refuse(context, "this stage expects no such neighbour")
         else:
             await upstream.carry(context)
 
 
-async def call(address: str, manifest: Manifest, replica: ReplicaId, downstream: Link) -> None:
+async def call(address: str, manifest: Manifest, attempt: Attempt, downstream: Link) -> None:
     """Call the stage behind ours and carry frames until the link ends."""
-    async with connect(address, manifest) as channel:
-        metadata = (*handshake(manifest), (REPLICA_KEY, replica))
-        await downstream.carry(pipeline_pb2_grpc.PipelineStub(channel).Exchange(metadata=metadata))
+    try:
+        async with connect(address, manifest) as channel:
+            where = ((REPLICA_KEY, attempt.replica), (ATTEMPT_KEY, str(attempt.number)))
+            stub = pipeline_pb2_grpc.PipelineStub(channel)
+            await downstream.carry(stub.Exchange(metadata=(*handshake(manifest), *where)))
+    except HetpeerError as error:
+        downstream.abort(str(error))

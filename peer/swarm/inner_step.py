@@ -42,7 +42,8 @@ class PipelineStage:
         """Take inner step `step` (from 0) of `round` (from 1). `batch` [sequences, L + 1] is stage 0's.
 
         Raises:
-            LostMemberError: a neighbour or the leader is gone; the weights are those before this step.
+            LostMemberError: a neighbour or the leader is gone; the weights are those before this step, once
+                `abandon` has been called.
             PeerError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
@@ -60,6 +61,13 @@ class PipelineStage:
         overall = (round - 1) * manifest.inner.steps + step
         await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
         return agreed
+
+    async def abandon(self, reason: str) -> None:
+        """Hang up, and forget the inner step in flight."""
+        for link in (self.upstream, self.downstream):
+            if link is not None:
+                link.abort(reason)
+        await self.torch_thread.run(self.trainer.abandon)
 
     async def _forward(self, place: Place, batch: Batch | None) -> list[float]:
         """One forward pass; [loss] at the last stage, else []."""

@@ -1,7 +1,8 @@
 """A peer that has joined: its identity, its place, its sockets and its outer state."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from torch import Tensor
 from peer.data.tokens import Tokens, open_tokens
 from peer.events import Listener
 from peer.handoff import TorchThread
-from peer.network.contributions import Shelf
 from peer.network.discovery import Discovery
 from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
+from peer.network.reconciliation import Reconciler
 from peer.optim.outer import OuterState
-from peer.swarm.outer_round import OuterLoop
+from peer.swarm.deadline import Pace
+from peer.swarm.outer_round import FollowedPart, OuterLoop
 from peer.swarm.view import all_at
 from protocol.blobs import BlobService
 from protocol.identity import Part
@@ -38,21 +40,43 @@ class Node:
     stage: int
     slot: int
     discovery: Discovery
-    shelf: Shelf
+    reconciler: Reconciler
     blobs: BlobService
     pipeline: PipelineService
     group: GroupService
     torch_thread: TorchThread
     emit: Listener
-    pipeline_sent: int = 0
+    leaving: bool = False
+    """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
-    async def outer_loop(self, followed: Sequence[Part], authored: Sequence[Part]) -> OuterLoop:
+    async def outer_loop(self, authored: Sequence[Part]) -> OuterLoop:
         """The outer state at genesis, of the parts this peer follows; error feedback for those it authors."""
-        states = {}
-        for part in followed:
+        parts = {}
+        for part, ledger in self.reconciler.ledgers.items():
             genesis = await self.torch_thread.run(load_file, self.directory / genesis_file(part))
-            states[part] = OuterState.begin(self.manifest, part, genesis, author=part in authored)
-        return OuterLoop(self.manifest, states, self.discovery, self.shelf, self.torch_thread)
+            parts[part] = FollowedPart(OuterState.begin(self.manifest, part, genesis, part in authored), ledger)
+        pace = Pace(self.manifest.outer.patience)
+        outer = OuterLoop(self.manifest, parts, self.discovery, self.reconciler, self.torch_thread, self.emit, pace)
+        self.reconciler.check = outer.check
+        await outer.settle()
+        return outer
+
+    @asynccontextmanager
+    async def in_the_swarm(self, outer: OuterLoop) -> AsyncIterator[asyncio.TaskGroup]:
+        """Meet the others, catch up with them, and keep in touch as long as the block lasts. At its end, serve until
+        everybody has finished the last round."""
+        async with asyncio.TaskGroup() as tasks:
+            keeping = [
+                tasks.create_task(self.discovery.keep_publishing()),
+                tasks.create_task(self.discovery.keep_reading()),
+            ]
+            await self.discovery.read()
+            keeping.append(tasks.create_task(self.reconciler.keep_comparing()))
+            await self.publish()
+            yield tasks
+            await self._linger(outer)
+            for task in keeping:
+                task.cancel()
 
     async def basis(self) -> Tensor | None:
         """U [d, d], where this peer needs it and so has fetched it."""
@@ -68,12 +92,15 @@ class Node:
 
     async def publish(self, **changes: object) -> None:
         """Change this peer's record."""
-        await self.discovery.publish(self.discovery.record.model_copy(update=changes))
+        await self.discovery.publish(**changes)
 
-    async def linger(self) -> None:
-        """Serve until every peer has finished the last round."""
+    async def _linger(self, outer: OuterLoop) -> None:
+        """Serve until every peer has finished the last round, and nothing is lacking anywhere."""
         done = self.discovery.wait_until(lambda peers: all_at(peers, self.manifest.outer.rounds))
         try:
             await asyncio.wait_for(done, FAREWELL_SECONDS)
         except TimeoutError:
             return
+        for peer in self.discovery.others():
+            await self.reconciler.compare(peer)
+        await outer.settle()

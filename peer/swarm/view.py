@@ -1,6 +1,6 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
-from protocol.identity import Part, ReplicaId
+from protocol.identity import Part, PeerId, ReplicaId
 from protocol.layout import parts_authored
 from protocol.records import PeerRecord
 
@@ -24,20 +24,17 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     return peer.role == "datacenter"
 
 
+def awaited(peers: Peers, part: Part, round: int) -> frozenset[PeerId]:
+    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, and those who
+    say that it is out."""
+    return frozenset(peer.peer_id for peer in authors(peers, part) if peer.contributed == round or peer.round < round)
+
+
 def free(peers: Peers, stage: int) -> Peers:
     """Volunteers of a stage that are in no group."""
     return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
 
 
 def all_at(peers: Peers, round: int) -> bool:
-    """Whether every peer in a replica has finished this round."""
-    return all(peer.round >= round for peer in peers if peer.replica or peer.role == "observer")
-
-
-def disagreement(mine: PeerRecord, peers: Peers) -> tuple[Part, PeerRecord] | None:
-    """A part of which another peer announced another digest after the same round, and who; None if all agree."""
-    for peer in peers:
-        for part, digest in mine.digests.items():
-            if peer.round == mine.round and peer.digests.get(part, digest) != digest:
-                return Part(part), peer
-    return None
+    """Whether every peer has finished this round."""
+    return all(peer.round >= round for peer in peers)

@@ -16,14 +16,14 @@ class Member(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("replica", "slot", "members")
+    __slots__ = ("replica", "slot", "stage")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     replica: str
     slot: int
-    members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, replica: _Optional[str] = ..., slot: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    stage: int
+    def __init__(self, replica: _Optional[str] = ..., slot: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class InvitationReply(_message.Message):
     __slots__ = ("code",)
@@ -52,42 +52,84 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("begin", "step")
+    __slots__ = ("begin", "go", "step", "halt", "end")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    GO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     begin: Begin
+    go: Go
     step: Step
-    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    halt: Halt
+    end: End
+    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("replica",)
-    REPLICA_FIELD_NUMBER: _ClassVar[int]
-    replica: str
-    def __init__(self, replica: _Optional[str] = ...) -> None: ...
+    __slots__ = ("attempt", "round", "step", "members", "embedding_digest")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    round: int
+    step: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    embedding_digest: str
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
+
+class Go(_message.Message):
+    __slots__ = ("attempt",)
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("round", "step", "clip_factor")
+    __slots__ = ("round", "step", "clip_factor", "last")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     clip_factor: float
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ...) -> None: ...
+    last: bool
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Halt(_message.Message):
+    __slots__ = ("attempt",)
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("gradients", "round_end", "ready")
-    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
-    ROUND_END_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ready", "gradients", "broken", "halted", "round_end")
     READY_FIELD_NUMBER: _ClassVar[int]
-    gradients: Gradients
-    round_end: RoundEnd
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_END_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
-    def __init__(self, gradients: _Optional[_Union[Gradients, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
+    gradients: Gradients
+    broken: Broken
+    halted: Halted
+    round_end: RoundEnd
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("attempt", "embedding_digest")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    embedding_digest: str
+    def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("round", "step", "squared_norm", "loss")
@@ -100,6 +142,20 @@ class Gradients(_message.Message):
     squared_norm: float
     loss: float
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("attempt", "reason")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    reason: str
+    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Halted(_message.Message):
+    __slots__ = ("attempt",)
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
 
 class RoundEnd(_message.Message):
     __slots__ = ("round",)

@@ -11,10 +11,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VOLUNTEER: _ClassVar[Role]
     DATACENTER: _ClassVar[Role]
     OBSERVER: _ClassVar[Role]
+    GATEWAY: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 VOLUNTEER: Role
 DATACENTER: Role
 OBSERVER: Role
+GATEWAY: Role
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -37,9 +39,11 @@ class AdmitRequest(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class AdmitReply(_message.Message):
-    __slots__ = ("stage", "slot")
+    __slots__ = ("stage", "slot", "card")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
+    card: bytes
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ...) -> None: ...

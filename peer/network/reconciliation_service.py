@@ -1,0 +1,60 @@
+"""The answering side of reconciliation: what is compared, asked and told arrives here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire
+from protocol.channels import refuse, require_manifest
+from protocol.errors import FormatError
+from protocol.identity import Part
+from protocol.reconciliation import Summary, different, entries
+from protocol.records import PeerRecord
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+
+
+class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
+    """The answering side."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self.reconciler = reconciler
+
+    async def Compare(self, request: pb.Comparison, context: Any) -> pb.Differences:
+        reconciler = self.reconciler
+        await self._hear(request.statement, context)
+        parts = []
+        for theirs in map(_from_wire, request.parts):
+            ledger = reconciler.ledgers.get(theirs.part)
+            if ledger is not None and (keys := different(ledger, theirs)):
+                numbers = [int.from_bytes(key, "big") for key in keys]
+                parts.append(pb.PartKeys(part=theirs.part, keys=numbers))
+        return pb.Differences(
+            statement=reconciler.statement(), parts=parts, revocations=list(reconciler.revocations.values())
+        )
+
+    async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:
+        await require_manifest(context, self.reconciler.manifest)
+        ledger = self.reconciler.ledgers.get(Part(request.part))
+        if ledger is None or len(request.keys) > ENTRIES_ASKED:
+            await refuse(context, "this peer does not follow that part, or was asked for too much at once")
+        found = entries(ledger, [key.to_bytes(8, "big") for key in request.keys])
+        return pb.Entries(entries=map(entry_to_wire, found))
+
+    async def Tell(self, request: pb.News, context: Any) -> pb.Heard:
+        sender = await self._hear(request.statement, context)
+        for revocation in request.revocations:
+            self.reconciler.revoke(revocation)
+        self.reconciler.start(self.reconciler.receive(request.entries, sender))
+        return pb.Heard()
+
+    async def _hear(self, said: bytes, context: Any) -> PeerRecord:
+        await require_manifest(context, self.reconciler.manifest)
+        try:
+            return self.reconciler.hear(said)
+        except FormatError as error:
+            await refuse(context, str(error))
+
+
+def _from_wire(theirs: pb.PartSummary) -> Summary:
+    checks: Mapping[int, bytes] = {each.round: each.check.to_bytes(8, "big") for each in theirs.rounds}
+    return Summary(Part(theirs.part), theirs.clock, theirs.folded, checks)

@@ -1,0 +1,47 @@
+"""How large an honest contribution can be: what learning rate and error feedback allow, and no more."""
+
+import math
+
+import numpy as np
+
+from peer.optim.inner import learning_rate
+from protocol.contribution import Contribution
+from protocol.errors import FormatError
+from protocol.identity import EMBEDDING, Part
+from protocol.manifest import Manifest
+from protocol.units import UNITS_PER_ONE
+
+ADAM_STEP = 2.0
+"""|m̂ / √v̂| is at most 1 but for the first steps with these betas (Kingma and Ba, section 2.1); twice that is ample."""
+
+LARGEST_WEIGHT = 32.0
+"""The grid's range: weight decay moves a weight by at most its share of this."""
+
+
+def largest_value(manifest: Manifest, part: Part, round: int) -> int:
+    """The largest magnitude, in units of 2⁻²⁶, in an honest contribution of a round.
+
+    One round moves a weight by at most H · α · (2 + λ · 32), α the highest rate so far; the error feedback
+    holds at most min(t, 1 / (1 − β)) of it, and as much again that was put back. A compressed group's token embedding
+    moves by Z Uᵀ, whose entries are at most √k of Z's.
+    """
+    inner, beta = manifest.inner, manifest.outer.beta
+    steps = round * inner.steps
+    rate = learning_rate(manifest, min(steps, max(1, inner.warmup)) - 1)
+    moved = inner.steps * rate * (ADAM_STEP + inner.weight_decay * LARGEST_WEIGHT)
+    rounds = float(round) if beta == 1 else min(round, 1 / (1 - beta))
+    spread = math.sqrt(manifest.k) if part == EMBEDDING else 1.0
+    return min(2**31 - 1, math.ceil(2 * moved * rounds * spread * UNITS_PER_ONE))
+
+
+def check_magnitudes(contribution: Contribution, manifest: Manifest) -> None:
+    """Raises FormatError if a value is larger than any honest one."""
+    name = contribution.name
+    bound = largest_value(manifest, name.part, name.round)
+    for tensor, sparse in contribution.tensors.items():
+        largest = int(np.abs(sparse.values).max(initial=0))
+        if largest > bound:
+            raise FormatError(
+                f"{name}: {tensor} moves by {largest / UNITS_PER_ONE:.3g}, "
+                f"more than learning rate and error feedback allow ({bound / UNITS_PER_ONE:.3g})"
+            )

@@ -1,0 +1,53 @@
+"""How long a round waits for slow replicas, from what was observed. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+ROUNDS_REMEMBERED = 8
+
+LEAST_SHARE = 0.1
+"""A tenth of a round's length is no delay: what is measured below it is noise."""
+
+LEAST_SECONDS = 1.0
+
+EARLY_SHARE = 0.8
+"""A slow replica stops at this share of the wait, so that its contribution arrives before the end."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Delays of past rounds: seconds from the arrival of half of the contributions to that of the last."""
+
+    patience: float
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+
+    def wait(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
+        """Until when to wait for the rest of `expected` contributions; None while less than half are here.
+
+        `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
+        """
+        half = halfway(arrivals, expected)
+        if half is None:
+            return None
+        length = max(0.0, half - started)
+        usual = median(self.delays) if self.delays else length
+        return half + self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
+
+    def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
+        """When a replica that is not done yet ends its inner loop."""
+        until, half = self.wait(started, arrivals, expected), halfway(arrivals, expected)
+        return None if until is None or half is None else half + EARLY_SHARE * (until - half)
+
+    def remember(self, arrivals: Sequence[float], expected: int) -> None:
+        """A round has ended."""
+        half = halfway(arrivals, expected)
+        if half is not None:
+            self.delays.append(max(arrivals) - half)
+
+
+def halfway(arrivals: Sequence[float], expected: int) -> float | None:
+    """When half of the expected contributions were here."""
+    needed = max(1, (expected + 1) // 2)
+    return sorted(arrivals)[needed - 1] if len(arrivals) >= needed else None

@@ -1,0 +1,210 @@
+"""A replica group from its leader's side: seats filled, rounds driven, a lost member replaced."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from peer.data.batches import batch
+from peer.data.tokens import Tokens
+from peer.events import GroupBroken, GroupFormed, Progress
+from peer.network.group import Orders, Seat, lead, orders_to
+from peer.network.pipeline import Attempt
+from peer.swarm.control import LeaderControl, report
+from peer.swarm.formation import fill
+from peer.swarm.plan import backoff_seconds
+from peer.swarm.stage_round import StageRound
+from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.identity import EMBEDDING, ReplicaId
+from protocol.schemas import group_pb2 as pb
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed since now."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
+
+
+ANSWER_SECONDS = 60.0
+"""A member that is alive has loaded a round, or settled it, in this time."""
+
+
+@dataclass(slots=True)
+class Leader:
+    """Stage 0 of a group. `seats` and `orders` are those of the members that are there, by stage."""
+
+    here: StageRound
+    tokens: Tokens
+    seats: dict[int, Seat] = field(default_factory=dict)
+    orders: dict[int, Orders] = field(default_factory=dict)
+    attempt: int = 0
+    announced: list[str] = field(default_factory=list)
+    ends_early: bool = False
+    """A new member cannot take up this round, as its token embedding differs: begin the next one together."""
+
+    @property
+    def replica(self) -> ReplicaId:
+        """A replica is named after its leader."""
+        return ReplicaId(self.here.node.discovery.record.peer_id)
+
+    async def serve(self) -> None:
+        """Lead a group through all rounds."""
+        outer = self.here.outer
+        while not outer.over:
+            await self._fill_seats()
+            if outer.over:
+                break
+            try:
+                await self._begin()
+                await self._inner_loop()
+                await self._end_round()
+            except (LostMemberError, PeerError, TimeoutError) as error:
+                await self._halt(str(error) or "a member did not answer")
+            if self.ends_early:
+                self.ends_early = False
+                await self._end_round()
+        for stream in self.orders.values():
+            stream.close()
+
+    async def _fill_seats(self) -> None:
+        """Until every stage has a member. The rounds of the others go on meanwhile, and so do ours."""
+        node, outer, attempt = self.here.node, self.here.outer, 0
+        while not outer.over:
+            self._forget_the_lost()
+            missing = node.manifest.replicas.stages - 1 - len(self.seats)
+            if not missing:
+                return
+            for stage, seat in (await fill(node.discovery, node.manifest, self.seats)).items():
+                self._call(stage, seat)
+            if len(self.seats) == node.manifest.replicas.stages - 1:
+                return
+            node.emit(Progress("looking for volunteers of the other stages"))
+            if self.here.round and outer.late(self.here.round):
+                await self._end_round()
+            elif not self.here.round:
+                patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
+                if await outer.wait_for_others(outer.clock, after(patience)):
+                    await self._end_round()
+            else:
+                await node.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
+            attempt += 1
+
+    def _call(self, stage: int, seat: Seat) -> None:
+        """Open the control stream to a member."""
+        stream = orders_to(stage, seat)
+        stream.on_message = lambda said: self._notice(said)
+        self.seats[stage], self.orders[stage] = seat, stream
+        self.here.tasks.create_task(lead(seat, self.replica, self.here.node.manifest, stream))
+
+    def _notice(self, said: pb.Report | HetpeerError) -> None:
+        """A member is gone, or misses a neighbour: nobody should wait for anybody."""
+        if isinstance(said, HetpeerError):
+            self.here.interrupt(str(said))
+        elif said.WhichOneof("kind") == "broken":
+            self.here.interrupt(said.broken.reason[:200])
+
+    def _forget_the_lost(self) -> None:
+        for stage in [stage for stage, stream in self.orders.items() if stream.ended]:
+            del self.seats[stage], self.orders[stage]
+
+    async def _begin(self) -> None:
+        """All members load the round and open their links.
+
+        Raises:
+            LostMemberError, PeerError, TimeoutError: one does not.
+        """
+        node = self.here.node
+        seats = {0: Seat(node.discovery.record.peer_id, node.discovery.record.address), **self.seats}
+        await self._announce(seats)
+        self.attempt += 1
+        await self.here.load(self.here.round or self.here.outer.clock, self.here.steps)
+        attempt = Attempt(self.replica, self.attempt)
+        self.here.open_links(attempt, seats)
+        self._order(pb.Order(begin=self._begin_order(seats)))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            for stage, stream in sorted(self.orders.items()):
+                ready = (await report(stream, "ready")).ready
+                if ready.attempt != self.attempt or ready.embedding_digest != self.here.embedding_digest:
+                    await self._meet_halfway(self.seats[stage])
+                    raise PeerError(f"{stream.with_whom} holds another token embedding; trying again")
+        self._order(pb.Order(go=pb.Go(attempt=self.attempt)))
+        self.here.call_downstream(attempt, seats)
+
+    async def _announce(self, seats: Mapping[int, Seat]) -> None:
+        """Tell who is in the group. A run begins when all the replicas of its manifest have formed.
+
+        Raises:
+            LostMemberError: a member leaves before.
+        """
+        node, members = self.here.node, [str(seat.peer_id) for _, seat in sorted(seats.items())]
+        if members != self.announced:
+            self.announced = members
+            node.emit(GroupFormed(self.replica, node.slot, members))
+            await node.publish(replica=self.replica)
+        while not self.here.outer.begun:
+            node.emit(Progress("waiting for the other replicas"))
+            if any(stream.ended for stream in self.orders.values()):
+                raise LostMemberError("a member left before the run began")
+            await node.discovery.news.wait(1.0)
+
+    def _begin_order(self, seats: Mapping[int, Seat]) -> pb.Begin:
+        return pb.Begin(
+            attempt=self.attempt,
+            round=self.here.round,
+            step=self.here.steps,
+            members=[pb.Member(peer_id=seat.peer_id, address=seat.address) for _, seat in sorted(seats.items())],
+            embedding_digest=self.here.embedding_digest,
+        )
+
+    async def _meet_halfway(self, seat: Seat) -> None:
+        """Take from a member what it has and we have not. If the inner loop has begun, it ends with what it has."""
+        self.ends_early = self.here.steps > 0
+        await self.here.outer.compare_with(seat.peer_id)
+        if not self.here.steps:
+            await self.here.outer.settle_part(EMBEDDING)
+            self.here.round = 0
+
+    async def _inner_loop(self) -> None:
+        """Inner steps until the round's end.
+
+        Raises:
+            LostMemberError: a member is gone.
+        """
+        node, here = self.here.node, self.here
+        control = LeaderControl(self.orders, node.manifest.inner.clip)
+        last = False
+        while not last:
+            data = await node.torch_thread.run(batch, self.tokens, node.manifest, here.round, here.steps, node.slot)
+            control.last = here.steps + 1 >= node.manifest.inner.steps or here.outer.late(here.round) or node.leaving
+            last = (await here.step(data, control)).last
+
+    async def _end_round(self) -> None:
+        """Contribute, finish, and see that the members have."""
+        round = self.here.round or self.here.outer.clock
+        self._order(pb.Order(end=pb.End(round=round)))
+        await self.here.finish()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            for _, stream in sorted(self.orders.items()):
+                with suppress(LostMemberError):
+                    await report(stream, "round_end")
+
+    async def _halt(self, reason: str) -> None:
+        """Roll back the inner step in flight, here and at all members that are left."""
+        here = self.here
+        here.node.emit(GroupBroken(self.replica, here.round, here.steps, reason))
+        await here.abandon(reason)
+        self._order(pb.Order(halt=pb.Halt(attempt=self.attempt)))
+        for stream in self.orders.values():
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    while (await stream.receive()).halted.attempt != self.attempt:
+                        pass
+            except (HetpeerError, TimeoutError):
+                stream.abort("it did not halt")
+        self._forget_the_lost()
+
+    def _order(self, order: pb.Order) -> None:
+        for stream in self.orders.values():
+            stream.send(order)

@@ -1,0 +1,114 @@
+"""A replica group from the side of stages 1, 2, …: called by a leader, obeying it, free again when it is gone."""
+
+from dataclasses import dataclass
+
+from peer.events import GroupBroken, GroupFormed, Progress
+from peer.network.group import Membership, Reports, Seat
+from peer.network.pipeline import Attempt
+from peer.swarm.control import HaltedError, MemberControl
+from peer.swarm.stage_round import StageRound
+from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.identity import EMBEDDING, PeerId
+from protocol.schemas import group_pb2 as pb
+
+
+@dataclass(slots=True)
+class Member:
+    """A volunteer without a group, a standby, until a leader calls it."""
+
+    here: StageRound
+    attempt: Attempt | None = None
+    seats: dict[int, Seat] | None = None
+
+    async def serve(self) -> None:
+        """Serve one leader after another, until the run is over."""
+        node, outer = self.here.node, self.here.outer
+        node.group.ready = True
+        while not outer.over:
+            node.emit(Progress("waiting for a group"))
+            await self.here.follow(lambda: node.group.called)
+            if outer.over:
+                break
+            membership, reports = await node.group.wait_for_leader()
+            try:
+                await self._obey(membership, reports)
+            except (LostMemberError, PeerError) as error:
+                if outer.over:
+                    break
+                node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
+                await self._leave(reports, str(error))
+
+    async def _leave(self, reports: Reports, reason: str) -> None:
+        """The leader is gone, and the group with it: contribute what there is, and be free."""
+        reports.close()
+        await self.here.abandon(reason)
+        await self.here.node.publish(replica="")
+        if self.here.round:
+            await self.here.finish()
+
+    async def _obey(self, membership: Membership, reports: Reports) -> None:
+        """Do what a leader orders, until the run is over.
+
+        Raises:
+            LostMemberError: it is gone.
+            PeerError: its orders make no sense.
+        """
+        reports.on_message = lambda said: self._notice(said)
+        while not self.here.outer.over:
+            order = await reports.receive()
+            match order.WhichOneof("kind"):
+                case "begin":
+                    await self._begin(order.begin, membership, reports)
+                case "go":
+                    await self._train(order.go.attempt, reports)
+                case "halt":
+                    await self.here.abandon("the leader called the step off")
+                    reports.send(pb.Report(halted=pb.Halted(attempt=order.halt.attempt)))
+                case "end":
+                    await self.here.finish()
+                    reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
+                case kind:
+                    raise PeerError(f"{reports.with_whom} ordered {kind} where nothing of the kind was due")
+        reports.close()
+
+    def _notice(self, said: pb.Order | HetpeerError) -> None:
+        """The leader has called the step off, or is gone: do not wait for neighbours."""
+        if isinstance(said, HetpeerError) or said.WhichOneof("kind") == "halt":
+            self.here.interrupt("the leader called the step off")
+
+    async def _begin(self, order: pb.Begin, membership: Membership, reports: Reports) -> None:
+        """Load a round, or go on with the one that is loaded, and open the links."""
+        node, outer = self.here.node, self.here.outer
+        seats = {stage: Seat(PeerId(each.peer_id), each.address) for stage, each in enumerate(order.members)}
+        if len(seats) != node.manifest.replicas.stages or seats[node.stage].peer_id != node.discovery.record.peer_id:
+            raise PeerError(f"{reports.with_whom} gave our seat to another")
+        while outer.clock < order.round and not outer.over:
+            await self.here.finish()
+        if self.here.round != order.round and order.embedding_digest not in ("", outer.digests.get(EMBEDDING)):
+            await outer.compare_with(PeerId(membership.replica))
+            await outer.settle_part(EMBEDDING)
+        await self.here.load(order.round, order.step)
+        self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
+        self.here.open_links(self.attempt, seats)
+        if node.discovery.record.replica != membership.replica:
+            node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
+            await node.publish(replica=membership.replica)
+        reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=self.here.embedding_digest)))
+
+    async def _train(self, attempt: int, reports: Reports) -> None:
+        """Inner steps until the round's end, or until the leader calls the step off."""
+        if self.attempt is None or self.seats is None or self.attempt.number != attempt:
+            raise PeerError(f"{reports.with_whom} began attempt {attempt}, which is not ready")
+        self.here.call_downstream(self.attempt, self.seats)
+        control = MemberControl(reports)
+        try:
+            while not (await self.here.step(None, control)).last:
+                pass
+        except HaltedError as error:
+            await self.here.abandon(str(error))
+            reports.send(pb.Report(halted=pb.Halted(attempt=attempt)))
+        except LostMemberError as error:
+            if reports.ended:
+                raise
+            await self.here.abandon(str(error))
+            reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200])))

@@ -1,0 +1,122 @@
+"""What leader and member of a group have in common: a stage's place in a round, and its links."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from peer.compute.trainer import StageTrainer
+from peer.data.batches import Batch
+from peer.events import RoundDone, StepDone
+from peer.network.group import Seat
+from peer.network.pipeline import Attempt, Link, call, link
+from peer.swarm.control import Agreed, Control
+from peer.swarm.inner_step import PipelineStage
+from peer.swarm.node import Node
+from peer.swarm.outer_round import OuterLoop
+from protocol.frames import FrameRules
+from protocol.identity import EMBEDDING
+
+
+@dataclass(slots=True)
+class StageRound:
+    """One stage on its way through the rounds.
+
+    `round` is the one its weights were loaded for, 0 before the first; `steps` of its inner steps are behind it.
+    """
+
+    node: Node
+    outer: OuterLoop
+    trainer: StageTrainer
+    tasks: asyncio.TaskGroup
+    round: int = 0
+    steps: int = 0
+    embedding_digest: str = ""
+    pipeline: PipelineStage | None = None
+    bytes_sent: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    async def load(self, round: int, steps: int) -> None:
+        """Start a round from the outer state; or join it when `steps` of its inner steps are done by the others."""
+        if (self.round, self.steps) != (round, steps):
+            await self.node.torch_thread.run(self.trainer.load, self.outer.grids)
+            self.round, self.steps = round, steps
+            self.embedding_digest = self.outer.digests[EMBEDDING] if self.node.manifest.compressed else ""
+            self.started = time.monotonic()
+
+    def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> PipelineStage:
+        """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
+        node, upstream, downstream = self.node, None, None
+        if node.stage > 0:
+            upstream = self._link_to(node.stage - 1, seats)
+            node.pipeline.expect(attempt, upstream)
+        if node.stage < node.manifest.replicas.stages - 1:
+            downstream = self._link_to(node.stage + 1, seats)
+        rules = FrameRules.of(node.manifest)
+        self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
+        self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
+        return self.pipeline
+
+    def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
+        """The earlier stage calls the later one."""
+        if self.pipeline is not None and self.pipeline.downstream is not None:
+            address = seats[self.node.stage + 1].address
+            self.tasks.create_task(call(address, self.node.manifest, attempt, self.pipeline.downstream))
+
+    def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
+        seat = seats[stage]
+        return link(self.node.manifest, f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})")
+
+    def interrupt(self, reason: str) -> None:
+        """End the links: whoever waits for a neighbour learns that the group is broken."""
+        for each in self._links():
+            each.abort(reason)
+
+    async def step(self, batch: Batch | None, control: Control) -> Agreed:
+        """One inner step of this stage.
+
+        Raises:
+            LostMemberError: somebody is gone; `abandon` before anything else.
+        """
+        assert self.pipeline is not None
+        agreed = await self.pipeline.run(self.round, self.steps, batch, control)
+        self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
+        self.steps += 1
+        return agreed
+
+    async def abandon(self, reason: str) -> None:
+        """Hang up on the neighbours, and roll back the inner step in flight."""
+        if self.pipeline is not None:
+            self.bytes_sent += sum(each.bytes_sent for each in self._links())
+            await self.pipeline.abandon(reason)
+            self.pipeline = None
+
+    async def finish(self) -> None:
+        """Contribute what there is, wait for the others, settle."""
+        round, steps = self.round or self.outer.clock, self.steps
+        if steps:
+            await self.outer.contribute(round, steps, await self.node.torch_thread.run(self.trainer.moved))
+        self.round = self.steps = 0
+        counts = await self.outer.finish(round)
+        self.node.emit(self._done(round, steps, counts))
+
+    async def follow(self, interrupted: Callable[[], bool]) -> None:
+        """Without a group: follow the rounds of the others, until interrupted or the run is over."""
+        while not self.outer.over and await self.outer.wait_for_others(self.outer.clock, interrupted):
+            await self.finish()
+
+    def _links(self) -> list[Link]:
+        if self.pipeline is None:
+            return []
+        return [each for each in (self.pipeline.upstream, self.pipeline.downstream) if each is not None]
+
+    def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:
+        return RoundDone(
+            round=round,
+            seconds=time.monotonic() - self.started,
+            tokens=self.node.manifest.tokens_per_step * steps if self.node.stage == 0 else 0,
+            contributions=counts,
+            digests=dict(self.outer.digests),
+            pipeline_sent=self.bytes_sent + sum(each.bytes_sent for each in self._links()),
+            outer_sent=self.node.blobs.bytes_sent,
+        )

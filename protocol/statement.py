@@ -1,0 +1,62 @@
+"""What a peer says of itself whenever it talks to another: its record, and its digests of the last closed rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol import signed
+from protocol.errors import FormatError
+from protocol.identity import Part, PeerId, RunId
+from protocol.keys import Identity
+from protocol.ledger import Claim
+from protocol.records import PeerRecord, pack, unpack
+
+KIND = "statement"
+CLAIMS_TOLD = 3
+"""Peers close rounds within a round or two of each other, so that some closed round is in both their statements."""
+
+Claims = Mapping[Part, list[Claim]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`claims` by part, of the last closed rounds in rising order."""
+
+    record: PeerRecord
+    claims: Claims
+
+
+def make(identity: Identity, run: RunId, record: PeerRecord, claims: Claims) -> bytes:
+    """Sign what this peer says of itself now."""
+    told = {
+        part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
+        for part, last in claims.items()
+    }
+    return signed.sign(identity, KIND, [run, pack(record), told])
+
+
+def read(data: bytes, run: RunId) -> Statement:
+    """Check a statement.
+
+    Raises:
+        FormatError: it is malformed, of another run, or speaks for another peer than signed it.
+    """
+    signer, fields = signed.read(data, KIND)
+    match fields:
+        case [str(of), bytes(packed), dict(told)] if of == run and len(told) <= 1024:
+            record = unpack(packed, signer)
+            trains = bool(record.replica)
+            return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
+    raise FormatError(f"peer {signer[-8:]} made no statement of this run")
+
+
+def _claims(told: object, signer: PeerId, author: bool) -> list[Claim]:
+    if not isinstance(told, list) or len(told) > CLAIMS_TOLD:
+        raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    claims = []
+    for each in told:
+        match each:
+            case [int(folded), bytes(digest), int(contributions)] if folded >= 0 and len(digest) == 32:
+                claims.append(Claim(folded, digest.hex(), contributions, author))
+            case _:
+                raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    return claims
