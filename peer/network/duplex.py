@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from protocol.channels import EOF
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 
-BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
 
 BEAT_SECONDS = 1.0

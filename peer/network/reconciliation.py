@@ -69,6 +69,8 @@ class Reconciler:
     """While catching up: who says that an entry was accepted in time."""
     catching_up: dict[Part, int] = field(default_factory=dict)
     """Rounds up to this one are taken from others' word."""
+    witnesses: int = 1
+    """So many must give it."""
     revocations: dict[Revocation, bytes] = field(default_factory=dict)
     fetching: set[str] = field(default_factory=set)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES))
@@ -176,9 +178,22 @@ class Reconciler:
         part = entry.name.part
         if entry.name.round > self.catching_up.get(part, 0):
             return False
-        asked = {peer for peers in self.vouched.get(part, {}).values() for peer in peers}
-        enough = min(self.manifest.outer.liars + 1, len(asked))
-        return len(self.vouched.get(part, {}).get(entry.key, ())) >= max(1, enough)
+        return len(self.vouched.get(part, {}).get(entry.key, ())) >= self.witnesses
+
+    def catch_up(self, part: Part, target: int) -> None:
+        """From now on, take rounds up to `target` from the word of others: this peer was not there."""
+        self.catching_up[part] = target
+        self.vouched[part] = {}
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that enough others vouch for is here."""
+        return all(
+            key in {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
+            for part, ledger in self.ledgers.items()
+            for key, peers in self.vouched.get(part, {}).items()
+            if len(peers) >= self.witnesses
+        )
 
     # Talking
 

@@ -51,17 +51,20 @@ class Leader:
 
     async def serve(self) -> None:
         """Lead a group through all rounds."""
-        outer = self.here.outer
+        outer, failures = self.here.outer, 0
         while not outer.over:
             await self._fill_seats()
             if outer.over:
                 break
             try:
                 await self._begin()
+                failures = 0
                 await self._inner_loop()
                 await self._end_round()
             except (LostMemberError, PeerError, TimeoutError) as error:
                 await self._halt(str(error) or "a member did not answer")
+                await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
+                failures += 1
             if self.ends_early:
                 self.ends_early = False
                 await self._end_round()
@@ -76,7 +79,7 @@ class Leader:
             missing = node.manifest.replicas.stages - 1 - len(self.seats)
             if not missing:
                 return
-            for stage, seat in (await fill(node.discovery, node.manifest, self.seats)).items():
+            for stage, seat in (await fill(node.discovery, node.manifest, self.seats, attempt)).items():
                 self._call(stage, seat)
             if len(self.seats) == node.manifest.replicas.stages - 1:
                 return

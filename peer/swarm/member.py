@@ -30,6 +30,7 @@ class Member:
             if outer.over:
                 break
             membership, reports = await node.group.wait_for_leader()
+            await node.publish(replica=membership.replica)
             try:
                 await self._obey(membership, reports)
             except (LostMemberError, PeerError) as error:
@@ -88,11 +89,10 @@ class Member:
             await outer.compare_with(PeerId(membership.replica))
             await outer.settle_part(EMBEDDING)
         await self.here.load(order.round, order.step)
+        if seats != self.seats:
+            node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         self.here.open_links(self.attempt, seats)
-        if node.discovery.record.replica != membership.replica:
-            node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
-            await node.publish(replica=membership.replica)
         reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=self.here.embedding_digest)))
 
     async def _train(self, attempt: int, reports: Reports) -> None:

@@ -71,6 +71,7 @@ class Node:
                 tasks.create_task(self.discovery.keep_reading()),
             ]
             await self.discovery.read()
+            await outer.catch_up()
             keeping.append(tasks.create_task(self.reconciler.keep_comparing()))
             await self.publish()
             yield tasks

@@ -1,5 +1,6 @@
 """The outer state of one peer, through all rounds: contribute, wait for the others, settle what counts."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from protocol.layout import EMBEDDING_TENSOR
 from protocol.ledger import Claim, Entry, Ledger
 from protocol.manifest import Manifest
 from protocol.reconciliation import Authored
+
+CATCH_UP_TRIES = 20
 
 CLAIMS_KEPT = 8
 """Closed rounds whose digest a peer remembers, to compare with peers that are behind."""
@@ -84,6 +87,26 @@ class OuterLoop:
         """A run begins when all the replicas of its manifest have formed; who comes later finds it under way."""
         formed = len(replicas(self.discovery.peers())) >= self.manifest.replicas.total
         return formed or self.clock > 1 or self._others_at() > 0
+
+    async def catch_up(self) -> None:
+        """Go to where the others are: take from them, by their word, what counted while this peer was not there."""
+        await self._compare_with_all()
+        target = self._others_at()
+        if target < self.clock:
+            return
+        self.reconciler.witnesses = min(self.manifest.outer.liars + 1, len(self.discovery.others()))
+        for part, each in self.parts.items():
+            each.ledger.advance(target + 1)
+            self.reconciler.catch_up(part, target)
+        for _ in range(CATCH_UP_TRIES):
+            await self._compare_with_all()
+            if self.reconciler.caught_up:
+                break
+        self.discovery.tell(round=target)
+        await self.settle()
+
+    async def _compare_with_all(self) -> None:
+        await asyncio.gather(*(self.reconciler.compare(peer) for peer in self.discovery.others()))
 
     async def compare_with(self, peer: PeerId) -> None:
         """Take from one peer what it has and this one has not."""

@@ -6,11 +6,13 @@ from peer.swarm.view import Peers, free
 from protocol.records import PeerRecord
 
 
-def choose_members(peers: Peers, me: PeerRecord, stages: int, taken: Container[int] = ()) -> dict[int, PeerRecord]:
+def choose_members(
+    peers: Peers, me: PeerRecord, stages: int, taken: Container[int] = (), attempt: int = 0
+) -> dict[int, PeerRecord]:
     """Who should serve each of the stages 1, 2, … of the group that `me` (a stage-0 peer) leads, where none does yet.
 
     Leaders that look at the same time see the same lists, so the i-th free leader takes the i-th free peer
-    of each stage, and they do not get in each other's way.
+    of each stage, and they do not get in each other's way. Who was declined asks the next one.
     """
     leaders = sorted({peer.peer_id for peer in free(peers, 0)} | {me.peer_id})
     turn = leaders.index(me.peer_id)
@@ -18,7 +20,7 @@ def choose_members(peers: Peers, me: PeerRecord, stages: int, taken: Container[i
     for stage in range(1, stages):
         candidates = sorted(free(peers, stage), key=lambda peer: peer.peer_id)
         if stage not in taken and candidates:
-            chosen[stage] = candidates[turn % len(candidates)]
+            chosen[stage] = candidates[(turn + attempt) % len(candidates)]
     return chosen
 
 
