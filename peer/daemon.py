@@ -20,6 +20,7 @@ from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
 from peer.network.shelf import Shelf
+from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
@@ -38,9 +39,18 @@ from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Role
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
-from protocol.schemas import blobs_pb2_grpc, group_pb2_grpc, pipeline_pb2_grpc, reconciliation_pb2_grpc
+from protocol.schemas import (
+    blobs_pb2_grpc,
+    group_pb2_grpc,
+    pipeline_pb2_grpc,
+    reconciliation_pb2_grpc,
+    snapshots_pb2_grpc,
+)
 from protocol.ticket import Ticket
 from protocol.window import Window
+
+LEAVE_SECONDS = 30.0
+"""After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
@@ -60,8 +70,8 @@ class PeerOptions:
     manifest: Path | None = None
 
 
-async def run(settings: PeerOptions, emit: Listener) -> None:
-    """Join the run and serve until its last round.
+async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node]) -> None:
+    """Join the run and serve until its last round. `joined` is given the node as soon as there is one.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on.
@@ -76,6 +86,7 @@ async def run(settings: PeerOptions, emit: Listener) -> None:
     if settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device)
     async with _joined(settings, descriptor, device, emit) as node:
+        joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(serve(node))
 
@@ -117,6 +128,7 @@ async def _joined(
         record = _record(identity, address, settings.role, card.stage, card.slot)
         discovery = Discovery(dht, descriptor.run_id, record)
         shelf = Shelf(directory / "contributions")
+        snapshots = SnapshotStore(directory / "snapshots", manifest)
         signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
         node = Node(
             manifest=manifest,
@@ -126,7 +138,8 @@ async def _joined(
             slot=card.slot,
             discovery=discovery,
             reconciler=Reconciler(manifest, signer, discovery, contacts, shelf, _ledgers(manifest, record), emit),
-            blobs=BlobService(manifest, shelf.lookup),
+            snapshots=snapshots,
+            blobs=BlobService(manifest, lambda sha256: shelf.lookup(sha256) or snapshots.lookup(sha256)),
             pipeline=PipelineService(manifest),
             group=GroupService(manifest, card.stage, identity.peer_id),
             torch_thread=torch_thread,
@@ -183,6 +196,7 @@ def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
 def _bind(server: grpc.aio.Server, node: Node) -> None:
     """All services of a peer on one port."""
     blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
+    snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(node.snapshots), server)
     reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(node.reconciler), server)
     if node.discovery.record.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
@@ -190,11 +204,17 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
 
 
 async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener) -> None:
-    """Serve until the last round, or until `stop` is set; then leave in order."""
-    serving = asyncio.create_task(run(settings, emit))
+    """Serve until the last round, or until `stop` is set; then leave in order: end the inner step, contribute what is
+    done, and say goodbye, in `LEAVE_SECONDS` at most."""
+    joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(run(settings, emit, joined))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and joined.done():
+            emit(Progress("leaving: the inner step ends, and what is done is contributed"))
+            joined.result().leave()
+            await asyncio.wait((serving,), timeout=LEAVE_SECONDS)
     finally:
         stopping.cancel()
         if not serving.done():

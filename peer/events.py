@@ -123,9 +123,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over for this peer."""
+    """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 
     rounds: int
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -43,7 +43,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` outlive a power cut. Windows has no way to ask, and does it by itself."""
     if sys.platform == "win32":
         return

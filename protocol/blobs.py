@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,19 @@ from protocol.run_files import RunFile, check_file
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc
 
-Blob = bytes | Path
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some bytes of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+Blob = bytes | Path | Slice
 Lookup = Callable[[str], Blob | None]
-"""From a SHA-256 to the bytes, or to the file that holds them."""
+"""From a SHA-256 to the bytes, or to the file, or the part of a file, that holds them."""
 
 
 class BlobService(blobs_pb2_grpc.BlobsServicer):
@@ -46,9 +57,12 @@ async def _chunks(blob: Blob, offset: int) -> AsyncIterator[bytes]:
         for start in range(offset, len(blob), CHUNK_BYTES):
             yield blob[start : start + CHUNK_BYTES]
         return
-    with blob.open("rb") as file:
-        file.seek(offset)
-        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+    path, start, left = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
+    with path.open("rb") as file:
+        file.seek(start + offset)
+        left = None if left is None else max(0, left - offset)
+        while data := await asyncio.to_thread(file.read, CHUNK_BYTES if left is None else min(left, CHUNK_BYTES)):
+            left = None if left is None else left - len(data)
             yield data
 
 

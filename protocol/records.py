@@ -30,6 +30,7 @@ class PeerRecord(BaseModel):
     round: int = Field(0, ge=0, lt=2**31)
     contributed: int = Field(0, ge=0, lt=2**31)
     sequence: int = Field(0, ge=0, lt=2**62)
+    gone: bool = Field(False, description="it has said goodbye")
 
     @property
     def leads(self) -> bool:

@@ -48,3 +48,12 @@ class WholeReplica:
     def moved(self) -> dict[Part, dict[str, Tensor]]:
         """Δ of every part of the model."""
         return {part: tensors for stage in self.stages for part, tensors in stage.moved().items()}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state of all stages, to keep."""
+        return {name: tensor for stage in self.stages for name, tensor in stage.optimizer_tensors().items()}
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up AdamW's state where `optimizer_tensors` left it."""
+        for stage in self.stages:
+            stage.load_optimizer(tensors)

@@ -137,6 +137,16 @@ class StageTrainer:
         """Take the AdamW step number `step` (from 0 over the whole run)."""
         inner.update(self.optimizer, clip_factor, inner.learning_rate(self.manifest, step))
 
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state, to keep."""
+        return {f"{self.index}.{name}": tensor for name, tensor in inner.optimizer_tensors(self.optimizer).items()}
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up AdamW's state where `optimizer_tensors` left it."""
+        prefix = f"{self.index}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        inner.load_optimizer(self.optimizer, own)
+
     def abandon(self) -> None:
         """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""
         self.in_flight.clear()

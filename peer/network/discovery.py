@@ -105,8 +105,9 @@ class Discovery:
     def peers(self) -> Peers:
         """This peer, and all others that are alive as far as is known, by peer id."""
         horizon = time.monotonic() - RECORD_SECONDS
-        alive = [peer for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
-        return tuple(sorted([self.record, *map(self.records.__getitem__, alive)], key=lambda each: each.peer_id))
+        alive = [self.records[peer] for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
+        here = [peer for peer in alive if not peer.gone]
+        return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))
 
     def others(self) -> Peers:
         """Everybody but this peer."""

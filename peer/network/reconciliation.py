@@ -17,6 +17,7 @@ from protocol.contribution import digest, max_bytes
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing
+from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, read_entry, read_revocation
 from protocol.reconciliation import Summary, lacking, summary
@@ -69,7 +70,7 @@ class Reconciler:
     """While catching up: who says that an entry was accepted in time."""
     catching_up: dict[Part, int] = field(default_factory=dict)
     """Rounds up to this one are taken from others' word."""
-    witnesses: int = 1
+    witnesses: dict[Part, int] = field(default_factory=dict)
     """So many must give it."""
     revocations: dict[Revocation, bytes] = field(default_factory=dict)
     fetching: set[str] = field(default_factory=set)
@@ -178,11 +179,12 @@ class Reconciler:
         part = entry.name.part
         if entry.name.round > self.catching_up.get(part, 0):
             return False
-        return len(self.vouched.get(part, {}).get(entry.key, ())) >= self.witnesses
+        return len(self.vouched.get(part, {}).get(entry.key, ())) >= self.witnesses[part]
 
-    def catch_up(self, part: Part, target: int) -> None:
-        """From now on, take rounds up to `target` from the word of others: this peer was not there."""
-        self.catching_up[part] = target
+    def catch_up(self, part: Part, target: int, witnesses: int) -> None:
+        """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
+        there."""
+        self.catching_up[part], self.witnesses[part] = target, witnesses
         self.vouched[part] = {}
 
     @property
@@ -192,7 +194,7 @@ class Reconciler:
             key in {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
             for part, ledger in self.ledgers.items()
             for key, peers in self.vouched.get(part, {}).items()
-            if len(peers) >= self.witnesses
+            if len(peers) >= self.witnesses[part]
         )
 
     # Talking
@@ -275,9 +277,21 @@ class Reconciler:
         try:
             async with self.contacts.to(peer.address) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                await stub.Tell(message, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+                await stub.Tell(message, metadata=handshake(self.manifest), timeout=CALL_SECONDS)
         except HetpeerError:
             return  # comparing will find out
+
+    async def hand_out(self) -> None:
+        """Tell everybody this peer's own contributions and its record, and wait until they have them: it leaves."""
+        me = self.signer.identity.peer_id
+        own = [
+            entry
+            for ledger in self.ledgers.values()
+            for round in ledger.open_rounds()
+            for entry in ledger.entries(round)
+            if entry.name.author == me
+        ]
+        await asyncio.gather(*(self._tell(peer, own) for peer in self.discovery.others()))
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside everything else."""

@@ -44,7 +44,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         sender = await self._hear(request.statement, context)
         for revocation in request.revocations:
             self.reconciler.revoke(revocation)
-        self.reconciler.start(self.reconciler.receive(request.entries, sender))
+        await self.reconciler.receive(request.entries, sender)
         return pb.Heard()
 
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:

@@ -1,7 +1,7 @@
 """The inner step: AdamW, warm-up and cosine, clipping over the whole replica (paper, Table 9)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -68,3 +68,20 @@ def update(optimizer: torch.optim.AdamW, factor: float, rate: float) -> None:
         torch._foreach_mul_(gradients, factor)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
+
+
+def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """AdamW's moments and step counts, on the CPU, by number of parameter."""
+    tensors: dict[str, Tensor] = {}
+    for index, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{index}.{name}"] = value.detach().cpu().clone()
+    return tensors
+
+
+def load_optimizer(optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` took."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        optimizer.state[parameters[int(index)]][name] = value.to(parameters[int(index)].device).clone()

@@ -17,7 +17,7 @@ from peer.swarm.formation import fill
 from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
-from protocol.identity import EMBEDDING, ReplicaId
+from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.schemas import group_pb2 as pb
 
 
@@ -52,9 +52,10 @@ class Leader:
     async def serve(self) -> None:
         """Lead a group through all rounds."""
         outer, failures = self.here.outer, 0
-        while not outer.over:
+        await self.here.take_up()
+        while not (outer.over or self.here.node.leaving):
             await self._fill_seats()
-            if outer.over:
+            if outer.over or self.here.node.leaving:
                 break
             try:
                 await self._begin()
@@ -68,13 +69,14 @@ class Leader:
             if self.ends_early:
                 self.ends_early = False
                 await self._end_round()
+        await self.here.leave()
         for stream in self.orders.values():
             stream.close()
 
     async def _fill_seats(self) -> None:
         """Until every stage has a member. The rounds of the others go on meanwhile, and so do ours."""
         node, outer, attempt = self.here.node, self.here.outer, 0
-        while not outer.over:
+        while not (outer.over or node.leaving):
             self._forget_the_lost()
             missing = node.manifest.replicas.stages - 1 - len(self.seats)
             if not missing:
@@ -88,7 +90,7 @@ class Leader:
                 await self._end_round()
             elif not self.here.round:
                 patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
-                if await outer.wait_for_others(outer.clock, after(patience)):
+                if await outer.wait_for_others(outer.clock, after(patience)) and not node.leaving:
                     await self._end_round()
             else:
                 await node.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
@@ -146,7 +148,7 @@ class Leader:
             self.announced = members
             node.emit(GroupFormed(self.replica, node.slot, members))
             await node.publish(replica=self.replica)
-        while not self.here.outer.begun:
+        while not (self.here.outer.begun or node.leaving):
             node.emit(Progress("waiting for the other replicas"))
             if any(stream.ended for stream in self.orders.values()):
                 raise LostMemberError("a member left before the run began")
@@ -164,10 +166,15 @@ class Leader:
     async def _meet_halfway(self, seat: Seat) -> None:
         """Take from a member what it has and we have not. If the inner loop has begun, it ends with what it has."""
         self.ends_early = self.here.steps > 0
-        await self.here.outer.compare_with(seat.peer_id)
+        await self._compare(seat.peer_id)
         if not self.here.steps:
             await self.here.outer.settle_part(EMBEDDING)
             self.here.round = 0
+
+    async def _compare(self, peer: PeerId) -> None:
+        discovery = self.here.node.discovery
+        if peer in discovery.records:
+            await self.here.node.reconciler.compare(discovery.records[peer])
 
     async def _inner_loop(self) -> None:
         """Inner steps until the round's end.
@@ -187,6 +194,8 @@ class Leader:
         """Contribute, finish, and see that the members have."""
         round = self.here.round or self.here.outer.clock
         self._order(pb.Order(end=pb.End(round=round)))
+        if self.here.node.leaving:
+            return
         await self.here.finish()
         async with asyncio.timeout(ANSWER_SECONDS):
             for _, stream in sorted(self.orders.items()):

@@ -12,6 +12,10 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.schemas import group_pb2 as pb
 
 
+class LeavingError(LostMemberError):
+    """The user has asked this peer to go, in the middle of an inner loop."""
+
+
 @dataclass(slots=True)
 class Member:
     """A volunteer without a group, a standby, until a leader calls it."""
@@ -23,23 +27,26 @@ class Member:
     async def serve(self) -> None:
         """Serve one leader after another, until the run is over."""
         node, outer = self.here.node, self.here.outer
+        await self.here.take_up()
         node.group.ready = True
-        while not outer.over:
+        while not (outer.over or node.leaving):
             node.emit(Progress("waiting for a group"))
-            await self.here.follow(lambda: node.group.called)
-            if outer.over:
+            await self.here.follow(lambda: node.group.called or node.leaving)
+            if outer.over or node.leaving:
                 break
             membership, reports = await node.group.wait_for_leader()
             await node.publish(replica=membership.replica)
             try:
                 await self._obey(membership, reports)
             except (LostMemberError, PeerError) as error:
-                if outer.over:
+                if outer.over or node.leaving:
                     break
                 node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
-                await self._leave(reports, str(error))
+                await self._dissolve(reports, str(error))
+        node.group.ready = False
+        await self.here.leave()
 
-    async def _leave(self, reports: Reports, reason: str) -> None:
+    async def _dissolve(self, reports: Reports, reason: str) -> None:
         """The leader is gone, and the group with it: contribute what there is, and be free."""
         reports.close()
         await self.here.abandon(reason)
@@ -55,7 +62,7 @@ class Member:
             PeerError: its orders make no sense.
         """
         reports.on_message = lambda said: self._notice(said)
-        while not self.here.outer.over:
+        while not (self.here.outer.over or self.here.node.leaving):
             order = await reports.receive()
             match order.WhichOneof("kind"):
                 case "begin":
@@ -85,8 +92,8 @@ class Member:
             raise PeerError(f"{reports.with_whom} gave our seat to another")
         while outer.clock < order.round and not outer.over:
             await self.here.finish()
-        if self.here.round != order.round and order.embedding_digest not in ("", outer.digests.get(EMBEDDING)):
-            await outer.compare_with(PeerId(membership.replica))
+        if self.here.round != order.round and order.embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
+            await self._compare(PeerId(membership.replica))
             await outer.settle_part(EMBEDDING)
         await self.here.load(order.round, order.step)
         if seats != self.seats:
@@ -94,6 +101,11 @@ class Member:
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         self.here.open_links(self.attempt, seats)
         reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=self.here.embedding_digest)))
+
+    async def _compare(self, peer: PeerId) -> None:
+        node = self.here.node
+        if peer in node.discovery.records:
+            await node.reconciler.compare(node.discovery.records[peer])
 
     async def _train(self, attempt: int, reports: Reports) -> None:
         """Inner steps until the round's end, or until the leader calls the step off."""
@@ -103,7 +115,12 @@ class Member:
         control = MemberControl(reports)
         try:
             while not (await self.here.step(None, control)).last:
-                pass
+                if self.here.node.leaving:
+                    raise LeavingError("this peer leaves")
+        except LeavingError:
+            await self.here.abandon("this peer leaves")
+            reports.close()
+            raise
         except HaltedError as error:
             await self.here.abandon(str(error))
             reports.send(pb.Report(halted=pb.Halted(attempt=attempt)))

@@ -11,15 +11,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peer.data.tokens import Tokens, open_tokens
-from peer.events import Listener
+from peer.events import Finished, Listener
 from peer.handoff import TorchThread
 from peer.network.discovery import Discovery
 from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
+from peer.network.snapshots import SnapshotStore
 from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
-from peer.swarm.outer_round import FollowedPart, OuterLoop
+from peer.swarm.followed import Followed, FollowedPart
+from peer.swarm.outer_round import OuterLoop
+from peer.swarm.recovery import catch_up, resume
 from peer.swarm.view import all_at
 from protocol.blobs import BlobService
 from protocol.identity import Part
@@ -41,6 +44,7 @@ class Node:
     slot: int
     discovery: Discovery
     reconciler: Reconciler
+    snapshots: SnapshotStore
     blobs: BlobService
     pipeline: PipelineService
     group: GroupService
@@ -50,15 +54,25 @@ class Node:
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
     async def outer_loop(self, authored: Sequence[Part]) -> OuterLoop:
-        """The outer state at genesis, of the parts this peer follows; error feedback for those it authors."""
+        """The outer state of the parts this peer follows, as its folder has it, or at genesis; error feedback for those
+        it authors."""
         parts = {}
         for part, ledger in self.reconciler.ledgers.items():
             genesis = await self.torch_thread.run(load_file, self.directory / genesis_file(part))
             parts[part] = FollowedPart(OuterState.begin(self.manifest, part, genesis, part in authored), ledger)
+        followed = Followed(
+            manifest=self.manifest,
+            run_id=self.discovery.run_id,
+            me=self.discovery.record.peer_id,
+            parts=parts,
+            shelf=self.reconciler.shelf,
+            snapshots=self.snapshots,
+            torch_thread=self.torch_thread,
+        )
         pace = Pace(self.manifest.outer.patience)
-        outer = OuterLoop(self.manifest, parts, self.discovery, self.reconciler, self.torch_thread, self.emit, pace)
-        self.reconciler.check = outer.check
-        await outer.settle()
+        outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
+        self.reconciler.check = followed.check
+        await resume(outer)
         return outer
 
     @asynccontextmanager
@@ -71,13 +85,31 @@ class Node:
                 tasks.create_task(self.discovery.keep_reading()),
             ]
             await self.discovery.read()
-            await outer.catch_up()
+            await catch_up(outer)
             keeping.append(tasks.create_task(self.reconciler.keep_comparing()))
             await self.publish()
             yield tasks
-            await self._linger(outer)
+            if not self.leaving:
+                await self._linger(outer)
+            await self._say_goodbye()
             for task in keeping:
                 task.cancel()
+
+    def leave(self) -> None:
+        """The user asks this peer to go: what it has done is contributed, nothing new is begun."""
+        self.leaving = True
+        self.discovery.news.ring()
+
+    def emit_finished(self, outer: OuterLoop) -> None:
+        """The run is over, unless this peer leaves it early."""
+        if outer.over:
+            self.emit(Finished(self.manifest.outer.rounds, outer.followed.digests))
+
+    async def _say_goodbye(self) -> None:
+        """See that others have what this peer made, and that nobody waits for it."""
+        self.discovery.tell(gone=True, replica="")
+        await self.reconciler.hand_out()
+        await self.publish()
 
     async def basis(self) -> Tensor | None:
         """U [d, d], where this peer needs it and so has fetched it."""

@@ -14,6 +14,7 @@ from peer.swarm.control import Agreed, Control
 from peer.swarm.inner_step import PipelineStage
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.recovery import agree
 from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING
 
@@ -39,9 +40,9 @@ class StageRound:
     async def load(self, round: int, steps: int) -> None:
         """Start a round from the outer state; or join it when `steps` of its inner steps are done by the others."""
         if (self.round, self.steps) != (round, steps):
-            await self.node.torch_thread.run(self.trainer.load, self.outer.grids)
+            await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids)
             self.round, self.steps = round, steps
-            self.embedding_digest = self.outer.digests[EMBEDDING] if self.node.manifest.compressed else ""
+            self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()
 
     def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> PipelineStage:
@@ -91,14 +92,30 @@ class StageRound:
             await self.pipeline.abandon(reason)
             self.pipeline = None
 
+    async def take_up(self) -> None:
+        """Go on as this peer's folder has it: with AdamW's state, and without doing a round twice."""
+        await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
+        while self.outer.contributed and not (self.outer.over or self.node.leaving):
+            await self.finish()
+
     async def finish(self) -> None:
         """Contribute what there is, wait for the others, settle."""
         round, steps = self.round or self.outer.clock, self.steps
-        if steps:
-            await self.outer.contribute(round, steps, await self.node.torch_thread.run(self.trainer.moved))
-        self.round = self.steps = 0
+        await self._contribute()
         counts = await self.outer.finish(round)
         self.node.emit(self._done(round, steps, counts))
+        await agree(self.outer)
+
+    async def leave(self) -> None:
+        """Contribute what there is, without waiting for anybody."""
+        await self._contribute()
+
+    async def _contribute(self) -> None:
+        if self.steps:
+            moved = await self.node.torch_thread.run(self.trainer.moved)
+            optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
+            await self.outer.contribute(self.round, self.steps, moved, optimizer)
+        self.round = self.steps = 0
 
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""
@@ -116,7 +133,7 @@ class StageRound:
             seconds=time.monotonic() - self.started,
             tokens=self.node.manifest.tokens_per_step * steps if self.node.stage == 0 else 0,
             contributions=counts,
-            digests=dict(self.outer.digests),
+            digests=self.outer.followed.digests,
             pipeline_sent=self.bytes_sent + sum(each.bytes_sent for each in self._links()),
             outer_sent=self.node.blobs.bytes_sent,
         )

@@ -1,7 +1,8 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
 from protocol.identity import Part, PeerId, ReplicaId
-from protocol.layout import parts_authored
+from protocol.layout import parts_authored, parts_followed
+from protocol.manifest import Manifest
 from protocol.records import PeerRecord
 
 Peers = tuple[PeerRecord, ...]
@@ -24,9 +25,14 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     return peer.role == "datacenter"
 
 
+def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
+    """Whether a peer of this role and stage holds the outer state of a part."""
+    return peer.role != "volunteer" or part in parts_followed(manifest, peer.stage)
+
+
 def awaited(peers: Peers, part: Part, round: int) -> frozenset[PeerId]:
-    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, and those who
-    say that it is out."""
+    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, and
+    those who say that it is out."""
     return frozenset(peer.peer_id for peer in authors(peers, part) if peer.contributed == round or peer.round < round)
 
 

@@ -1,7 +1,6 @@
 """A volunteer: one stage of a replica group, from the first hello to the last round."""
 
 from peer.compute.trainer import StageTrainer
-from peer.events import Finished
 from peer.swarm.leader import Leader
 from peer.swarm.member import Member
 from peer.swarm.node import Node
@@ -22,4 +21,4 @@ async def serve_stage(node: Node) -> None:
             await Leader(here, await node.open_tokens(TRAIN)).serve()
         else:
             await Member(here).serve()
-    node.emit(Finished(node.manifest.outer.rounds))
+    node.emit_finished(outer)

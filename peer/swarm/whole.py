@@ -8,9 +8,10 @@ from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, held_out_batch
 from peer.data.tokens import Tokens
-from peer.events import Evaluated, Finished, Progress, RoundDone, StepDone
+from peer.events import Evaluated, Progress, RoundDone, StepDone
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.recovery import agree
 from protocol.layout import model_layout
 from protocol.run_files import HELD_OUT, TRAIN
 
@@ -21,16 +22,18 @@ async def serve_datacenter(node: Node) -> None:
     replica = await node.torch_thread.run(WholeReplica, node.manifest, "datacenter", None, node.device)
     evaluator = await _evaluator(node) if node.slot == node.manifest.replicas.total - 1 else None
     tokens = await node.open_tokens(TRAIN)
+    await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
     async with node.in_the_swarm(outer):
         await node.publish(replica=node.discovery.record.peer_id)
-        while not outer.begun:
+        while not (outer.begun or node.leaving):
             node.emit(Progress("waiting for the other replicas"))
             await node.discovery.news.wait(1.0)
-        while not outer.over:
+        while not (outer.over or node.leaving):
             round = outer.clock
             await _train_round(node, outer, replica, tokens, round)
-            await _evaluate(node, outer, evaluator, round)
-    node.emit(Finished(node.manifest.outer.rounds))
+            if not node.leaving:
+                await _evaluate(node, outer, evaluator, round)
+    node.emit_finished(outer)
 
 
 async def observe(node: Node) -> None:
@@ -40,27 +43,34 @@ async def observe(node: Node) -> None:
     async with node.in_the_swarm(outer):
         while not outer.over:
             round, started = outer.clock, time.monotonic()
+            if not await outer.wait_for_others(round, lambda: node.leaving):
+                break
             counts = await outer.finish(round)
             node.emit(_round_done(node, outer, round, started, 0, counts))
+            await agree(outer)
             await _evaluate(node, outer, evaluator, round)
-    node.emit(Finished(node.manifest.outer.rounds))
+    node.emit_finished(outer)
 
 
 async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int) -> None:
     """H inner steps, or as many as the others leave time for, then the outer step."""
     manifest = node.manifest
     started, steps = time.monotonic(), 0
-    await node.torch_thread.run(replica.load, outer.grids)
-    while steps < manifest.inner.steps and not outer.late(round) and not node.leaving:
+    await node.torch_thread.run(replica.load, outer.followed.grids)
+    while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
         batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, round, steps, node.slot))
         overall = (round - 1) * manifest.inner.steps + steps
         loss = await node.torch_thread.run(replica.inner_step, batch_SM, overall)
         node.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
         steps += 1
     if steps:
-        await outer.contribute(round, steps, await node.torch_thread.run(replica.moved))
+        optimizer = await node.torch_thread.run(replica.optimizer_tensors)
+        await outer.contribute(round, steps, await node.torch_thread.run(replica.moved), optimizer)
+    if node.leaving:
+        return
     counts = await outer.finish(round)
     node.emit(_round_done(node, outer, round, started, manifest.tokens_per_step * steps, counts))
+    await agree(outer)
 
 
 async def _evaluator(node: Node) -> Evaluator:
@@ -71,7 +81,7 @@ async def _evaluator(node: Node) -> Evaluator:
 
 async def _evaluate(node: Node, outer: OuterLoop, evaluator: Evaluator | None, round: int) -> None:
     if evaluator is not None:
-        loss, loss_plain = await node.torch_thread.run(evaluator.evaluate, outer.grids)
+        loss, loss_plain = await node.torch_thread.run(evaluator.evaluate, outer.followed.grids)
         node.emit(Evaluated(round, loss, loss_plain))
 
 
@@ -83,7 +93,7 @@ def _round_done(
         seconds=time.monotonic() - started,
         tokens=tokens,
         contributions=counts,
-        digests=outer.digests,
+        digests=outer.followed.digests,
         pipeline_sent=0,
         outer_sent=node.blobs.bytes_sent,
     )

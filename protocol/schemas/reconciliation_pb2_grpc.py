@@ -71,7 +71,7 @@ class ReconciliationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tell(self, request, context):
-        """"I have just accepted these."
+        """"I have just accepted these." The answer comes when the other has them, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,142 @@
+"""Everything a peer must keep to go on after a crash: written before its contribution goes out, read at its next start.
+
+<folder>/checkpoint-00000007/
+    state.json                       the round, what was sent, and the SHA-256 of every file beside it
+    <part>.error_feedback.safetensors
+    <part>.contribution              its own, of the round: published only once this is durable
+    optimizer.safetensors            AdamW's moments, by parameter
+<folder>/snapshots/                  the closed rounds (peer/network/snapshots.py)
+<folder>/contributions/              the open rounds (peer/network/shelf.py)
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from peer.optim.outer import Grid
+from protocol.atomic import sync_folder, write_atomically
+from protocol.errors import ResourceError
+from protocol.identity import Part
+
+KEPT = 2
+"""Checkpoints on disk: if the last one is damaged, the one before is taken."""
+
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+
+
+class PartState(BaseModel):
+    """The small things of one part. `sent` and `returned`: round → SHA-256 of this peer's own contribution."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sent: dict[str, str]
+    returned: dict[str, str]
+
+
+class State(BaseModel):
+    """`state.json`. `round` is the last one finished, `contributed` the last one contributed to."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: int = 1
+    round: int
+    contributed: int
+    parts: dict[str, PartState]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartCheckpoint:
+    """One part: its error feedback (empty where this peer authors nothing), and its own last contribution, if any."""
+
+    state: PartState
+    error_feedback: Grid = field(default_factory=dict)
+    contribution: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is saved and loaded."""
+
+    round: int
+    contributed: int
+    parts: dict[Part, PartCheckpoint]
+    optimizer: Mapping[str, Tensor]
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; when this returns, it outlives a power cut. Older ones but the last are removed.
+
+    Raises:
+        ResourceError: the disk is full, or cannot be written.
+    """
+    final = folder / f"checkpoint-{checkpoint.contributed:08d}-{checkpoint.round:08d}"
+    partial = final.with_suffix(".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        files: dict[str, str] = {}
+        for name, data in _files(checkpoint):
+            write_atomically(partial / name, data)
+            files[name] = hashlib.sha256(data).hexdigest()
+        states = {str(part): each.state for part, each in checkpoint.parts.items()}
+        state = State(round=checkpoint.round, contributed=checkpoint.contributed, parts=states, files=files)
+        write_atomically(partial / STATE, state.model_dump_json().encode())
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        sync_folder(folder)
+    except OSError as error:
+        raise ResourceError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
+    files = [(OPTIMIZER, save(dict(checkpoint.optimizer)))] if checkpoint.optimizer else []
+    for part, each in checkpoint.parts.items():
+        if each.error_feedback:
+            files.append((f"{part}.error_feedback.safetensors", save(each.error_feedback)))
+        if each.contribution is not None:
+            files.append((f"{part}.contribution", each.contribution))
+    return files
+
+
+def candidates(folder: Path) -> list[Checkpoint]:
+    """Every checkpoint in a folder that is whole, the newest first; damaged ones are passed over."""
+    found = []
+    for path in _newest_first(folder):
+        try:
+            found.append(_read(path))
+        except (OSError, ValueError, ValidationError):
+            continue
+    return found
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("checkpoint-*") if path.suffix != ".partial"), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    """Raises OSError or ValueError if anything is missing or damaged."""
+    state = State.model_validate(json.loads((path / STATE).read_bytes()))
+    data = {name: (path / name).read_bytes() for name in state.files}
+    for name, sha256 in state.files.items():
+        if hashlib.sha256(data[name]).hexdigest() != sha256:
+            raise ValueError(f"{path / name} is damaged")
+    parts = {}
+    for part, each in state.parts.items():
+        error_feedback = data.get(f"{part}.error_feedback.safetensors")
+        parts[Part(part)] = PartCheckpoint(
+            each, load(error_feedback) if error_feedback else {}, data.get(f"{part}.contribution")
+        )
+    optimizer = load(data[OPTIMIZER]) if OPTIMIZER in data else {}
+    return Checkpoint(state.round, state.contributed, parts, optimizer)

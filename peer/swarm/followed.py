@@ -1,0 +1,161 @@
+"""The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.handoff import TorchThread
+from peer.network.shelf import Shelf
+from peer.network.snapshots import SnapshotStore
+from peer.optim.bounds import check_magnitudes
+from peer.optim.grid import digest
+from peer.optim.outer import Grid, OuterState
+from protocol.contribution import Contribution, decode
+from protocol.errors import FormatError
+from protocol.identity import ContributionName, Part, PeerId, RunId
+from protocol.ledger import Claim, Entry, Ledger
+from protocol.manifest import Manifest
+from protocol.reconciliation import Authored
+from protocol.snapshot import Header
+
+CLAIMS_KEPT = 8
+"""Closed rounds whose digest a peer remembers, to compare with peers that are behind."""
+
+
+@dataclass(slots=True)
+class FollowedPart:
+    """One part as this peer follows it.
+
+    `settled` is what is in the grid of each open round; `authored` what the error feedback was charged for, and `own`
+    where those contributions are: round → SHA-256.
+    """
+
+    state: OuterState
+    ledger: Ledger
+    authored: Authored = field(default_factory=Authored)
+    own: dict[int, str] = field(default_factory=dict)
+    settled: dict[int, dict[PeerId, str]] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    digest: str = ""
+
+
+@dataclass(slots=True)
+class Followed:
+    """All of them, and where their contributions are."""
+
+    manifest: Manifest
+    run_id: RunId
+    me: PeerId
+    parts: dict[Part, FollowedPart]
+    shelf: Shelf
+    snapshots: SnapshotStore
+    torch_thread: TorchThread
+    fresh: dict[str, Contribution] = field(default_factory=dict)
+    """Contributions decoded when they came, until they are settled."""
+
+    @property
+    def grids(self) -> dict[Part, dict[str, Tensor]]:
+        """θ of every part, in units of 2⁻²⁶."""
+        return {part: each.state.grid for part, each in self.parts.items()}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the grid of every part, as it was settled last."""
+        return {str(part): each.digest for part, each in self.parts.items()}
+
+    async def settle(self, clock: int, last: int) -> None:
+        """Bring every grid to what the ledgers say of rounds up to `last`, and close the rounds that are due."""
+        for part in self.parts:
+            await self.settle_part(part, clock, last)
+        self.fresh.clear()
+
+    async def settle_part(self, part: Part, clock: int, last: int) -> None:
+        """One part of it."""
+        followed = self.parts[part]
+        due = followed.ledger.advance(clock)
+        for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
+            if round <= last or round in due:
+                await self._settle_round(followed, round)
+            if round in due:
+                followed.ledger.fold(round)
+                await self._fold(part, round, followed.settled.pop(round, {}))
+        followed.digest = await self.torch_thread.run(digest, followed.state.grid)
+
+    async def _settle_round(self, followed: FollowedPart, round: int) -> None:
+        """Put a round's set into the grid; again, if it changes meanwhile."""
+        while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
+            contributions = await self.read_all(before), await self.read_all(after)
+            await self.torch_thread.run(followed.state.replace, *contributions)
+            followed.settled[round] = after
+
+    async def _fold(self, part: Part, round: int, chosen: Mapping[PeerId, str]) -> None:
+        """Close a round for ever: the state after it goes to disk, its contributions leave it."""
+        followed = self.parts[part]
+        await self.torch_thread.run(followed.state.fold, await self.read_all(chosen))
+        await self.torch_thread.run(self._keep, part)
+        self.shelf.drop(part, round, keep=followed.own.get(round))
+
+    def _keep(self, part: Part) -> None:
+        """On the torch thread: write the state of the closed rounds."""
+        followed = self.parts[part]
+        ledger = followed.ledger
+        tensors = (tensor.cpu().numpy() for tensor in followed.state.folded.values())
+        header = self.snapshots.write(part, ledger.folded, ledger.history, tensors)
+        self.claim(header)
+
+    def claim(self, header: Header) -> None:
+        """Tell the digest of the closed rounds from now on."""
+        followed = self.parts[header.part]
+        claim = Claim(header.round, header.digest, header.history.total(), bool(followed.state.error_feedback))
+        followed.claims = [*(each for each in followed.claims if each.folded < header.round), claim][-CLAIMS_KEPT:]
+
+    async def adopt(self, header: Header, folded: Grid) -> int:
+        """Take a state over, from this disk or from others; how many of our contributions count nowhere in it, and go
+        back into the error feedback."""
+        followed = self.parts[header.part]
+        followed.ledger.adopt(header.round, header.history.copy())
+        back, again = followed.authored.adopt(followed.ledger)
+        await self.torch_thread.run(self._replace, followed, folded)
+        followed.settled, followed.claims = {}, []
+        self.claim(header)
+        for name in back:
+            await self.torch_thread.run(followed.state.put_back, await self._own(name))
+        for name in again:
+            await self.torch_thread.run(followed.state.take_out, await self._own(name))
+        return len(back)
+
+    def _replace(self, followed: FollowedPart, folded: Grid) -> None:
+        device = next(iter(followed.state.grid.values())).device
+        followed.state.folded = {name: tensor.to(device) for name, tensor in folded.items()}
+        followed.state.grid = {name: tensor.clone() for name, tensor in followed.state.folded.items()}
+
+    async def _own(self, name: ContributionName) -> Contribution:
+        return await self.torch_thread.run(self._read, self.parts[name.part].own[name.round])
+
+    async def read_all(self, chosen: Mapping[PeerId, str]) -> list[Contribution]:
+        """The contributions of a set."""
+        return [await self.torch_thread.run(self._read, sha256) for sha256 in chosen.values()]
+
+    def _read(self, sha256: str) -> Contribution:
+        """On the torch thread."""
+        found = self.fresh.get(sha256)
+        return found if found is not None else decode(self.shelf.read(sha256), self.manifest)
+
+    async def check(self, blob: bytes, entry: Entry) -> None:
+        """Decode what a peer sent; whatever is wrong with it shows here.
+
+        Raises:
+            FormatError: it is not a valid contribution, or not the one that was signed.
+        """
+        contribution = await self.torch_thread.run(decode, blob, self.manifest)
+        if contribution.name != entry.name or contribution.run != self.run_id:
+            raise FormatError(f"{entry.name} turned out to be {contribution.name} of run {contribution.run[:8]}")
+        await self.torch_thread.run(check_magnitudes, contribution, self.manifest)
+        self.fresh[entry.sha256] = contribution
+
+
+def to_torch(tensors: Mapping[str, object]) -> Grid:
+    """Arrays as tensors."""
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}

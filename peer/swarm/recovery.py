@@ -1,0 +1,151 @@
+"""How a peer comes to the state of the others: from its own folder, by catching up, or by taking theirs over."""
+
+import asyncio
+from collections.abc import Iterable
+
+from peer import checkpoint
+from peer.events import Progress, Refused, Resumed, Resynchronised
+from peer.network.snapshots import fetch_snapshot
+from peer.swarm.followed import to_torch
+from peer.swarm.outer_round import OuterLoop
+from peer.swarm.view import follows
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.ledger import Claim, prevailing
+from protocol.records import PeerRecord
+
+TRIES = 20
+
+
+async def resume(outer: OuterLoop) -> None:
+    """Take up what this peer's folder holds: closed rounds, open contributions, error feedback, optimizer."""
+    followed, reconciler = outer.followed, outer.reconciler
+    for part in followed.parts:
+        newest = await asyncio.to_thread(followed.snapshots.newest, part)
+        if newest is not None:
+            await asyncio.to_thread(followed.snapshots.add, newest[0])
+            await followed.adopt(newest[0], to_torch(newest[1]))
+    kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
+    if kept:
+        _restore(outer, kept[0])
+    outer.discovery.tell(round=max([outer.clock - 1, *(each.ledger.folded for each in followed.parts.values())]))
+    for part, each in followed.parts.items():
+        each.ledger.advance(outer.clock)
+        if kept and (blob := kept[0].parts[part].contribution) is not None and outer.contributed:
+            await reconciler.publish(part, kept[0].contributed, blob)
+    await reconciler.restore()
+    for each in followed.parts.values():
+        each.own |= {
+            entry.name.round: entry.sha256
+            for round in each.ledger.open_rounds()
+            for entry in each.ledger.entries(round)
+            if entry.name.author == followed.me
+        }
+    await outer.settle()
+    if kept:
+        outer.emit(Resumed(outer.clock - 1))
+
+
+def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
+    outer.optimizer = kept.optimizer
+    outer.discovery.tell(round=kept.round, contributed=kept.contributed)
+    for part, each in outer.followed.parts.items():
+        was = kept.parts.get(part)
+        if was is None:
+            continue
+        for target, rounds in ((each.authored.sent, was.state.sent), (each.authored.returned, was.state.returned)):
+            for round, sha256 in rounds.items():
+                target[int(round)] = ContributionName(part, int(round), outer.followed.me)
+                each.own[int(round)] = sha256
+        if each.state.error_feedback and was.error_feedback:
+            each.state.error_feedback = dict(was.error_feedback)
+
+
+async def catch_up(outer: OuterLoop) -> None:
+    """Go to where the others are: take from them, by their word, what counted while this peer was not there."""
+    await _compare_with_all(outer)
+    target = max(outer.others_at(), outer.clock - 1)
+    if not target or not outer.discovery.others():
+        return
+    for part, each in outer.followed.parts.items():
+        held = _prevailing_state(outer, part)
+        if held is not None and held.folded > each.ledger.folded:
+            await take_over(outer, part, held)
+        each.ledger.advance(target + 1)
+        outer.reconciler.catch_up(part, target, _witnesses(outer, part))
+    for _ in range(TRIES):
+        await _compare_with_all(outer)
+        if outer.reconciler.caught_up:
+            break
+    outer.discovery.tell(round=target)
+    await outer.settle()
+
+
+async def agree(outer: OuterLoop) -> None:
+    """If the others closed a round with another state than this peer, and theirs prevails, take it over, loudly."""
+    for part, each in outer.followed.parts.items():
+        for mine in each.claims:
+            others = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
+            if prevailing([mine, *others]) != mine.digest:
+                held = _prevailing_state(outer, part)
+                if held is not None:
+                    returned = await take_over(outer, part, held)
+                    outer.emit(Resynchronised(part, held.folded, returned))
+                    outer.reconciler.catch_up(part, outer.clock - 1, _witnesses(outer, part))
+                    await _compare_with_all(outer)
+                    await outer.settle_part(part)
+                break
+
+
+async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
+    """Fetch a state from all who hold it, and put it in the place of ours; how many of our contributions went back into
+    the error feedback."""
+    sources = [
+        peer
+        for peer in outer.discovery.others()
+        if held.digest in {claim.digest for claim in _claims_of(outer, peer.peer_id, part)}
+    ]
+
+    def distrust(peer: PeerRecord, reason: str) -> None:
+        outer.emit(Refused(peer.peer_id, reason))
+
+    def progress(done: int, total: int) -> None:
+        outer.emit(Progress(f"fetching the state of {part} after round {held.folded}", done, total))
+
+    store = outer.followed.snapshots
+    fetched = await fetch_snapshot(sources, held.digest, outer.reconciler.contacts, store, progress, distrust)
+    tensors = await asyncio.to_thread(store.read, fetched.header)
+    for peer, count in fetched.served.items():
+        outer.emit(Progress(f"{count} bytes of {part} came from peer {peer[-8:]}"))
+    returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
+    outer.tell_claims()
+    return returned
+
+
+def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
+    """The latest closed state that prevails among the others."""
+    claims = list(_claims(outer, part))
+    for folded in sorted({claim.folded for claim in claims}, reverse=True):
+        same = [claim for claim in claims if claim.folded == folded]
+        if len(same) >= _witnesses(outer, part) or folded == min(claim.folded for claim in claims):
+            digest = prevailing(same)
+            return next(claim for claim in same if claim.digest == digest)
+    return None
+
+
+def _claims(outer: OuterLoop, part: Part) -> Iterable[Claim]:
+    """What all others that are alive say of a part."""
+    for peer in outer.discovery.others():
+        yield from _claims_of(outer, peer.peer_id, part)
+
+
+def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:
+    return list(outer.reconciler.others_claims.get(peer, {}).get(part, []))
+
+
+def _witnesses(outer: OuterLoop, part: Part) -> int:
+    followers = sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
+    return min(outer.manifest.outer.liars + 1, followers)
+
+
+async def _compare_with_all(outer: OuterLoop) -> None:
+    await asyncio.gather(*(outer.reconciler.compare(peer) for peer in outer.discovery.others()))

@@ -1,0 +1,120 @@
+"""A snapshot: the state of a part after its closed rounds, as bytes that newcomers fetch in pieces from several peers.
+
+The bytes are the part's grid: int32 little-endian in units of 2⁻²⁶, the tensors in the layout's order, row-major, one
+behind the other. The header names the round, what counted up to it, and the SHA-256 of each piece; its digest is what
+peers announce as their state. So whoever knows the digest can take header and pieces from anybody.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import FormatError
+from protocol.history import History
+from protocol.identity import Part
+from protocol.layout import elements, model_layout
+from protocol.manifest import Manifest
+
+VERSION = 1
+
+PIECE_BYTES = 2**20
+"""Small enough that many peers share in serving a snapshot, large enough that its list is a thousandth of it."""
+
+HEADER_BYTES = 2**26
+"""A part of 2²¹ pieces of 32 bytes each, that is 2 TiB, and a long history."""
+
+Values = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a snapshot is. `pieces` are SHA-256 in hex, in order."""
+
+    part: Part
+    round: int
+    history: History
+    pieces: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """The one encoding: msgpack of [version, part, round, history, pieces joined]."""
+        joined = b"".join(map(bytes.fromhex, self.pieces))
+        packed: bytes = msgpack.packb([VERSION, self.part, self.round, self.history.to_wire(), joined])
+        return packed
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of the encoding: the name of this state."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+
+def piece_bytes(manifest: Manifest, part: Part, index: int) -> int:
+    """The length of one piece: the last may be shorter."""
+    return min(PIECE_BYTES, 4 * elements(model_layout(manifest)[part]) - index * PIECE_BYTES)
+
+
+def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
+    """The bytes of a part, piece by piece."""
+    rest = b""
+    for tensor in tensors:
+        data = np.ascontiguousarray(tensor, "<i4").data.cast("B")
+        start = 0
+        while start < len(data):
+            taken = data[start : start + PIECE_BYTES - len(rest)]
+            rest += bytes(taken)
+            start += len(taken)
+            if len(rest) == PIECE_BYTES:
+                yield rest
+                rest = b""
+    if rest:
+        yield rest
+
+
+def describe(part: Part, round: int, history: History, tensors: Iterable[Values]) -> Header:
+    """The header of a state; `tensors` in the layout's order."""
+    hashes = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces_of(tensors))
+    return Header(part, round, history, hashes)
+
+
+def parse(data: bytes, manifest: Manifest) -> Header:
+    """Check a header that another peer sent.
+
+    Raises:
+        FormatError: it is none of a part of this run, in the one encoding there is.
+    """
+    if len(data) > HEADER_BYTES:
+        raise FormatError(f"a snapshot's header of {len(data)} bytes")
+    try:
+        fields = msgpack.unpackb(data, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError("a snapshot's header that cannot be read") from None
+    match fields:
+        case [version, str(part), int(round), dict(history), bytes(joined)] if version == VERSION:
+            pass
+        case _:
+            raise FormatError("not a snapshot's header")
+    layout = model_layout(manifest).get(Part(part))
+    if layout is None or not 0 <= round <= manifest.outer.rounds:
+        raise FormatError(f"a snapshot of {part[:40]} after round {round}, which the run does not have")
+    size = 4 * elements(layout)
+    if len(joined) != 32 * -(-size // PIECE_BYTES):
+        raise FormatError(f"a snapshot of {part} with another number of pieces than its {size} bytes have")
+    pieces = tuple(joined[start : start + 32].hex() for start in range(0, len(joined), 32))
+    header = Header(Part(part), round, History.from_wire(history, round), pieces)
+    if header.to_bytes() != data:
+        raise FormatError("a snapshot's header in another encoding than the one there is")
+    return header
+
+
+def tensors_of(data: bytes, manifest: Manifest, part: Part) -> dict[str, Values]:
+    """The tensors in a snapshot's bytes, whose length has been checked."""
+    tensors: dict[str, Values] = {}
+    start = 0
+    for name, shape in model_layout(manifest)[part].items():
+        count = int(np.prod(shape))
+        tensors[name] = np.frombuffer(data, "<i4", count, start).reshape(shape).astype(np.int32)
+        start += 4 * count
+    return tensors
