@@ -13,6 +13,7 @@ from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.network import operator
+from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.group import GroupService
@@ -130,6 +131,7 @@ async def _joined(
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
+        acceptance = Acceptance(manifest, signer, contacts, shelf, _ledgers(manifest, record), discovery.news)
         node = Node(
             manifest=manifest,
             directory=directory,
@@ -137,7 +139,7 @@ async def _joined(
             stage=card.stage,
             slot=card.slot,
             discovery=discovery,
-            reconciler=Reconciler(manifest, signer, discovery, contacts, shelf, _ledgers(manifest, record), emit),
+            reconciler=Reconciler(manifest, discovery, contacts, acceptance, emit),
             snapshots=snapshots,
             blobs=BlobService(manifest, lambda sha256: shelf.lookup(sha256) or snapshots.lookup(sha256)),
             pipeline=PipelineService(manifest),

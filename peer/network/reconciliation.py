@@ -2,24 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from peer.events import Listener, Refused
+from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
-from peer.network.shelf import Shelf
 from protocol import statement
-from protocol.blobs import fetch
 from protocol.channels import handshake
-from protocol.contribution import digest, max_bytes
-from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
+from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing
+from protocol.ledger import Claim, Entry, Ledger
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
-from protocol.proofs import Signer, read_entry, read_revocation
 from protocol.reconciliation import Summary, lacking, summary
 from protocol.records import PeerRecord
 from protocol.schemas import reconciliation_pb2 as pb
@@ -39,69 +36,31 @@ FANOUT = 3
 ENTRIES_ASKED = 64
 """At most so many in one message: 1 KiB each."""
 
-FETCHES = 4
-"""Blobs that come in at the same time."""
-
-Check = Callable[[bytes, Entry], Awaitable[None]]
-"""Raises FormatError unless the bytes are that contribution, and valid."""
-
-
-async def _nothing_is_valid(blob: bytes, entry: Entry) -> None:
-    """Before the outer state is loaded."""
-    raise FormatError("this peer is not ready yet")
-
 
 @dataclass(slots=True)
 class Reconciler:
-    """The ledgers of a peer, kept equal to those of the others. `discovery.news` rings whenever one has changed."""
+    """What this peer has accepted, kept equal to what the others have."""
 
     manifest: Manifest
-    signer: Signer
     discovery: Discovery
     contacts: Contacts
-    shelf: Shelf
-    ledgers: dict[Part, Ledger]
+    acceptance: Acceptance
     emit: Listener
-    check: Check = _nothing_is_valid
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
     others_claims: dict[PeerId, statement.Claims] = field(default_factory=dict)
-    vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
-    """While catching up: who says that an entry was accepted in time."""
-    catching_up: dict[Part, int] = field(default_factory=dict)
-    """Rounds up to this one are taken from others' word."""
-    witnesses: dict[Part, int] = field(default_factory=dict)
-    """So many must give it."""
-    revocations: dict[Revocation, bytes] = field(default_factory=dict)
-    fetching: set[str] = field(default_factory=set)
-    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    # What this peer says
-
     def statement(self) -> bytes:
-        """Its record and its closed rounds, signed."""
-        return statement.make(self.signer.identity, self.signer.authority.run, self.discovery.record, self.claims)
+        """What this peer says of itself: its record and its closed rounds, signed."""
+        signer = self.acceptance.signer
+        return statement.make(signer.identity, signer.authority.run, self.discovery.record, self.claims)
 
-    async def publish(self, part: Part, round: int, blob: bytes) -> Entry:
+    async def publish(self, part: Part, round: int, blob: bytes) -> None:
         """Keep and announce this peer's own contribution."""
-        entry = self.signer.contribution(part, round, digest(blob), len(blob))
-        await asyncio.to_thread(self.shelf.put, entry, blob)
-        if self.ledgers[part].take(entry) is Standing.ACCEPTED:
-            self.discovery.news.ring()
+        entry = await self.acceptance.own(part, round, blob)
+        if entry is not None:
             self._spread([entry])
-        return entry
-
-    def revoke(self, signed: bytes) -> None:
-        """Take an author out, by the operator's word."""
-        revocation = read_revocation(signed, self.signer.authority)
-        if revocation not in self.revocations:
-            self.revocations[revocation] = signed
-            for ledger in self.ledgers.values():
-                ledger.revoke(revocation)
-            self.discovery.news.ring()
-
-    # What others say
 
     def hear(self, said: bytes) -> PeerRecord:
         """Check a peer's statement, and remember it.
@@ -109,93 +68,35 @@ class Reconciler:
         Raises:
             FormatError: it is none.
         """
-        heard = statement.read(said, self.signer.authority.run)
+        heard = statement.read(said, self.acceptance.signer.authority.run)
         self.others_claims[heard.record.peer_id] = heard.claims
         self.discovery.meet(heard.record, in_person=True)
         clock = self.discovery.common_round(self.manifest.outer.liars) + 1
-        for ledger in self.ledgers.values():
+        for ledger in self.acceptance.ledgers.values():
             ledger.clock = max(ledger.clock, clock)  # before anything is accepted: this peer may have slept
         return heard.record
 
     async def receive(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> None:
-        """Take what another peer passed on; fetch what is wanted, from it."""
-        news: list[Entry] = []
-        for message in messages:
-            try:
-                entry = read_entry(message.proof, list(message.receipts), self.signer.authority)
-                if await self._take(entry, sender):
-                    news.append(entry)
-            except PeerError as error:
-                self.emit(Refused(sender.peer_id, str(error)))
+        """Take what another peer passed on, and tell on what is new."""
+        taken = await asyncio.gather(*(self._take(message, sender) for message in messages))
+        news = [entry for entry in taken if entry is not None]
         if news:
             self._spread(news)
 
-    async def _take(self, entry: Entry, sender: PeerRecord) -> bool:
-        """Whether the entry is accepted, and was not before.
-
-        Raises:
-            FormatError: it, or what it stands for, is not valid.
-        """
-        ledger = self.ledgers.get(entry.name.part)
-        if ledger is None:
-            return False
-        if entry.size > max_bytes(self.manifest, entry.name.part):
-            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
-        vouched = self._is_vouched(entry)
-        if ledger.offer(entry, vouched) is not Standing.WANTED or entry.sha256 in self.fetching:
-            return False
-        self.fetching.add(entry.sha256)
+    async def _take(self, message: pb.Entry, sender: PeerRecord) -> Entry | None:
         try:
-            async with self.slots, self.contacts.to(sender.address) as channel:
-                blob = await fetch(channel, self.manifest, entry.sha256, entry.size)
-            await self.check(blob, entry)
-            await asyncio.to_thread(self.shelf.put, entry, blob)
-        except (UnreachableError, RefusedError):
-            return False  # another has it, too
-        finally:
-            self.fetching.discard(entry.sha256)
-        return await self._accept(ledger, entry, vouched)
+            return await self.acceptance.take(message.proof, list(message.receipts), sender)
+        except PeerError as error:
+            self.emit(Refused(sender.peer_id, str(error)))
+            return None
 
-    async def _accept(self, ledger: Ledger, entry: Entry, vouched: bool) -> bool:
-        if ledger.take(entry, vouched) is not Standing.ACCEPTED:
-            return False
-        if ledger.wants_receipt(entry.name, entry.sha256):
-            ledger.sign(entry.name, entry.sha256, self.signer.receipt(entry))
-            await asyncio.to_thread(self.shelf.note, entry)
-        self.discovery.news.ring()
-        return True
-
-    async def restore(self) -> None:
-        """Take up what the shelf holds: it was accepted before this process began."""
-        for proof, receipts in self.shelf.found():
-            entry = read_entry(proof, receipts, self.signer.authority)
-            ledger = self.ledgers.get(entry.name.part)
-            if ledger is not None:
-                ledger.take(entry, vouched=True)
-        self.discovery.news.ring()
-
-    def _is_vouched(self, entry: Entry) -> bool:
-        """While catching up: whether enough of those who were there accepted it."""
-        part = entry.name.part
-        if entry.name.round > self.catching_up.get(part, 0):
-            return False
-        return len(self.vouched.get(part, {}).get(entry.key, ())) >= self.witnesses[part]
-
-    def catch_up(self, part: Part, target: int, witnesses: int) -> None:
-        """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
-        there."""
-        self.catching_up[part], self.witnesses[part] = target, witnesses
-        self.vouched[part] = {}
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether everything that enough others vouch for is here."""
-        return all(
-            key in {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
-            for part, ledger in self.ledgers.items()
-            for key, peers in self.vouched.get(part, {}).items()
-            if len(peers) >= self.witnesses[part]
-        )
+    def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
+        """Heed the operator's revocations, whoever passes them on."""
+        for signed in revocations:
+            try:
+                self.acceptance.revoke(signed)
+            except FormatError as error:
+                self.emit(Refused(sender, str(error)))
 
     # Talking
 
@@ -234,17 +135,15 @@ class Reconciler:
     async def _learn(self, peer: PeerRecord, said: PeerRecord, told: pb.Differences) -> None:
         if said.peer_id != peer.peer_id:
             raise FormatError(f"peer {said.peer_id[-8:]} answers at the address of {peer.peer_id[-8:]}")
-        for revocation in told.revocations:
-            self.revoke(revocation)
+        self.revoke(told.revocations, said.peer_id)
         for part_keys in told.parts:
-            ledger = self.ledgers.get(Part(part_keys.part))
+            ledger = self.acceptance.ledgers.get(Part(part_keys.part))
             if ledger is not None:
                 await self._ask(said, ledger, [key.to_bytes(8, "big") for key in part_keys.keys])
 
     async def _ask(self, peer: PeerRecord, ledger: Ledger, keys: list[bytes]) -> None:
-        if self.catching_up.get(ledger.part, 0):
-            for key in keys:
-                self.vouched.setdefault(ledger.part, {}).setdefault(key, set()).add(peer.peer_id)
+        for key in keys:
+            self.acceptance.vouch(ledger.part, key, peer.peer_id)
         missing = lacking(ledger, keys)
         for start in range(0, len(missing), ENTRIES_ASKED):
             wanted = [int.from_bytes(key, "big") for key in missing[start : start + ENTRIES_ASKED]]
@@ -256,7 +155,7 @@ class Reconciler:
 
     def _comparison(self) -> pb.Comparison:
         return pb.Comparison(
-            statement=self.statement(), parts=[_to_wire(summary(ledger)) for ledger in self.ledgers.values()]
+            statement=self.statement(), parts=[_to_wire(summary(ledger)) for ledger in self.acceptance.ledgers.values()]
         )
 
     def _spread(self, news: list[Entry]) -> None:
@@ -272,7 +171,7 @@ class Reconciler:
         message = pb.News(
             statement=self.statement(),
             entries=[entry_to_wire(entry) for entry in news],
-            revocations=list(self.revocations.values()),
+            revocations=list(self.acceptance.revocations.values()),
         )
         try:
             async with self.contacts.to(peer.address) as channel:
@@ -283,10 +182,10 @@ class Reconciler:
 
     async def hand_out(self) -> None:
         """Tell everybody this peer's own contributions and its record, and wait until they have them: it leaves."""
-        me = self.signer.identity.peer_id
+        me = self.discovery.record.peer_id
         own = [
             entry
-            for ledger in self.ledgers.values()
+            for ledger in self.acceptance.ledgers.values()
             for round in ledger.open_rounds()
             for entry in ledger.entries(round)
             if entry.name.author == me

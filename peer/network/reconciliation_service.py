@@ -24,17 +24,17 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self._hear(request.statement, context)
         parts = []
         for theirs in map(_from_wire, request.parts):
-            ledger = reconciler.ledgers.get(theirs.part)
+            ledger = reconciler.acceptance.ledgers.get(theirs.part)
             if ledger is not None and (keys := different(ledger, theirs)):
                 numbers = [int.from_bytes(key, "big") for key in keys]
                 parts.append(pb.PartKeys(part=theirs.part, keys=numbers))
         return pb.Differences(
-            statement=reconciler.statement(), parts=parts, revocations=list(reconciler.revocations.values())
+            statement=reconciler.statement(), parts=parts, revocations=list(reconciler.acceptance.revocations.values())
         )
 
     async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:
         await require_manifest(context, self.reconciler.manifest)
-        ledger = self.reconciler.ledgers.get(Part(request.part))
+        ledger = self.reconciler.acceptance.ledgers.get(Part(request.part))
         if ledger is None or len(request.keys) > ENTRIES_ASKED:
             await refuse(context, "this peer does not follow that part, or was asked for too much at once")
         found = entries(ledger, [key.to_bytes(8, "big") for key in request.keys])
@@ -42,8 +42,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
 
     async def Tell(self, request: pb.News, context: Any) -> pb.Heard:
         sender = await self._hear(request.statement, context)
-        for revocation in request.revocations:
-            self.reconciler.revoke(revocation)
+        self.reconciler.revoke(request.revocations, sender.peer_id)
         await self.reconciler.receive(request.entries, sender)
         return pb.Heard()
 

@@ -63,6 +63,17 @@ class Shelf:
                 self.paths[path.stem] = blob
                 yield proof, receipts
 
+    def keep_revocation(self, signed: bytes) -> None:
+        """Keep what the operator signed."""
+        path = self.directory / "revocations" / hashlib.sha256(signed).hexdigest()
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, signed)
+
+    def revocations(self) -> list[bytes]:
+        """What the operator signed, as it was kept."""
+        return [path.read_bytes() for path in sorted(self.directory.glob("revocations/*"))]
+
     def drop(self, part: Part, round: int, keep: str | None = None) -> None:
         """Forget a round of a part, but for one contribution."""
         folder = self.directory / part / str(round)

@@ -20,6 +20,8 @@ from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.schemas import group_pb2 as pb
 
+SILENT = "a member did not answer"
+
 
 def after(seconds: float) -> Callable[[], bool]:
     """Whether so much time has passed since now."""
@@ -41,8 +43,6 @@ class Leader:
     orders: dict[int, Orders] = field(default_factory=dict)
     attempt: int = 0
     announced: list[str] = field(default_factory=list)
-    ends_early: bool = False
-    """A new member cannot take up this round, as its token embedding differs: begin the next one together."""
 
     @property
     def replica(self) -> ReplicaId:
@@ -58,17 +58,16 @@ class Leader:
             if outer.over or self.here.node.leaving:
                 break
             try:
-                await self._begin()
-                failures = 0
-                await self._inner_loop()
-                await self._end_round()
+                if await self._begin():
+                    failures = 0
+                    await self._inner_loop()
+                    await self._end_round()
+                    continue
             except (LostMemberError, PeerError, TimeoutError) as error:
-                await self._halt(str(error) or "a member did not answer")
-                await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
-                failures += 1
-            if self.ends_early:
-                self.ends_early = False
-                await self._end_round()
+                self.here.node.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
+                await self._halt(str(error) or SILENT)
+            await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
+            failures += 1
         await self.here.leave()
         for stream in self.orders.values():
             stream.close()
@@ -114,8 +113,9 @@ class Leader:
         for stage in [stage for stage, stream in self.orders.items() if stream.ended]:
             del self.seats[stage], self.orders[stage]
 
-    async def _begin(self) -> None:
-        """All members load the round and open their links.
+    async def _begin(self) -> bool:
+        """All members load the round and open their links; False if they do not all hold the same, and have to meet
+        first.
 
         Raises:
             LostMemberError, PeerError, TimeoutError: one does not.
@@ -128,14 +128,18 @@ class Leader:
         attempt = Attempt(self.replica, self.attempt)
         self.here.open_links(attempt, seats)
         self._order(pb.Order(begin=self._begin_order(seats)))
+        different: list[tuple[int, int]] = []
         async with asyncio.timeout(ANSWER_SECONDS):
             for stage, stream in sorted(self.orders.items()):
                 ready = (await report(stream, "ready")).ready
-                if ready.attempt != self.attempt or ready.embedding_digest != self.here.embedding_digest:
-                    await self._meet_halfway(self.seats[stage])
-                    raise PeerError(f"{stream.with_whom} holds another token embedding; trying again")
+                if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
+                    different.append((stage, ready.round))
+        if different:
+            await self._meet(different)
+            return False
         self._order(pb.Order(go=pb.Go(attempt=self.attempt)))
         self.here.call_downstream(attempt, seats)
+        return True
 
     async def _announce(self, seats: Mapping[int, Seat]) -> None:
         """Tell who is in the group. A run begins when all the replicas of its manifest have formed.
@@ -163,11 +167,16 @@ class Leader:
             embedding_digest=self.here.embedding_digest,
         )
 
-    async def _meet_halfway(self, seat: Seat) -> None:
-        """Take from a member what it has and we have not. If the inner loop has begun, it ends with what it has."""
-        self.ends_early = self.here.steps > 0
-        await self._compare(seat.peer_id)
-        if not self.here.steps:
+    async def _meet(self, different: list[tuple[int, int]]) -> None:
+        """Some members, (stage, round), are ahead of us, or hold what we have not: take it from them. An inner loop that
+        has begun ends with what it has."""
+        await self._halt("the members do not hold the same state yet")
+        for stage, _ in different:
+            if stage in self.seats:
+                await self._compare(self.seats[stage].peer_id)
+        if self.here.steps or any(round > self.here.outer.clock for _, round in different):
+            await self._end_round()
+        else:
             await self.here.outer.settle_part(EMBEDDING)
             self.here.round = 0
 
@@ -204,9 +213,7 @@ class Leader:
 
     async def _halt(self, reason: str) -> None:
         """Roll back the inner step in flight, here and at all members that are left."""
-        here = self.here
-        here.node.emit(GroupBroken(self.replica, here.round, here.steps, reason))
-        await here.abandon(reason)
+        await self.here.abandon(reason)
         self._order(pb.Order(halt=pb.Halt(attempt=self.attempt)))
         for stream in self.orders.values():
             try:

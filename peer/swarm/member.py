@@ -95,12 +95,16 @@ class Member:
         if self.here.round != order.round and order.embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
             await self._compare(PeerId(membership.replica))
             await outer.settle_part(EMBEDDING)
+        if outer.clock > order.round:
+            reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
+            return
         await self.here.load(order.round, order.step)
         if seats != self.seats:
             node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         self.here.open_links(self.attempt, seats)
-        reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=self.here.embedding_digest)))
+        digest = self.here.embedding_digest
+        reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round)))
 
     async def _compare(self, peer: PeerId) -> None:
         node = self.here.node

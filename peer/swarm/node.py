@@ -57,7 +57,7 @@ class Node:
         """The outer state of the parts this peer follows, as its folder has it, or at genesis; error feedback for those
         it authors."""
         parts = {}
-        for part, ledger in self.reconciler.ledgers.items():
+        for part, ledger in self.reconciler.acceptance.ledgers.items():
             genesis = await self.torch_thread.run(load_file, self.directory / genesis_file(part))
             parts[part] = FollowedPart(OuterState.begin(self.manifest, part, genesis, part in authored), ledger)
         followed = Followed(
@@ -65,13 +65,13 @@ class Node:
             run_id=self.discovery.run_id,
             me=self.discovery.record.peer_id,
             parts=parts,
-            shelf=self.reconciler.shelf,
+            shelf=self.reconciler.acceptance.shelf,
             snapshots=self.snapshots,
             torch_thread=self.torch_thread,
         )
         pace = Pace(self.manifest.outer.patience)
         outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
-        self.reconciler.check = followed.check
+        self.reconciler.acceptance.check = followed.check
         await resume(outer)
         return outer
 

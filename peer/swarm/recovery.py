@@ -32,7 +32,7 @@ async def resume(outer: OuterLoop) -> None:
         each.ledger.advance(outer.clock)
         if kept and (blob := kept[0].parts[part].contribution) is not None and outer.contributed:
             await reconciler.publish(part, kept[0].contributed, blob)
-    await reconciler.restore()
+    reconciler.acceptance.restore()
     for each in followed.parts.values():
         each.own |= {
             entry.name.round: entry.sha256
@@ -71,10 +71,10 @@ async def catch_up(outer: OuterLoop) -> None:
         if held is not None and held.folded > each.ledger.folded:
             await take_over(outer, part, held)
         each.ledger.advance(target + 1)
-        outer.reconciler.catch_up(part, target, _witnesses(outer, part))
+        outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
     for _ in range(TRIES):
         await _compare_with_all(outer)
-        if outer.reconciler.caught_up:
+        if outer.reconciler.acceptance.caught_up:
             break
     outer.discovery.tell(round=target)
     await outer.settle()
@@ -90,7 +90,7 @@ async def agree(outer: OuterLoop) -> None:
                 if held is not None:
                     returned = await take_over(outer, part, held)
                     outer.emit(Resynchronised(part, held.folded, returned))
-                    outer.reconciler.catch_up(part, outer.clock - 1, _witnesses(outer, part))
+                    outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
                     await _compare_with_all(outer)
                     await outer.settle_part(part)
                 break

@@ -124,12 +124,14 @@ class Report(_message.Message):
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("attempt", "embedding_digest")
+    __slots__ = ("attempt", "embedding_digest", "round")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     embedding_digest: str
-    def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
+    round: int
+    def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("round", "step", "squared_norm", "loss")

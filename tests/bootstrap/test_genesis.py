@@ -34,7 +34,9 @@ def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_all_files_are_written_and_pinned(run: Path) -> None:
     descriptor = load_run(run)
-    assert sorted(path.name for path in run.iterdir()) == sorted([*file_names(small_manifest()), "run.json"])
+    assert sorted(path.name for path in run.iterdir()) == sorted(
+        [*file_names(small_manifest()), "identity.key", "run.json"]
+    )
     assert parse((run / "run.json").read_bytes(), descriptor.run_id) == descriptor
 
 

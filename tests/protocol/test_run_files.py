@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import FormatError, ResourceError
-from protocol.identity import EMBEDDING, RunId, stage_part
+from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.manifest import Manifest
 from protocol.run_files import (
@@ -27,10 +27,14 @@ from protocol.run_files import (
 )
 from tests.reference.small_manifest import small_manifest
 
+OPERATOR = PeerId("Qmoperator")
+
 
 def described(manifest: Manifest) -> Descriptor:
     names = reversed(file_names(manifest))
-    return describe(manifest, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names))
+    return describe(
+        manifest, OPERATOR, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names)
+    )
 
 
 def named(data: bytes) -> RunId:
@@ -66,15 +70,16 @@ def test_a_descriptor_comes_back_as_it_was() -> None:
 def test_the_order_in_which_files_were_measured_does_not_matter() -> None:
     manifest = small_manifest()
     descriptor = described(manifest)
-    assert describe(manifest, reversed(descriptor.files)) == descriptor
+    assert describe(manifest, OPERATOR, reversed(descriptor.files)) == descriptor
 
 
-def test_the_run_id_pins_every_file_and_the_manifest() -> None:
+def test_the_run_id_pins_every_file_the_manifest_and_the_operator() -> None:
     descriptor = described(small_manifest())
     first, *others = descriptor.files
-    longer = describe(descriptor.manifest, [RunFile(first.name, first.sha256, 11), *others])
-    elsewhere = Descriptor(small_manifest(run={"seed": 8}), descriptor.files)
-    assert len({descriptor.run_id, longer.run_id, elsewhere.run_id}) == 3
+    longer = describe(descriptor.manifest, OPERATOR, [RunFile(first.name, first.sha256, 11), *others])
+    elsewhere = Descriptor(small_manifest(run={"seed": 8}), OPERATOR, descriptor.files)
+    another = Descriptor(descriptor.manifest, PeerId("Qmother"), descriptor.files)
+    assert len({each.run_id for each in (descriptor, longer, elsewhere, another)}) == 4
 
 
 def test_a_file_is_found_by_name() -> None:

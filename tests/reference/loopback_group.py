@@ -12,10 +12,9 @@ from torch import Tensor
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.handoff import TorchThread
-from peer.network.group import GroupService, Membership, Seat, invite
-from peer.network.pipeline import PipelineService, call, link
+from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
+from peer.network.pipeline import Attempt, PipelineService, call, link
 from peer.swarm.control import Control, LeaderControl, MemberControl
-from peer.swarm.formation import call_members
 from peer.swarm.inner_step import PipelineStage
 from protocol.channels import listen, options
 from protocol.frames import FrameRules
@@ -42,33 +41,38 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
     """All stages of a group, connected and waiting for their first inner step."""
     async with AsyncExitStack() as stack:
         stages = [await _serve(stack, manifest, index, basis) for index in range(manifest.replicas.stages)]
-        membership = Membership(ReplicaId(stages[0].seat.peer_id), 0, tuple(each.seat for each in stages))
+        membership = Membership(ReplicaId(stages[0].seat.peer_id), 0)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        accepted = await asyncio.gather(*(invite(each.seat, membership, manifest) for each in stages[1:]))
-        assert all(accepted)
-        led = call_members(membership, manifest, tasks)
-        stages[0].control = LeaderControl(membership.replica, led.orders, manifest.inner.clip)
-        for each in stages[1:]:
+        orders: dict[int, Orders] = {}
+        for index, each in enumerate(stages[1:], start=1):
+            assert await invite(index, each.seat, membership, manifest)
+            orders[index] = orders_to(index, each.seat)
+            tasks.create_task(lead(each.seat, membership.replica, manifest, orders[index]))
             _, reports = await each.group.wait_for_leader()
             each.control = MemberControl(reports)
-        _connect(stages, membership, manifest, tasks)
+        stages[0].control = LeaderControl(orders, manifest.inner.clip)
+        _connect(stages, Attempt(membership.replica, 1), manifest, tasks)
         yield stages
         for each in stages:
-            assert each.control is not None
             assert each.stage is not None
-            each.control.farewell()
             if each.stage.downstream is not None:
                 each.stage.downstream.close()
+            if isinstance(each.control, MemberControl):
+                each.control.reports.close()
+        for stream in orders.values():
+            stream.close()
 
 
 async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
     server = grpc.aio.server(options=options(manifest))
     port = listen(server, "127.0.0.1:0")
     peer = PeerId(f"stage{index}")
+    group = GroupService(manifest, index, peer)
+    group.ready = True
     stage = LoopbackStage(
         Seat(peer, f"127.0.0.1:{port}"),
         PipelineService(manifest),
-        GroupService(manifest, index, peer),
+        group,
         StageTrainer(manifest, index, "group", basis, torch.device("cpu")),
         TorchThread(1),
     )
@@ -80,16 +84,16 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
     return stage
 
 
-def _connect(stages: list[LoopbackStage], membership: Membership, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
+def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
     links = [(link(manifest, f"stage {i + 1}"), link(manifest, f"stage {i}")) for i in range(len(stages) - 1)]
     for index, each in enumerate(stages):
         upstream = links[index - 1][1] if index else None
         downstream = links[index][0] if index < len(links) else None
         each.stage = PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
         if upstream is not None:
-            each.pipeline.expect(membership.replica, upstream)
+            each.pipeline.expect(attempt, upstream)
     for index, (downstream, _) in enumerate(links):
-        tasks.create_task(call(stages[index + 1].seat.address, manifest, membership.replica, downstream))
+        tasks.create_task(call(stages[index + 1].seat.address, manifest, attempt, downstream))
 
 
 async def inner_step(stages: list[LoopbackStage], round: int, step: int, batch: Batch) -> float:

@@ -64,7 +64,15 @@ def test_seeds_read_in_another_order() -> None:
     assert first.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize(("round", "step", "slot"), [(0, 0, 0), (1, STEPS, 0), (1, -1, 0), (1, 0, SLOTS), (1, 0, -1)])
+def test_who_comes_beside_the_first_replicas_reads_the_same_text_in_another_order() -> None:
+    run = small_manifest()
+    first, beside = (sequence_ids(run, 997, 1, 0, slot) for slot in (1, 1 + SLOTS))
+    assert first.tolist() != beside.tolist()
+    whole = [sequence_ids(run, 64, round, step, slot) for round in (1, 2) for step in range(STEPS) for slot in (SLOTS,)]
+    assert all(0 <= each < 64 for ids in whole for each in ids)
+
+
+@pytest.mark.parametrize(("round", "step", "slot"), [(0, 0, 0), (1, STEPS, 0), (1, -1, 0), (1, 0, -1)])
 def test_places_the_manifest_does_not_have_are_errors(round: int, step: int, slot: int) -> None:
     """Else a replica would silently read what another reads."""
     with pytest.raises(ValueError, match="no round"):

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from peer.network.duplex import Duplex
-from peer.network.group import GroupService, Membership, Seat, invite, lead, release
+from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to, release
 from protocol.channels import listen, options
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId, ReplicaId
@@ -23,6 +22,7 @@ MANIFEST = small_manifest()
 async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
     """A volunteer of stage 1."""
     service = GroupService(MANIFEST, 1, PeerId("member"))
+    service.ready = True
     server = grpc.aio.server(options=options(MANIFEST))
     group_pb2_grpc.add_GroupServicer_to_server(service, server)
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
@@ -33,21 +33,21 @@ async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
         await server.stop(None)
 
 
-def group(leader: str, seat: Seat) -> Membership:
-    return Membership(ReplicaId(leader), 0, (Seat(PeerId(leader), "h:1"), seat))
+def group(leader: str) -> Membership:
+    return Membership(ReplicaId(leader), 0)
 
 
 def test_an_invited_member_hears_its_leaders_orders_and_answers():
     async def scene() -> None:
         async with member() as (service, seat):
-            membership = group("a", seat)
-            assert await invite(seat, membership, MANIFEST)
-            orders = Duplex("the member", 4)
-            leading = asyncio.create_task(lead(seat, membership, MANIFEST, orders))
+            membership = group("a")
+            assert await invite(1, seat, membership, MANIFEST)
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
             heard, reports = await service.wait_for_leader()
             assert heard == membership
-            orders.send(pb.Order(begin=pb.Begin(replica="a")))
-            assert (await reports.receive()).begin.replica == "a"
+            orders.send(pb.Order(begin=pb.Begin(attempt=7)))
+            assert (await reports.receive()).begin.attempt == 7
             reports.send(pb.Report(ready=pb.Ready()))
             assert (await orders.receive()).WhichOneof("kind") == "ready"
             orders.close()
@@ -61,24 +61,40 @@ def test_an_invited_member_hears_its_leaders_orders_and_answers():
 def test_a_second_leader_is_declined_until_the_first_releases():
     async def scene() -> None:
         async with member() as (_, seat):
-            assert await invite(seat, group("a", seat), MANIFEST)
-            assert not await invite(seat, group("b", seat), MANIFEST)
+            assert await invite(1, seat, group("a"), MANIFEST)
+            assert not await invite(1, seat, group("b"), MANIFEST)
             await release(seat, ReplicaId("b"), MANIFEST)
-            assert not await invite(seat, group("b", seat), MANIFEST)
+            assert not await invite(1, seat, group("b"), MANIFEST)
             await release(seat, ReplicaId("a"), MANIFEST)
-            assert await invite(seat, group("b", seat), MANIFEST)
+            assert await invite(1, seat, group("b"), MANIFEST)
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
-def test_a_seat_that_is_not_its_own_and_a_leader_that_does_not_sit_first_are_declined():
+def test_another_stage_and_a_member_that_has_not_caught_up_decline():
     async def scene() -> None:
-        async with member() as (_, seat):
-            other = Seat(PeerId("other"), seat.address)
-            assert not await invite(seat, group("a", other), MANIFEST)
-            first = Seat(PeerId("x"), "h:1")
-            assert not await invite(seat, Membership(ReplicaId("a"), 0, (first, seat)), MANIFEST)
-            assert not await invite(seat, Membership(ReplicaId("a"), 0, (first, seat, seat)), MANIFEST)
+        async with member() as (service, seat):
+            assert not await invite(2, seat, group("a"), MANIFEST)
+            service.ready = False
+            assert not await invite(1, seat, group("a"), MANIFEST)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peer.network.duplex.SILENCE_SECONDS", 0.5)
+
+    async def scene() -> None:
+        async with member() as (service, seat):
+            membership = group("a")
+            await invite(1, seat, membership, MANIFEST)
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
+            _, reports = await service.wait_for_leader()
+            orders.beat = None  # a stopped process says nothing
+            with pytest.raises(LostMemberError, match="silent"):
+                await reports.receive()
+            leading.cancel()
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -87,7 +103,7 @@ def test_a_peer_that_is_not_there_does_not_accept():
     async def scene() -> None:
         async with member() as (_, seat):
             pass
-        assert not await invite(seat, group("a", seat), MANIFEST)
+        assert not await invite(1, seat, group("a"), MANIFEST)
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -95,8 +111,8 @@ def test_a_peer_that_is_not_there_does_not_accept():
 def test_nobody_leads_who_was_not_accepted():
     async def scene() -> None:
         async with member() as (_, seat):
-            orders = Duplex("the member", 4)
-            leading = asyncio.create_task(lead(seat, group("a", seat), MANIFEST, orders))
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, ReplicaId("a"), MANIFEST, orders))
             with pytest.raises(LostMemberError):
                 await orders.receive()
             await asyncio.gather(leading, return_exceptions=True)
@@ -107,10 +123,10 @@ def test_nobody_leads_who_was_not_accepted():
 def test_the_end_of_a_conversation_stays_the_end():
     async def scene() -> None:
         async with member() as (service, seat):
-            membership = group("a", seat)
-            await invite(seat, membership, MANIFEST)
-            orders = Duplex("the member", 4)
-            leading = asyncio.create_task(lead(seat, membership, MANIFEST, orders))
+            membership = group("a")
+            await invite(1, seat, membership, MANIFEST)
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
             _, reports = await service.wait_for_leader()
             leading.cancel()
             for _ in range(3):

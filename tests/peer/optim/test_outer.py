@@ -17,7 +17,7 @@ from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, decode
-from protocol.identity import EMBEDDING, ContributionName, ReplicaId, RunId, stage_part
+from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest, check
 from tests.reference import sparse_outer
@@ -58,7 +58,7 @@ def test_the_term_is_the_equation(replicas: int, eta: float, aggregate: str, see
         values = random_values.integers(-(2**31) + 1, 2**31, shape)
         places = sparse_outer.top_k(values, 4, 2)
         picked = top_k(torch.from_numpy(values).to(torch.int32), grid)
-        name = ContributionName(EMBEDDING, 1, ReplicaId(f"R{number + 1}"))
+        name = ContributionName(EMBEDDING, 1, PeerId(f"R{number + 1}"))
         contributions.append(Contribution(RUN, name, 1, {"w": picked}))
         sent.append({place: int(values[place]) for place in places})
     term = outer_term(contributions, {"w": shape}, run)["w"]
@@ -74,7 +74,7 @@ def test_nothing_is_lost_what_was_sent_and_what_is_left_is_what_was_computed(val
     total = {name: np.zeros(shape, np.int64) for name, shape in part_layout(run, EMBEDDING).items()}
     for round in range(1, 6):
         delta = moved(run, seed=round)
-        blob, _ = state.contribute(RUN, round, ReplicaId("Qm"), 1, delta)
+        blob, _ = state.contribute(RUN, round, PeerId("Qm"), 1, delta)
         for name, sparse in decode(blob, run).tensors.items():
             grid = chunk_grid(tuple(delta[name].shape), 4, 2)
             total[name] += np.rint(delta[name].double().numpy() * 2**26).astype(np.int64)
@@ -86,10 +86,10 @@ def test_nothing_is_lost_what_was_sent_and_what_is_left_is_what_was_computed(val
 def test_error_feedback_decays_by_beta():
     run = manifest(beta=0.5)
     state = OuterState.begin(run, EMBEDDING, genesis(run), author=True)
-    state.contribute(RUN, 1, ReplicaId("Qm"), 1, moved(run, seed=1))
+    state.contribute(RUN, 1, PeerId("Qm"), 1, moved(run, seed=1))
     before = {name: tensor.clone() for name, tensor in state.error_feedback.items()}
     nothing = {name: torch.zeros_like(tensor) for name, tensor in moved(run).items()}
-    _, sent = state.contribute(RUN, 2, ReplicaId("Qm"), 1, nothing)
+    _, sent = state.contribute(RUN, 2, PeerId("Qm"), 1, nothing)
     for name, sparse in sent.tensors.items():
         grid = chunk_grid(tuple(before[name].shape), 4, 2)
         expected = np.array([round(Fraction(int(each), 2)) for each in before[name].flatten()])
@@ -101,7 +101,7 @@ def contributions(run: Manifest, part, replicas: int) -> list[Contribution]:
     made = []
     for number in range(replicas):
         state = OuterState.begin(run, part, genesis(run, part), author=True)
-        name = ReplicaId(f"R{number + 1}")
+        name = PeerId(f"R{number + 1}")
         made.append(state.contribute(RUN, 1, name, 1, moved(run, part, seed=number))[1])
     return made
 
@@ -114,7 +114,7 @@ def test_a_set_has_no_order(aggregate: str):
     for seed in range(5):
         shuffled = random.Random(seed).sample(made, len(made))
         state = OuterState.begin(run, stage_part(1), genesis(run, stage_part(1)), author=False)
-        state.apply(shuffled)
+        state.replace([], shuffled)
         states.append(state.grid)
     for grid in states[1:]:
         assert all((grid[name] == tensor).all() for name, tensor in states[0].items())
@@ -123,7 +123,7 @@ def test_a_set_has_no_order(aggregate: str):
 def test_a_round_without_contributions_changes_nothing():
     run = manifest()
     state = OuterState.begin(run, EMBEDDING, genesis(run), author=False)
-    state.apply([])
+    state.replace([], [])
     assert all((state.grid[name] == tensor).all() for name, tensor in genesis(run).items())
 
 
@@ -146,9 +146,9 @@ def golden_update() -> str:
     for number in range(1, 5):
         author = OuterState.begin(run, EMBEDDING, _integers(run, 0), author=True)
         delta = {name: tensor.float() * 2.0**-40 for name, tensor in _integers(run, number).items()}
-        made.append(author.contribute(RUN, 1, ReplicaId(f"R{number}"), 1, delta)[1])
+        made.append(author.contribute(RUN, 1, PeerId(f"R{number}"), 1, delta)[1])
     random.SystemRandom().shuffle(made)
-    state.apply(made)
+    state.replace([], made)
     return digest(state.grid)
 
 

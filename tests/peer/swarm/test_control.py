@@ -6,9 +6,8 @@ import pytest
 
 from peer.network.duplex import Duplex
 from peer.optim.inner import clip_factor
-from peer.swarm.control import LeaderControl, MemberControl
-from protocol.errors import HetpeerError, PeerError
-from protocol.identity import ReplicaId
+from peer.swarm.control import HaltedError, LeaderControl, MemberControl
+from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.schemas import group_pb2 as pb
 
 
@@ -22,7 +21,7 @@ def pair() -> tuple[Duplex, Duplex]:
 def test_leader_and_members_take_the_factor_of_the_whole_replica():
     async def scene() -> None:
         (orders_1, reports_1), (orders_2, reports_2) = pair(), pair()
-        leader = LeaderControl(ReplicaId("a"), (orders_1, orders_2), clip=1.0)
+        leader = LeaderControl({1: orders_1, 2: orders_2}, clip=1.0)
         one, two = MemberControl(reports_1), MemberControl(reports_2)
         agreed = await asyncio.gather(
             leader.agree(1, 0, 4.0, None), one.agree(1, 0, 9.0, None), two.agree(1, 0, 3.0, 6.5)
@@ -49,7 +48,7 @@ def test_a_leader_refuses_a_report_that_is_not_the_one_due(report: pb.Report):
     async def scene() -> None:
         orders, reports = pair()
         reports.send(report)
-        await LeaderControl(ReplicaId("a"), (orders,), clip=1.0).agree(1, 0, 1.0, None)
+        await LeaderControl({1: orders}, clip=1.0).agree(1, 0, 1.0, None)
 
     with pytest.raises(PeerError, match="the member"):
         asyncio.run(scene())
@@ -58,7 +57,7 @@ def test_a_leader_refuses_a_report_that_is_not_the_one_due(report: pb.Report):
 @pytest.mark.parametrize(
     "order",
     [
-        pb.Order(begin=pb.Begin(replica="a")),
+        pb.Order(begin=pb.Begin(attempt=1)),
         pb.Order(step=pb.Step(round=1, step=1, clip_factor=1.0)),
         pb.Order(step=pb.Step(round=1, step=0, clip_factor=0.0)),
         pb.Order(step=pb.Step(round=1, step=0, clip_factor=1.5)),
@@ -76,14 +75,33 @@ def test_a_member_refuses_an_order_that_no_leader_gives(order: pb.Order):
         asyncio.run(scene())
 
 
-def test_a_round_ends_when_all_stages_say_so():
+def test_the_leader_says_when_the_inner_loop_ends():
     async def scene() -> None:
         orders, reports = pair()
-        leader, member = LeaderControl(ReplicaId("a"), (orders,), 1.0), MemberControl(reports)
-        await member.end_round(4)
-        await leader.end_round(4)
-        await member.end_round(5)
-        with pytest.raises(PeerError, match="did not end round 6"):
-            await leader.end_round(6)
+        leader, member = LeaderControl({1: orders}, 1.0), MemberControl(reports)
+        for last in (False, True):
+            leader.last = last
+            agreed = await asyncio.gather(leader.agree(1, 0, 1.0, None), member.agree(1, 0, 1.0, 2.0))
+            assert [each.last for each in agreed] == [last, last]
+
+    asyncio.run(scene())
+
+
+def test_nobody_takes_the_step_when_a_member_misses_its_neighbour():
+    async def scene() -> None:
+        orders, reports = pair()
+        reports.send(pb.Report(broken=pb.Broken(attempt=1, reason="stage 2 is gone")))
+        with pytest.raises(LostMemberError, match="stage 2 is gone"):
+            await LeaderControl({1: orders}, 1.0).agree(1, 0, 1.0, None)
+
+    asyncio.run(scene())
+
+
+def test_a_member_does_not_take_a_step_that_was_called_off():
+    async def scene() -> None:
+        orders, reports = pair()
+        orders.send(pb.Order(halt=pb.Halt(attempt=1)))
+        with pytest.raises(HaltedError):
+            await MemberControl(reports).agree(1, 0, 1.0, None)
 
     asyncio.run(scene())

@@ -1,12 +1,13 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.view import all_at, authors, disagreement, free, replicas
+from peer.swarm.view import all_at, authors, awaited, follows, free, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.records import PeerRecord
+from tests.reference.small_manifest import small_manifest
 
 
-def peer(name: str, role="volunteer", stage=0, replica="", round=0, digests=None) -> PeerRecord:
-    fields = {"role": role, "stage": stage, "replica": replica, "round": round, "digests": digests or {}}
+def peer(name: str, role="volunteer", stage=0, replica="", round=0, contributed=0) -> PeerRecord:
+    fields = {"role": role, "stage": stage, "replica": replica, "round": round, "contributed": contributed}
     return PeerRecord.model_validate({"peer_id": PeerId(name), "address": "h:1", "slot": 0} | fields)
 
 
@@ -32,16 +33,22 @@ def test_a_volunteer_without_a_group_is_free():
     assert free(SWARM, 1) == (LONELY,)
 
 
-def test_the_run_is_over_when_everyone_in_a_replica_and_every_observer_is():
-    done = tuple(each.model_copy(update={"round": 3}) for each in (LEADER, MEMBER, DATACENTER, OBSERVER))
-    assert all_at((*done, LONELY), 3)
+def test_the_run_is_over_when_everyone_is_done():
+    done = tuple(each.model_copy(update={"round": 3}) for each in SWARM)
+    assert all_at(done, 3)
     assert not all_at((*done[:3], OBSERVER), 3)
 
 
-def test_another_digest_after_the_same_round_is_a_disagreement():
-    mine = peer("a", round=2, digests={"stage-0": "aa", "embedding": "ee"})
-    same = peer("b", round=2, digests={"embedding": "ee", "stage-1": "bb"})
-    later = peer("c", round=3, digests={"embedding": "ff"})
-    other = peer("d", round=2, digests={"embedding": "00"})
-    assert disagreement(mine, (same, later)) is None
-    assert disagreement(mine, (same, other)) == (EMBEDDING, other)
+def test_awaited_are_those_who_are_at_the_round_yet_and_those_who_say_that_their_contribution_is_out():
+    working = peer("w", replica="w", round=4, contributed=4)
+    out = peer("o", replica="o", round=5, contributed=5)
+    passed_over = peer("p", replica="p", round=5, contributed=3)
+    idle = peer("i", round=4)
+    assert awaited((working, out, passed_over, idle), stage_part(0), 5) == {"w", "o"}
+
+
+def test_a_compressed_groups_stages_all_follow_the_embedding():
+    assert follows(MEMBER, EMBEDDING, small_manifest(replicas={"compression": 2}))
+    assert not follows(MEMBER, EMBEDDING, small_manifest(replicas={"compression": 1}))
+    assert follows(DATACENTER, EMBEDDING, small_manifest())
+    assert not follows(MEMBER, stage_part(0), small_manifest())

@@ -1,0 +1,166 @@
+"""What a peer accepts: signed entries are checked, their bytes fetched, receipts signed, revocations heeded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from peer.network.contacts import Contacts
+from peer.network.discovery import News
+from peer.network.shelf import Shelf
+from protocol.blobs import fetch
+from protocol.contribution import digest, max_bytes
+from protocol.errors import FormatError, RefusedError, UnreachableError
+from protocol.identity import Part, PeerId
+from protocol.ledger import Entry, Ledger, Revocation, Standing
+from protocol.manifest import Manifest
+from protocol.proofs import Signer, read_entry, read_revocation
+from protocol.records import PeerRecord
+
+FETCHES = 4
+"""Blobs that come in at the same time."""
+
+MOST_INVALID = 4096
+"""So many contributions that were found invalid are remembered, not to be fetched again."""
+
+Check = Callable[[bytes, Entry], Awaitable[None]]
+"""Raises FormatError unless the bytes are that contribution, and valid."""
+
+
+async def nothing_is_valid(blob: bytes, entry: Entry) -> None:
+    """Before the outer state is loaded."""
+    raise FormatError("this peer is not ready yet")
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """The ledgers of a peer, and its shelf. `news` rings whenever a ledger has changed."""
+
+    manifest: Manifest
+    signer: Signer
+    contacts: Contacts
+    shelf: Shelf
+    ledgers: dict[Part, Ledger]
+    news: News
+    check: Check = nothing_is_valid
+    revocations: dict[Revocation, bytes] = field(default_factory=dict)
+    vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
+    """While catching up: who says that an entry was accepted in time."""
+    catching_up: dict[Part, int] = field(default_factory=dict)
+    """Rounds up to this one are taken from others' word."""
+    witnesses: dict[Part, int] = field(default_factory=dict)
+    """So many must give it."""
+    fetching: set[str] = field(default_factory=set)
+    invalid: dict[str, str] = field(default_factory=dict)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES))
+
+    async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
+        """Keep this peer's own contribution; None if it is too late for it."""
+        entry = self.signer.contribution(part, round, digest(blob), len(blob))
+        await asyncio.to_thread(self.shelf.put, entry, blob)
+        if self.ledgers[part].take(entry) is not Standing.ACCEPTED:
+            return None
+        self.news.ring()
+        return entry
+
+    async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> Entry | None:
+        """Take what a peer passed on, and fetch the bytes from it. The entry, if it is accepted and was not before.
+
+        Raises:
+            FormatError: it, or what it stands for, is not valid.
+        """
+        entry = read_entry(proof, receipts, self.signer.authority)
+        ledger = self.ledgers.get(entry.name.part)
+        if ledger is None or entry.sha256 in self.invalid:
+            return None
+        if entry.size > max_bytes(self.manifest, entry.name.part):
+            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
+        vouched = self._is_vouched(entry)
+        if ledger.offer(entry, vouched) is not Standing.WANTED or entry.sha256 in self.fetching:
+            return None
+        self.fetching.add(entry.sha256)
+        try:
+            blob = await self._fetch(entry, sender)
+            await self._check(blob, entry)
+            await asyncio.to_thread(self.shelf.put, entry, blob)
+        except (UnreachableError, RefusedError):
+            return None  # another has it, too
+        finally:
+            self.fetching.discard(entry.sha256)
+        return entry if await self._accept(ledger, entry, vouched) else None
+
+    async def _fetch(self, entry: Entry, sender: PeerRecord) -> bytes:
+        async with self.slots, self.contacts.to(sender.address) as channel:
+            return await fetch(channel, self.manifest, entry.sha256, entry.size)
+
+    async def _check(self, blob: bytes, entry: Entry) -> None:
+        try:
+            await self.check(blob, entry)
+        except FormatError as error:
+            if len(self.invalid) < MOST_INVALID:
+                self.invalid[entry.sha256] = str(error)
+            raise
+
+    async def _accept(self, ledger: Ledger, entry: Entry, vouched: bool) -> bool:
+        if ledger.take(entry, vouched) is not Standing.ACCEPTED:
+            return False
+        if ledger.wants_receipt(entry.name, entry.sha256):
+            ledger.sign(entry.name, entry.sha256, self.signer.receipt(entry))
+            await asyncio.to_thread(self.shelf.note, entry)
+        self.news.ring()
+        return True
+
+    def revoke(self, signed: bytes) -> bool:
+        """Take an author out, by the operator's word; whether that is news.
+
+        Raises:
+            FormatError: it is not the operator's.
+        """
+        revocation = read_revocation(signed, self.signer.authority)
+        if revocation in self.revocations:
+            return False
+        self.revocations[revocation] = signed
+        self.shelf.keep_revocation(signed)
+        for ledger in self.ledgers.values():
+            ledger.revoke(revocation)
+        self.news.ring()
+        return True
+
+    def restore(self) -> None:
+        """Take up what the shelf holds: it was accepted before this process began."""
+        for signed in self.shelf.revocations():
+            self.revoke(signed)
+        for proof, receipts in self.shelf.found():
+            entry = read_entry(proof, receipts, self.signer.authority)
+            ledger = self.ledgers.get(entry.name.part)
+            if ledger is not None:
+                ledger.take(entry, vouched=True)
+        self.news.ring()
+
+    # Catching up
+
+    def catch_up(self, part: Part, target: int, witnesses: int) -> None:
+        """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
+        there."""
+        self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
+        self.vouched[part] = {}
+
+    def vouch(self, part: Part, key: bytes, peer: PeerId) -> None:
+        """A peer says that it has accepted an entry."""
+        if part in self.catching_up:
+            self.vouched[part].setdefault(key, set()).add(peer)
+
+    def _is_vouched(self, entry: Entry) -> bool:
+        part = entry.name.part
+        if entry.name.round > self.catching_up.get(part, 0):
+            return False
+        return len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that enough others vouch for is here."""
+        return all(
+            key in {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
+            for part, ledger in self.ledgers.items()
+            for key, peers in self.vouched.get(part, {}).items()
+            if len(peers) >= self.witnesses[part]
+        )
