@@ -168,8 +168,8 @@ class Leader:
         )
 
     async def _meet(self, different: list[tuple[int, int]]) -> None:
-        """Some members, (stage, round), are ahead of us, or hold what we have not: take it from them. An inner loop that
-        has begun ends with what it has."""
+        """Some members, (stage, round), are ahead of us, or hold what we have not: take it from them. An inner loop
+        that has begun ends with what it has."""
         await self._halt("the members do not hold the same state yet")
         for stage, _ in different:
             if stage in self.seats:

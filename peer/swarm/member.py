@@ -73,7 +73,8 @@ class Member:
                     await self.here.abandon("the leader called the step off")
                     reports.send(pb.Report(halted=pb.Halted(attempt=order.halt.attempt)))
                 case "end":
-                    await self.here.finish()
+                    while self.here.outer.clock <= order.end.round:
+                        await self.here.finish()
                     reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
                 case kind:
                     raise PeerError(f"{reports.with_whom} ordered {kind} where nothing of the kind was due")
