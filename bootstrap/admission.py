@@ -3,21 +3,25 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
+from typing import Literal
 
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.records import Role
+from protocol.records import PeerRecord, Role
 
 ARRIVAL_SECONDS = 600.0
 """How long an admitted peer may take to fetch its files and show up in the DHT before its place is given away."""
+
+
+PlaceRole = Role | Literal["gateway"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A place in the run. `slot` decides which tokens the replica reads that this peer leads."""
 
-    role: Role
+    role: PlaceRole
     stage: int
     slot: int
 
@@ -34,7 +38,12 @@ class Admission:
     places: dict[PeerId, Place] = field(default_factory=dict)
     since: dict[PeerId, float] = field(default_factory=dict)
 
-    def admit(self, peer: PeerId, role: Role, stage: int | None, alive: set[PeerId], now: float) -> Place:
+    def see(self, record: PeerRecord, now: float) -> None:
+        """A peer is there that this node may not have admitted itself: another node of the run did."""
+        self.places.setdefault(record.peer_id, Place(record.role, record.stage, record.slot))
+        self.since[record.peer_id] = now
+
+    def admit(self, peer: PeerId, role: PlaceRole, stage: int | None, alive: set[PeerId], now: float) -> Place:
         """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.
 
         Raises:
@@ -54,9 +63,9 @@ class Admission:
             if peer not in alive and now - self.since[peer] > ARRIVAL_SECONDS:
                 del self.places[peer], self.since[peer]
 
-    def _free_place(self, role: Role, stage: int | None) -> Place:
+    def _free_place(self, role: PlaceRole, stage: int | None) -> Place:
         replicas = self.manifest.replicas
-        if role == "observer":
+        if role in ("observer", "gateway"):
             return Place(role, 0, 0)
         if role == "datacenter":
             return Place(role, 0, self._free_slot(role, 0, range(replicas.total - 1, replicas.groups - 1, -1)))
@@ -71,7 +80,7 @@ class Admission:
         held = [place.stage for place in self.places.values() if place.role == "volunteer"]
         return min(range(self.manifest.replicas.stages), key=lambda stage: (held.count(stage), stage))
 
-    def _free_slot(self, role: Role, stage: int, slots: Iterable[int]) -> int:
+    def _free_slot(self, role: PlaceRole, stage: int, slots: Iterable[int]) -> int:
         """One of the slots that the run begins with, or, for who comes beside them, the next of all."""
         taken = {place.slot for place in self.places.values() if (place.role, place.stage) == (role, stage)}
         more = count(self.manifest.replicas.total + (role == "datacenter"), 2)  # no two kinds read the same

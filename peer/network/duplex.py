@@ -105,7 +105,7 @@ class Duplex(Generic[Outgoing, Incoming]):
         end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
         try:
             while (message := await self._heard(call)) is not EOF:
-                if not message.ByteSize():
+                if self.beat is not None and not message.ByteSize():
                     continue
                 if self._incoming.qsize() >= self.most_pending:
                     end = PeerError(f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages")

@@ -207,3 +207,15 @@ def _to_wire(mine: Summary) -> pb.PartSummary:
 def entry_to_wire(entry: Entry) -> pb.Entry:
     """An entry as it travels."""
     return pb.Entry(proof=entry.proof, receipts=list(entry.receipts.values()))
+
+
+async def tell_revocation(address: str, signed: bytes, contacts: Contacts) -> bool:
+    """Bring the operator's revocation to one peer, which tells it on; whether it heard."""
+    try:
+        async with contacts.to(address) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            message = pb.Revocations(revocations=[signed])
+            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)
+    except HetpeerError:
+        return False
+    return True

@@ -46,6 +46,15 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self.reconciler.receive(request.entries, sender)
         return pb.Heard()
 
+    async def Revoke(self, request: pb.Revocations, context: Any) -> pb.Heard:
+        await require_manifest(context, self.reconciler.manifest)
+        try:
+            for signed in request.revocations:
+                self.reconciler.acceptance.revoke(signed)
+        except FormatError as error:
+            await refuse(context, str(error))
+        return pb.Heard()
+
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
         await require_manifest(context, self.reconciler.manifest)
         try:

@@ -84,6 +84,12 @@ class News(_message.Message):
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, statement: _Optional[bytes] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class Revocations(_message.Message):
+    __slots__ = ("revocations",)
+    REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    revocations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Heard(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -50,6 +50,11 @@ class ReconciliationStub:
                 request_serializer=protocol_dot_schemas_dot_reconciliation__pb2.News.SerializeToString,
                 response_deserializer=protocol_dot_schemas_dot_reconciliation__pb2.Heard.FromString,
                 _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/hetpeer.v1.Reconciliation/Revoke',
+                request_serializer=protocol_dot_schemas_dot_reconciliation__pb2.Revocations.SerializeToString,
+                response_deserializer=protocol_dot_schemas_dot_reconciliation__pb2.Heard.FromString,
+                _registered_method=True)
 
 
 class ReconciliationServicer:
@@ -77,6 +82,13 @@ class ReconciliationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Revoke(self, request, context):
+        """"The operator takes these out." Peers pass it on when they compare.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReconciliationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_ReconciliationServicer_to_server(servicer, server):
             'Tell': grpc.unary_unary_rpc_method_handler(
                     servicer.Tell,
                     request_deserializer=protocol_dot_schemas_dot_reconciliation__pb2.News.FromString,
+                    response_serializer=protocol_dot_schemas_dot_reconciliation__pb2.Heard.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=protocol_dot_schemas_dot_reconciliation__pb2.Revocations.FromString,
                     response_serializer=protocol_dot_schemas_dot_reconciliation__pb2.Heard.SerializeToString,
             ),
     }
@@ -177,6 +194,33 @@ class Reconciliation:
             target,
             '/hetpeer.v1.Reconciliation/Tell',
             protocol_dot_schemas_dot_reconciliation__pb2.News.SerializeToString,
+            protocol_dot_schemas_dot_reconciliation__pb2.Heard.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetpeer.v1.Reconciliation/Revoke',
+            protocol_dot_schemas_dot_reconciliation__pb2.Revocations.SerializeToString,
             protocol_dot_schemas_dot_reconciliation__pb2.Heard.FromString,
             options,
             channel_credentials,
