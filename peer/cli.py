@@ -210,9 +210,7 @@ admin = typer.Typer(help="What the run's operator alone can do.", no_args_is_hel
 app.add_typer(admin, name="admin")
 
 
-@admin.command(
-    epilog="Example:\n\n  hetpeer admin revoke 8xK2mQpL --from-round 120 --dir ~/.hetpeer/bootstrap-first-run"
-)
+@admin.command(epilog="Example:\n\n  hetpeer admin revoke 8xK2mQpL --from-round 120 --dir ~/run")
 def revoke(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="A peer id, or its end as the logs show it.")],
     from_round: Annotated[int, typer.Option(min=1, help="The first round without its contributions.")],

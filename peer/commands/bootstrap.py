@@ -58,11 +58,11 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     up.set_result(ticket)
 
                 gateway = await _become_gateway(ticket, folder, terminal) if ticket else None
-                run, card = gateway or (descriptor, b"")
+                served, card = gateway or (descriptor, b"")
                 addresses = ticket.addresses if ticket else ()
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(
-                        node.serve(run, folder, host, port, options.announce, tell, stop, card, addresses)
+                        node.serve(served, folder, host, port, options.announce, tell, stop, card, addresses)
                     )
                     if options.evaluate:
                         tasks.create_task(_observe(up, folder, terminal, stop))

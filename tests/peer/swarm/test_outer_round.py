@@ -1,0 +1,341 @@
+"""The outer state of several peers over real sockets: equal sets, equal bits, whatever comes late, wrong or twice."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.events import Refused, Resumed
+from peer.swarm.recovery import agree, catch_up
+from protocol.bitstream import Integers
+from protocol.cards import Card, issue
+from protocol.channels import connect, handshake
+from protocol.chunks import chunk_grid
+from protocol.contribution import decode, digest
+from protocol.errors import FormatError, RefusedError
+from protocol.identity import EMBEDDING, ContributionName, Part, stage_part
+from protocol.keys import load_or_create
+from protocol.layout import part_layout
+from protocol.ledger import Revocation
+from protocol.proofs import Signer, revoke
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_side": 4, "top_k": 2})
+"""The window is 4 rounds wide."""
+
+
+def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with village(MANIFEST, folder, *names) as made:
+            await asyncio.wait_for(scene(made), 60)
+
+    asyncio.run(run())
+
+
+def agreed(made: Village) -> bool:
+    return len({tuple(sorted(peer.digests().items())) for peer in made.peers}) == 1
+
+
+def grid(peer: LoopbackPeer, part: Part = EMBEDDING) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in peer.outer.followed.grids[part].values()])
+
+
+def test_everybody_holds_the_same_bits_through_closed_rounds(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for round in range(1, 9):
+            await made.round(round, made.peers)
+            assert agreed(made)
+        ledgers = [peer.acceptance.ledgers[EMBEDDING] for peer in made.peers]
+        assert [ledger.folded for ledger in ledgers] == [4, 4, 4]
+        assert all(ledger.history.total() == 12 for ledger in ledgers)
+        assert len({peer.outer.followed.parts[EMBEDDING].claims[-1].digest for peer in made.peers}) == 1
+
+    play(tmp_path, "abc", scene)
+
+
+def test_a_late_contribution_changes_its_round_exactly_as_if_it_had_come_in_time(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, c = made.peers
+        await a.contribute(1, 1)
+        for peer in (a, b):
+            await peer.at(2)
+        without = a.digests()
+        made.peers = [a, b, c]
+        await c.contribute(1, 3)
+        made.introduce()
+        await made.compare_all()
+        for peer in made.peers:
+            await peer.at(2)
+        assert agreed(made)
+        assert a.digests() != without
+        in_time = await made.join("d")
+        await made.compare_all()
+        await in_time.at(2)
+        assert agreed(made)
+
+    play(tmp_path, "abc", scene)
+
+
+def test_a_contribution_reaches_everybody_though_its_author_is_gone(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, c = made.peers
+        c.outer.discovery.lose(a.outer.discovery.record.peer_id)
+        await a.contribute(1, 1)
+        await made.peers[1].outer.reconciler.compare(a.outer.discovery.record)
+        for part in a.acceptance.ledgers:  # the author vanishes with all it had
+            a.acceptance.shelf.drop(part, 1)
+        await c.outer.reconciler.compare(b.outer.discovery.record)
+        for peer in (b, c):
+            await peer.at(1)
+        assert b.digests() == c.digests()
+        assert c.acceptance.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
+
+    play(tmp_path, "abc", scene)
+
+
+async def publish(author: LoopbackPeer, blob: bytes, part: Part = EMBEDDING, round: int = 1) -> None:
+    """As a liar would: whatever the bytes are, they are signed and served."""
+    entry = author.signer.contribution(part, round, digest(blob), len(blob))
+    author.acceptance.shelf.put(entry, blob)
+    author.acceptance.ledgers[part].take(entry)
+
+
+async def honest(author: LoopbackPeer, seed: int = 5) -> bytes:
+    """A valid contribution to the embedding in round 1, not yet published."""
+    state = author.outer.followed.parts[EMBEDDING].state
+    delta = {name: torch.full(tuple(tensor.shape), seed * 1e-7) for name, tensor in state.grid.items()}
+    return state.contribute(RUN, 1, author.outer.discovery.record.peer_id, 1, delta)[0]
+
+
+def patched(blob: bytes, at: int, data: bytes) -> bytes:
+    return blob[:at] + data + blob[at + len(data) :]
+
+
+BAD = {
+    "garbage": lambda blob: bytes(range(256)) * 2,
+    "cut short": lambda blob: blob[:-3],
+    "too long": lambda blob: blob + b"\0",
+    "a value that is no number": lambda blob: blob[:-2] + b"\xc0\x7f",
+    "a value of infinity": lambda blob: blob[:-2] + b"\x80\x7f",
+    "a value beyond what the learning rate allows": lambda blob: blob[:-2] + b"\xff\x4e",
+    "indices out of range": lambda blob: patched(blob, blob.index(b"Qm") + 46 + 4, b"\xff" * 40),
+    "another round": lambda blob: patched(blob, 36, b"\x02\0\0\0"),
+    "another run": lambda blob: patched(blob, 4, b"\xcd" * 32),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_an_invalid_contribution_is_refused_everywhere_and_harms_nobody(tmp_path: Path, kind: str):
+    async def scene(made: Village) -> None:
+        a, b, liar = made.peers
+        await publish(liar, BAD[kind](await honest(liar)))
+        await a.contribute(1, 1)
+        await made.compare_all()
+        for peer in (a, b):
+            await peer.at(1)
+            assert peer.acceptance.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
+            assert any(isinstance(event, Refused) and event.peer == liar.id for event in peer.said)
+        assert a.digests() == b.digests()
+
+    play(tmp_path, "abl", scene)
+
+
+def test_nobody_contributes_in_anothers_name(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, liar = made.peers
+        blob = await honest(a)  # bytes that name a as their author, signed by the liar
+        await publish(liar, blob)
+        await made.compare_all()
+        await b.at(1)
+        assert b.acceptance.ledgers[EMBEDDING].chosen(1) == {}
+        assert any("turned out to be" in event.reason for event in b.said if isinstance(event, Refused))
+
+    play(tmp_path, "abl", scene)
+
+
+def test_a_key_that_was_not_admitted_and_a_card_of_another_are_refused(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        stranger, blob = load_or_create(tmp_path / "stranger"), await honest(b)
+        own = issue(stranger, RUN, Card(stranger.peer_id, "datacenter", 0, 0))
+        volunteer = issue(made.operator, RUN, Card(stranger.peer_id, "volunteer", 1, 0))
+        for card, reason in ((own, "may admit"), (b.signer.card, "another's card"), (volunteer, "no place")):
+            forged = Signer(stranger, made.authority, card).contribution(EMBEDDING, 1, digest(blob), len(blob))
+            with pytest.raises(FormatError, match=reason):
+                await a.acceptance.take(forged.proof, [], b.outer.discovery.record)
+        assert a.acceptance.ledgers[EMBEDDING].waiting == {}
+
+    play(tmp_path, "ab", scene)
+
+
+def test_two_versions_of_one_contribution_void_each_other_everywhere(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, c, liar = made.peers
+        for blob, victim in ((await honest(liar, 5), a), (await honest(liar, 6), b)):
+            entry = liar.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+            liar.acceptance.shelf.put(entry, blob)
+            await victim.acceptance.take(entry.proof, [], liar.outer.discovery.record)
+        assert a.acceptance.ledgers[EMBEDDING].chosen(1) != b.acceptance.ledgers[EMBEDDING].chosen(1)
+        await made.compare_all()
+        await made.compare_all()
+        for peer in (a, b, c):
+            assert peer.acceptance.ledgers[EMBEDDING].chosen(1) == {}
+            await peer.at(1)
+        assert a.digests() == b.digests() == c.digests()
+
+    play(tmp_path, "abcl", scene)
+
+
+def test_a_revoked_author_is_as_if_it_had_never_been_there(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, _, poisoner = made.peers
+        for round in (1, 2, 3):
+            await made.round(round, made.peers)
+        record = revoke(made.operator, made.authority, Revocation(poisoner.outer.discovery.record.peer_id, 2, 4))
+        assert a.acceptance.revoke(record)
+        await made.compare_all()
+        for peer in made.peers:
+            await peer.at(3)
+        assert agreed(made)
+        plain = await made.join("plain")  # holds the same set without the poisoner, by hand
+        for round in (1, 2, 3):
+            kept = a.acceptance.ledgers[EMBEDDING].chosen(round)
+            assert (poisoner.id in kept) == (round == 1)
+            chosen = [decode(a.acceptance.shelf.read(sha), MANIFEST) for sha in kept.values()]
+            plain.outer.followed.parts[EMBEDDING].state.replace([], chosen)
+        assert torch.equal(grid(plain), grid(a))
+
+    play(tmp_path, "abp", scene)
+
+
+def test_a_revocation_that_is_not_the_operators_says_nothing(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        forged = revoke(
+            load_or_create(tmp_path / "b"), made.authority, Revocation(a.outer.discovery.record.peer_id, 1, 1)
+        )
+        a.outer.reconciler.revoke([forged], b.outer.discovery.record.peer_id)
+        assert a.acceptance.revocations == {}
+        assert any("not this run's operator" in event.reason for event in a.said if isinstance(event, Refused))
+
+    play(tmp_path, "ab", scene)
+
+
+def test_a_newcomer_takes_the_closed_rounds_from_several_peers_and_the_open_ones_by_their_word(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for round in range(1, 8):
+            await made.round(round, made.peers)
+        newcomer = await made.join("n")
+        await catch_up(newcomer.outer)
+        assert newcomer.outer.clock == 8
+        assert agreed(made)
+        await made.round(8, made.peers)
+        assert agreed(made)
+        assert len(newcomer.acceptance.ledgers[EMBEDDING].chosen(8)) == 4
+
+    play(tmp_path, "abc", scene)
+
+
+def test_a_peer_that_serves_a_wrong_snapshot_is_passed_over(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for round in range(1, 8):
+            await made.round(round, made.peers)
+        liar = made.peers[0]
+        for _, path in liar.outer.followed.snapshots.headers.values():
+            path.write_bytes(bytes(len(path.read_bytes())))
+        newcomer = await made.join("n")
+        await catch_up(newcomer.outer)
+        assert agreed(made)
+        assert {event.peer for event in newcomer.said if isinstance(event, Refused)} == {liar.id}
+
+    play(tmp_path, "abc", scene)
+
+
+def test_whoever_went_another_way_takes_the_state_of_the_others_and_loses_nothing(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        *majority, alone = made.peers
+        everybody = made.peers
+        await made.round(1, everybody)
+        for peer in majority:  # the network is cut
+            peer.outer.discovery.lose(alone.outer.discovery.record.peer_id)
+            alone.outer.discovery.lose(peer.outer.discovery.record.peer_id)
+        made.peers = majority
+        for round in range(2, 9):
+            await made.round(round, majority)
+        made.peers = [alone]
+        for round in range(2, 9):
+            await made.round(round, [alone])
+        state = alone.outer.followed.parts[EMBEDDING].state
+        before = {name: tensor.clone() for name, tensor in state.error_feedback.items()}
+        own = alone.outer.followed.parts[EMBEDDING].own
+        lost = [decode(alone.acceptance.shelf.read(own[round]), MANIFEST) for round in range(2, 5)]
+        made.peers = everybody
+        made.introduce()
+        await made.compare_all()
+        await agree(alone.outer)
+        assert alone.digests() == majority[0].digests()
+        for contribution in lost:  # closed without it: back into its error feedback, to the last unit
+            for name, sparse in contribution.tensors.items():
+                positions = _positions(name, sparse.offsets)
+                before[name].view(-1)[positions] += torch.from_numpy(sparse.values).to(torch.int32)
+        assert all(torch.equal(before[name], tensor) for name, tensor in state.error_feedback.items())
+
+    play(tmp_path, "abcx", scene)
+
+
+def _positions(name: str, offsets: Integers) -> torch.Tensor:
+    shape = part_layout(MANIFEST, EMBEDDING)[name]
+    return torch.from_numpy(chunk_grid(shape, 4, 2).positions(offsets))
+
+
+def test_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for round in range(1, 8):
+            await made.round(round, made.peers)
+        a = made.peers[0]
+        again = await made._start("a")
+        assert any(isinstance(event, Resumed) for event in again.said)
+        assert again.outer.clock == 7 or again.outer.clock == 8
+        await again.at(7)
+        assert again.digests() == a.digests()
+        for part in (EMBEDDING, stage_part(0)):
+            was, now = (each.outer.followed.parts[part] for each in (a, again))
+            assert all(torch.equal(was.state.error_feedback[n], t) for n, t in now.state.error_feedback.items())
+            assert now.authored.sent == was.authored.sent
+
+    play(tmp_path, "ab", scene)
+
+
+def test_no_author_makes_two_contributions_of_one_name_whatever_it_forgot(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        await a.contribute(1, 1)
+        again = await made._start("a")
+        await again.contribute(1, 2)  # the same round once more: it goes into the error feedback
+        entries = again.acceptance.ledgers[EMBEDDING].entries(1)
+        assert [entry.name for entry in entries] == [
+            ContributionName(EMBEDDING, 1, again.outer.discovery.record.peer_id)
+        ]
+        await b.outer.reconciler.compare(again.outer.discovery.record)
+        assert len(b.acceptance.ledgers[EMBEDDING].chosen(1)) == 1
+
+    play(tmp_path, "ab", scene)
+
+
+async def ask(address: str, count: int) -> None:
+    async with connect(address, MANIFEST) as channel:
+        stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+        await stub.Ask(pb.Question(part=EMBEDDING, keys=range(count)), metadata=handshake(MANIFEST))
+
+
+def test_entries_are_given_out_in_measured_numbers_only(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        with pytest.raises(RefusedError, match="too much at once"):
+            await ask(made.peers[0].outer.discovery.record.address, 65)
+
+    play(tmp_path, "ab", scene)

@@ -1,0 +1,198 @@
+"""Peers of one small run in one process, with real sockets, keys, shelves and outer states; no DHT, no training."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import torch
+
+from peer.events import Event
+from peer.handoff import TorchThread
+from peer.network.acceptance import Acceptance
+from peer.network.contacts import Contacts
+from peer.network.discovery import Discovery
+from peer.network.reconciliation import Reconciler
+from peer.network.reconciliation_service import ReconciliationService
+from peer.network.shelf import Shelf
+from peer.network.snapshots import SnapshotService, SnapshotStore
+from peer.optim.outer import OuterState
+from peer.swarm.deadline import Pace
+from peer.swarm.followed import Followed, FollowedPart
+from peer.swarm.outer_round import OuterLoop
+from peer.swarm.recovery import resume
+from protocol.blobs import BlobService
+from protocol.cards import Authority, Card, issue
+from protocol.channels import listen, options
+from protocol.identity import Part, RunId
+from protocol.keys import Identity, load_or_create
+from protocol.layout import model_layout, part_layout
+from protocol.ledger import Ledger
+from protocol.manifest import Manifest
+from protocol.proofs import Signer
+from protocol.records import PeerRecord
+from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc
+from protocol.window import Window
+
+RUN = RunId("ab" * 32)
+
+
+class NoDht:
+    """Peers here are introduced to each other by hand."""
+
+    async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
+        return True
+
+    async def read(self, key: str) -> dict[str, object]:
+        return {}
+
+
+@dataclass(slots=True)
+class LoopbackPeer:
+    """One peer: everything of a daemon but the training."""
+
+    manifest: Manifest
+    signer: Signer
+    outer: OuterLoop
+    said: list[Event] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.outer.discovery.record.peer_id
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return self.outer.reconciler.acceptance
+
+    def digests(self) -> dict[str, str]:
+        return self.outer.followed.digests
+
+    async def contribute(self, round: int, seed: int) -> None:
+        """An inner loop whose outcome is random, and its contribution."""
+        await self.outer.contribute(round, 1, moved(self.manifest, seed), {})
+
+    async def at(self, round: int) -> None:
+        """Finish a round without waiting for anybody."""
+        self.outer.discovery.tell(round=round)
+        await self.outer.settle()
+
+
+def moved(manifest: Manifest, seed: int) -> dict[Part, dict[str, torch.Tensor]]:
+    """A pseudo-gradient of the whole model."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        part: {name: (torch.rand(shape, generator=generator) - 0.5) * 1e-6 for name, shape in layout.items()}
+        for part, layout in model_layout(manifest).items()
+    }
+
+
+def genesis(manifest: Manifest, part: Part) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randint(-(2**20), 2**20, shape, generator=generator, dtype=torch.int32)
+        for name, shape in part_layout(manifest, part).items()
+    }
+
+
+@dataclass(slots=True)
+class Village:
+    """An operator, and the peers it has admitted."""
+
+    manifest: Manifest
+    folder: Path
+    stack: AsyncExitStack
+    operator: Identity
+    peers: list[LoopbackPeer] = field(default_factory=list)
+
+    @property
+    def authority(self) -> Authority:
+        return Authority(RUN, self.operator.peer_id)
+
+    async def join(self, name: str) -> LoopbackPeer:
+        """One more datacenter, that knows the others and is known to them."""
+        peer = await self._start(name)
+        self.peers.append(peer)
+        self.introduce()
+        return peer
+
+    def introduce(self) -> None:
+        """Everybody hears everybody's newest record."""
+        for one in self.peers:
+            for other in self.peers:
+                if one is not other:
+                    one.outer.discovery.meet(other.outer.discovery.record, in_person=True)
+
+    async def compare_all(self) -> None:
+        """Everybody compares with everybody."""
+        await self.calm()
+        for peer in self.peers:
+            for other in peer.outer.discovery.others():
+                await peer.outer.reconciler.compare(other)
+        await self.calm()
+
+    async def calm(self) -> None:
+        """Until nobody has anything to tell."""
+        while tasks := [task for peer in self.peers for task in peer.outer.reconciler.tasks]:
+            await asyncio.gather(*tasks)
+
+    async def round(self, round: int, contributors: list[LoopbackPeer]) -> None:
+        """One round of these contributors; everybody finishes it."""
+        for number, peer in enumerate(contributors):
+            await peer.contribute(round, 100 * round + number)
+        self.introduce()
+        await self.compare_all()
+        for peer in self.peers:
+            await peer.at(round)
+        self.introduce()
+
+    async def _start(self, name: str) -> LoopbackPeer:
+        manifest, folder = self.manifest, self.folder / name
+        identity = load_or_create(folder)
+        server = grpc.aio.server(options=options(manifest))
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+        record = PeerRecord(
+            peer_id=identity.peer_id, address=address, role="datacenter", stage=0, slot=0, replica=identity.peer_id
+        )
+        card = issue(self.operator, RUN, Card(identity.peer_id, "datacenter", 0, 0))
+        signer = Signer(identity, self.authority, card)
+        discovery, contacts, shelf = (
+            Discovery(NoDht(), RUN, record),
+            Contacts(manifest),
+            Shelf(folder / "contributions"),
+        )
+        window = Window(manifest.outer.grace, manifest.outer.liars)
+        ledgers = {part: Ledger(part, identity.peer_id, window) for part in model_layout(manifest)}
+        said: list[Event] = []
+        acceptance = Acceptance(manifest, signer, contacts, shelf, ledgers, discovery.news)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, said.append)
+        snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
+        parts = {
+            part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), True), ledger)
+            for part, ledger in ledgers.items()
+        }
+        followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread)
+        acceptance.check = followed.check
+        outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
+        blobs = BlobService(manifest, lambda sha256: shelf.lookup(sha256) or snapshots.lookup(sha256))
+        blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, server)
+        reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
+        snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
+        await server.start()
+        self.stack.callback(torch_thread.stop)
+        self.stack.push_async_callback(server.stop, None)
+        self.stack.push_async_callback(contacts.close)
+        await resume(outer)
+        return LoopbackPeer(manifest, signer, outer, said)
+
+
+@asynccontextmanager
+async def village(manifest: Manifest, folder: Path, *names: str) -> AsyncIterator[Village]:
+    """An operator with these peers."""
+    async with AsyncExitStack() as stack:
+        made = Village(manifest, folder, stack, load_or_create(folder / "operator"))
+        for name in names:
+            await made.join(name)
+        yield made
+        await made.calm()
