@@ -29,6 +29,8 @@ class Entry:
     size: int
     proof: bytes = b""
     receipts: dict[PeerId, bytes] = field(default_factory=dict)
+    vouched: bool = False
+    """Enough other peers said to this one that they have accepted it. Never sent on."""
 
     @property
     def key(self) -> bytes:
@@ -78,6 +80,7 @@ class Ledger:
     accepted: dict[int, dict[PeerId, dict[str, Entry]]] = field(default_factory=dict)
     waiting: dict[tuple[ContributionName, str], Entry] = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
+    _checks: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
@@ -89,32 +92,55 @@ class Ledger:
             return Standing.CLOSED
         if not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY
-        known = self._versions(entry.name)
+        known = self.versions(entry.name)
         if entry.sha256 in known:
             self._merge(known[entry.sha256], entry)
             return Standing.ACCEPTED
         if len(known) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        kept = self.waiting.get((entry.name, entry.sha256))
-        if kept is None:
-            if sum(name == entry.name for name, _ in self.waiting) >= VERSIONS_KEPT:
-                return Standing.SURPLUS
-            kept = self.waiting[entry.name, entry.sha256] = entry
+        kept = self.waiting.get((entry.name, entry.sha256), entry)
         self._merge(kept, entry)
-        return Standing.WANTED if vouched or self._in_time(kept) else Standing.UNPROVEN
+        kept.vouched |= vouched
+        if self._in_time(kept):
+            return self._hold(kept)
+        others = sum(name == entry.name and sha256 != entry.sha256 for name, sha256 in self.waiting)
+        if others >= VERSIONS_KEPT:
+            return Standing.SURPLUS
+        self.waiting[entry.name, entry.sha256] = kept
+        return Standing.UNPROVEN
+
+    def _hold(self, entry: Entry) -> Standing:
+        """An entry in time waits for its bytes, unless another version is in time too: then both are void, and so
+        accepted without bytes. Or an author could keep a third version out by naming two that it never hands out."""
+        known = self.versions(entry.name)
+        rivals = [
+            other
+            for (name, sha256), other in self.waiting.items()
+            if name == entry.name and sha256 != entry.sha256 and self._in_time(other)
+        ]
+        if not known and not rivals:
+            self.waiting[entry.name, entry.sha256] = entry
+            return Standing.WANTED
+        for each in [entry, *rivals][: VERSIONS_KEPT - len(known)]:
+            self._accept(each)
+        return Standing.ACCEPTED
+
+    def _accept(self, entry: Entry) -> None:
+        self.waiting.pop((entry.name, entry.sha256), None)
+        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = entry
+        self._checks.pop(entry.name.round, None)
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
         standing = self.offer(entry, vouched)
         if standing is not Standing.WANTED:
             return standing
-        kept = self.waiting.pop((entry.name, entry.sha256))
-        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = kept
+        self._accept(self.waiting[entry.name, entry.sha256])
         return Standing.ACCEPTED
 
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
         """Whether this peer should sign that it has accepted an entry: others may need it."""
-        entry = self._versions(name).get(sha256)
+        entry = self.versions(name).get(sha256)
         return (
             entry is not None
             and self.me not in (name.author, *entry.receipts)
@@ -123,7 +149,7 @@ class Ledger:
 
     def sign(self, name: ContributionName, sha256: str, receipt: bytes) -> None:
         """Add this peer's own receipt."""
-        self._versions(name)[sha256].receipts[self.me] = receipt
+        self.versions(name)[sha256].receipts[self.me] = receipt
 
     def revoke(self, revocation: Revocation) -> bool:
         """Take an author out; whether all rounds concerned are still open here. If not, this peer's state is wrong."""
@@ -152,6 +178,7 @@ class Ledger:
         chosen = self.chosen(round)
         self.history.add(round, chosen)
         self.accepted.pop(round, None)
+        self._checks.pop(round, None)
         self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > round}
         self.folded = round
         return chosen
@@ -173,17 +200,22 @@ class Ledger:
 
     def check(self, round: int) -> bytes:
         """8 bytes that are equal for equal sets of a round: the exclusive or of its entries' keys."""
-        total = 0
-        for entry in self.entries(round):
-            total ^= int.from_bytes(entry.key, "big")
-        return total.to_bytes(8, "big")
+        if round not in self._checks:
+            total = 0
+            for entry in self.entries(round):
+                total ^= int.from_bytes(entry.key, "big")
+            self._checks[round] = total.to_bytes(8, "big")
+        return self._checks[round]
 
-    def _versions(self, name: ContributionName) -> dict[str, Entry]:
+    def versions(self, name: ContributionName) -> dict[str, Entry]:
+        """What has been accepted under a name, by SHA-256: two of them void each other."""
         return self.accepted.get(name.round, {}).get(name.author, {})
 
     def _in_time(self, entry: Entry) -> bool:
-        others = entry.receipts.keys() - {self.me}
-        return len(others) >= self.window.receipts_needed(self.clock, entry.name.round)
+        if entry.vouched:
+            return True
+        receipts = len(entry.receipts) - (self.me in entry.receipts)
+        return receipts >= self.window.receipts_needed(self.clock, entry.name.round)
 
     def _merge(self, kept: Entry, entry: Entry) -> None:
         for signer, receipt in entry.receipts.items():
