@@ -184,9 +184,13 @@ class Ledger:
         return chosen
 
     def adopt(self, folded: int, history: History) -> None:
-        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays."""
+        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays.
+
+        A clock that ran ahead of the state's holders goes back to theirs, or it would close their rounds too early
+        again and again.
+        """
         self.folded, self.history = folded, history
-        self.clock = max(self.clock, folded + 1)
+        self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
         self.accepted = {round: authors for round, authors in self.accepted.items() if round > folded}
         self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > folded}
 

@@ -85,8 +85,8 @@ class CatchingUp:
         Asks again while no state has the word of one honest peer, or an entry is known to some only.
         """
         answers, last = list(self.answers.values()), self.attempts >= ATTEMPTS
-        needed = min(self.window.liars + 1, len(answers))
-        if not answers:
+        needed = min(self.window.liars + 1, len(self.world.others(self.me)) or 1)
+        if len(answers) < needed:
             return self.catch_up() if self.newcomer or not last else self.resume(0, {})
         folded = _largest([answer.folded for answer in answers], needed)
         claims = [answer.claims[folded] for answer in answers if folded in answer.claims]
@@ -127,7 +127,7 @@ class CatchingUp:
         closing = self.ledger.advance(clock)
         for donor, answer in self.answers.items():
             for entry in answer.entries:
-                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, vouched[entry.name, entry.sha256])
+                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False))
         self.answers = {}
         self.attempts, self.catching = 0, False
         self.fold(closing)

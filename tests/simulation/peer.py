@@ -243,7 +243,7 @@ class Peer(CatchingUp):
 
     def compare_with_others(self) -> None:
         others = self.world.others(self.me)
-        if not self.world.schedule.calm and len(others) > 2:
+        if not self.world.calm and self.me not in self.world.schedule.united and len(others) > 2:
             others = self.world.random.sample(others, 2)
         mine = self.summary()
         for other in others:

@@ -81,7 +81,8 @@ def _in_synchrony(world: World, peers: list[Peer]) -> list[str]:
             start, author = revocation.effective(peer.window), revocation.author
             if any(_counts(peer, author, round) for round in range(start, peer.ledger.clock + 1)):
                 wrong.append(f"{peer.me}: {author} counts after round {start}, when it was revoked")
-        void = [name for name, versions in world.seen.items() if len(versions) > 1]
+        always = {each.me for each in peers if not each.late}
+        void = [name for name, by in world.seen.items() if sum(bool(always & whom) for whom in by.values()) > 1]
         counting = [str(name) for name in void if _counts(peer, name.author, name.round)]
         if counting:
             wrong.append(f"{peer.me}: {counting} have two versions and count")

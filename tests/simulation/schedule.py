@@ -1,6 +1,6 @@
 """A schedule: who takes part and what goes wrong when. Drawn from a seed, and small enough to read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from protocol.identity import PeerId
@@ -35,7 +35,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`calm`: every message between honest peers that are there takes less than SKEW rounds, as `window.py` assumes."""
+    """`calm`: every message between honest peers that are there takes less than SKEW rounds, as `window.py` assumes.
+    `united`: those between whom that is so even if it is not calm. Where liars lie about their own state, more authors
+    than there are liars must be, or nobody can tell which state is the true one."""
 
     seed: int
     window: Window
@@ -44,6 +46,7 @@ class Schedule:
     calm: bool
     loss: float
     repeats: float
+    united: frozenset[PeerId]
     events: tuple[Event, ...]
 
     def honest(self) -> list[PeerId]:
@@ -58,6 +61,8 @@ class Schedule:
         return "\n".join(lines + [f"  {event}" for event in self.events])
 
 
+WORDS = ("clock", "claim", "snapshot")
+"""Lies about the liar's own state."""
 LIES = ("withhold", "withhold", "equivocate", "equivocate", "three", "bytes", "clock", "claim", "snapshot", "late", "hoard")
 
 
@@ -74,23 +79,17 @@ def draw(seed: int) -> Schedule:
     counts = ((AUTHOR, authors), (STANDBY, standbys), (LIAR, liars), (JOINER, joiners))
     roles = dict(zip(map(PeerId, "abcdefgh"), [role for role, count in counts for _ in range(count)], strict=False))
     rounds = random.randint(3, 6)
-    schedule = Schedule(
-        seed, window, roles, rounds, calm, 0.0 if calm else random.choice((0.0, 0.05, 0.2)), random.choice((0, 0.1)), ()
-    )
-    events = [*_faults(random, schedule, core), *_lies(random, schedule)]
-    return Schedule(
-        seed,
-        window,
-        roles,
-        rounds,
-        calm,
-        schedule.loss,
-        schedule.repeats,
-        tuple(sorted(events, key=lambda event: event.time)),
-    )
+    united: list[PeerId] = []
+    loss, repeats = 0.0 if calm else random.choice((0.0, 0.05, 0.2)), random.choice((0.0, 0.1))
+    schedule = Schedule(seed, window, roles, rounds, calm, loss, repeats, frozenset(), ())
+    lies = _lies(random, schedule)
+    if calm or any(lie.kind in WORDS for lie in lies):
+        united = schedule.of(AUTHOR)[:core]
+    events = sorted([*lies, *_faults(random, schedule, core, united)], key=lambda event: event.time)
+    return replace(schedule, united=frozenset(united), events=tuple(events))
 
 
-def _faults(random: Random, schedule: Schedule, core: int) -> list[Event]:
+def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId]) -> list[Event]:
     """What happens to honest peers. The first `core` authors are never lost, and in calm schedules always there."""
     events = []
     authors, rounds = schedule.of(AUTHOR), schedule.rounds
@@ -110,18 +109,19 @@ def _faults(random: Random, schedule: Schedule, core: int) -> list[Event]:
         suspects = authors[core:] + schedule.of(LIAR) or authors[:1]
         events.append(Event(moment(), "revoke", random.choice(suspects), number=random.randint(-1, 9)))
     if not schedule.calm:
-        events += [_wild(random, schedule, moment()) for _ in range(random.randint(1, 3))]
+        events += [_wild(random, schedule, moment(), united) for _ in range(random.randint(1, 3))]
     return events
 
 
-def _wild(random: Random, schedule: Schedule, time: float) -> Event:
+def _wild(random: Random, schedule: Schedule, time: float, united: list[PeerId]) -> Event:
     """A fault that may last for longer than the window stays open."""
-    peers = [peer for peer, role in schedule.roles.items() if role != JOINER]
-    who = random.choice(schedule.of(AUTHOR))
+    peers = [peer for peer, role in schedule.roles.items() if role != JOINER and peer not in united]
     length = random.choice((random.uniform(0.1, 2), random.uniform(2, 6), random.uniform(6, 12)))
-    kind = random.choice(("part", "part", "part", "pause", "pause", "crash"))
+    kind, who = random.choice(("part", "part", "part", "pause", "pause", "crash")), random.choice(peers)
+    if kind != "part":
+        return Event(time, kind, who, length=length)
     side = [peer for peer in peers if peer == who or random.random() < 0.5]
-    return Event(time, kind, who, length=length, side=tuple(side) if kind == "part" else ())
+    return Event(time, kind, who, length=length, side=tuple(side))
 
 
 def _lies(random: Random, schedule: Schedule) -> list[Event]:

@@ -34,8 +34,8 @@ class World:
         self.loss = schedule.loss
         self.sides: dict[int, frozenset[PeerId]] = {}
         self.made: dict[ContributionName, dict[str, Vector]] = {}
-        self.seen: dict[ContributionName, set[str]] = {}
-        """Versions accepted by honest peers that were always there."""
+        self.seen: dict[ContributionName, dict[str, set[PeerId]]] = {}
+        """Which versions have been accepted by whom."""
         self.wiped: set[PeerId] = set()
         self.last_round = 10**9
         self.directory: dict[PeerId, list[PeerId]] = {}
@@ -77,6 +77,16 @@ class World:
         """Until all have reached the last round, and have nothing more to tell each other."""
         end = self.schedule.rounds + 0.2
         self.at(end, self.end_of_faults)
+        self.drain()
+        for peer in self.peers.values():
+            if peer.up:
+                peer.compare_with_others()
+        self.drain()
+        for peer in self.peers.values():
+            peer.settle()
+
+    def drain(self) -> None:
+        """Until nothing is under way."""
         while self.queue:
             self.now, _, action, args = heappop(self.queue)
             action(*args)
@@ -90,7 +100,7 @@ class World:
             if peer.paused_until > self.now:
                 peer.paused_until = self.now
                 self.wake(peer)
-        clock = max(peer.ledger.clock for peer in self.peers.values() if peer.alive)
+        clock = max(peer.ledger.clock for peer in self.peers.values())
         self.last_round = clock + self.schedule.window.width + QUIET
 
     # Messages
@@ -109,7 +119,7 @@ class World:
         if any((source in side) != (target in side) for side in self.sides.values()):
             return
         random = self.random.random
-        if self.calm:
+        if self.calm or (source in self.schedule.united and target in self.schedule.united):
             delay = 0.02 + 0.1 * random()
         else:
             delay = 0.02 + 0.2 * random() if random() < 0.95 else 3 * random()
@@ -140,8 +150,7 @@ class World:
         return Entry(name, sha256, 1)
 
     def note_accepted(self, peer: Peer, entry: Entry) -> None:
-        if not peer.late and self.schedule.roles[peer.me] != LIAR:
-            self.seen.setdefault(entry.name, set()).add(entry.sha256)
+        self.seen.setdefault(entry.name, {}).setdefault(entry.sha256, set()).add(peer.me)
 
     # Faults
 
@@ -214,7 +223,7 @@ class World:
 
     def revoke(self, event: Event, peer: Peer) -> None:
         """The operator's node follows the rounds, and tells everybody it knows."""
-        issued = max(each.ledger.clock for each in self.peers.values() if each.up and not isinstance(each, Liar))
+        issued = max(self.peers[each].ledger.clock for each in self.schedule.honest())
         revocation = Revocation(event.who, max(1, issued - event.number), issued)
         for other in self.directory:
             self.send(PeerId("operator"), other, "on_revocations", PeerId("operator"), {revocation})
