@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from protocol.identity import ContributionName, PeerId
 from protocol.ledger import Entry, Revocation
+from protocol.window import SKEW
 from tests.simulation.arithmetic import Vector
 from tests.simulation.liars import Liar
 from tests.simulation.peer import Peer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FORGOTTEN = 1.0
 """After so many rounds of silence a peer is no longer in the directory."""
 QUIET = 6
-"""Rounds beyond the window in which nothing goes wrong any more."""
+"""Rounds beyond the window in which nothing goes wrong any more, and what went wrong before is folded."""
 MOST_STEPS = 40_000
 
 
@@ -101,7 +102,8 @@ class World:
                 peer.paused_until = self.now
                 self.wake(peer)
         clock = max(peer.ledger.clock for peer in self.peers.values())
-        self.last_round = clock + self.schedule.window.width + QUIET
+        somebody_was_late = not self.schedule.calm or any(peer.late for peer in self.peers.values())
+        self.last_round = clock + (self.schedule.window.width + QUIET if somebody_was_late else SKEW)
 
     # Messages
 
