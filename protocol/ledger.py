@@ -4,7 +4,7 @@ The outer state is a function of this set, so two peers whose ledgers say the sa
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -193,6 +193,23 @@ class Ledger:
         self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
         self.accepted = {round: authors for round, authors in self.accepted.items() if round > folded}
         self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > folded}
+
+    def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
+        """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
+        has not been accepted by enough others. Or a newcomer might take it over from here."""
+        for round, authors in self.accepted.items():
+            self._checks.pop(round, None)
+            for author, versions in authors.items():
+                authors[author] = {
+                    sha256: entry
+                    for sha256, entry in versions.items()
+                    if (entry.name, sha256) in vouched or self._in_time(entry)
+                }
+        self.accepted = {
+            round: kept
+            for round, authors in self.accepted.items()
+            if (kept := {author: versions for author, versions in authors.items() if versions})
+        }
 
     def entries(self, round: int) -> list[Entry]:
         """Everything accepted of an open round, both versions of what is void included: proof for others."""

@@ -104,7 +104,7 @@ class CatchingUp:
         for answer in answers:
             self.on_revocations(self.me, answer.revocations)
         if adopting and donors:
-            self.adopt(donors[0])
+            self.adopt(self.world.random.choice(donors))
         vouched = {key: count >= needed for key, count in votes.items()}
         return self.resume(_largest([answer.clock for answer in answers], needed), vouched)
 
@@ -125,6 +125,8 @@ class CatchingUp:
         """Take part from this clock on, with what others have accepted."""
         self.up = False
         closing = self.ledger.advance(clock)
+        self.ledger.reconsider([key for key, enough in vouched.items() if enough])
+        self.stale |= {*self.state.terms, *self.ledger.open_rounds()}
         for donor, answer in self.answers.items():
             for entry in answer.entries:
                 self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False))

@@ -46,6 +46,11 @@ class Disk:
         if self.needed:
             self.accepted.append((copied(entry), blob))
 
+    def promised(self) -> list[tuple[Entry, Vector | None]]:
+        """What others must hear of even if this peer died over telling them: its own, and what it gave receipts for."""
+        own: list[tuple[Entry, Vector | None]] = [(entry, sent) for entry, sent, *_ in self.own]
+        return own + self.accepted
+
     def checkpoint(self, peer: Peer) -> None:
         """At a boundary."""
         self.own.clear()
@@ -64,7 +69,7 @@ class Disk:
             peer.authored.send(entry.name)
             peer.state.residual, peer.state.computed = residual, computed
             peer.blobs[entry.sha256] = sent
-        for entry, blob in [(entry, sent) for entry, sent, *_ in self.own] + self.accepted:
+        for entry, blob in self.promised():
             if blob is not None:
                 peer.blobs[entry.sha256] = blob
             peer.ledger.take(copied(entry), vouched=entry.sha256 not in own)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Liar(Peer):
-    """`plan`: what to do with its next contribution; `hoarding`: for whom it keeps what a dying author gave it alone."""
+    """`plan`: what to do with its next contribution; `secrets`: what few have heard of."""
 
     def __init__(self, world: World, me: PeerId, author: bool, newcomer: bool) -> None:
         super().__init__(world, me, author, newcomer)
         self.plan: Event | None = None
-        self.hoarding: Event | None = None
+        self.secrets: list[tuple[Entry, Vector]] = []
         self.clock_lie = 0
         self.false_claims = self.false_snapshots = False
         self.refused: set[str] = set()
@@ -37,8 +37,6 @@ class Liar(Peer):
                 self.false_claims = True
             case "snapshot":
                 self.false_snapshots = True
-            case "hoard":
-                self.hoarding = event
             case _:
                 self.plan = event
 
@@ -82,6 +80,7 @@ class Liar(Peer):
 
     def strike_later(self, plan: Event, entry: Entry, blob: Vector) -> None:
         """When the victim's clock is `number` rounds ahead of the contribution: early or late in that round."""
+        self.secrets.append((entry, blob))
         self.world.timer(0.05, self, "await_victim", plan, entry, blob)
 
     def await_victim(self, plan: Event, entry: Entry, blob: Vector) -> None:
@@ -98,9 +97,9 @@ class Liar(Peer):
         self.world.send(self.me, victim, "on_told", self.me, struck, blob)
 
     def on_told(self, source: PeerId, entry: Entry, blob: Vector | None) -> None:
-        plan = self.hoarding
-        if plan and source == entry.name.author and self.world.peers[source].torn and blob is not None:
-            self.strike_later(plan, entry, blob)
+        plan = self.world.peers[source].torn
+        if plan and plan.other == self.me and plan.side and not self.world.peers[source].alive and blob is not None:
+            self.strike_later(replace(plan, other=plan.side[0], length=self.world.random.random()), entry, blob)
         else:
             super().on_told(source, entry, blob)
 
@@ -121,6 +120,8 @@ class Liar(Peer):
 
     def answer(self) -> Answer:
         answer = super().answer()
+        answer.entries += [copied(entry) for entry, _ in self.secrets]
+        answer.blobs |= {entry.sha256: blob for entry, blob in self.secrets}
         answer.clock = max(1, answer.clock + self.clock_lie)
         if self.false_snapshots:
             answer.theta = answer.theta[0] + 1, answer.theta[1]

@@ -78,8 +78,9 @@ class Peer(CatchingUp):
 
     def go(self) -> None:
         self.up = True
-        for entry, sent, *_ in self.disk.own:
-            self.publish(entry, sent)
+        for promised, blob in self.disk.promised():
+            if entry := self.ledger.versions(promised.name).get(promised.sha256):
+                self.tell(entry, blob, self.world.others(self.me), "")
         if self.late:
             self.compare_with_others()
         self.begin_round()
@@ -138,19 +139,27 @@ class Peer(CatchingUp):
         self.disk.keep_sent(round, entry, sent, self.state)
 
     def publish(self, entry: Entry, blob: Vector) -> None:
-        others = [self.torn.other] if self.torn else self.world.others(self.me)
-        for other in others:
-            self.world.send(self.me, other, "on_told", self.me, copied(entry), blob)
-        if self.torn:
-            self.world.crash(self.torn, self)
+        self.tell(entry, blob, self.world.others(self.me), "torn")
+
+    def tell(self, entry: Entry, blob: Vector | None, others: list[PeerId], last_words: str) -> None:
+        """Spread an entry. A schedule may have it that this peer dies over it, and one alone hears."""
+        dying = self.torn if self.torn and self.torn.kind == last_words else None
+        for other in [dying.other] if dying else others:
+            self.world.spread(self, other, entry, blob)
+        if dying:
+            self.world.crash(dying, self)
 
     def advance(self, clock: int) -> None:
         """A boundary: the clock goes on, old rounds are folded, open ones brought up to date, others asked."""
+        self.world.release(self, clock - 1)
+        if clock <= self.ledger.clock or not self.up:
+            return
         self.fold(self.ledger.advance(clock))
         self.settle()
         self.disk.checkpoint(self)
         self.compare_with_others()
         self.begin_round()
+        self.world.release(self, clock)
 
     def fold(self, rounds: list[int]) -> None:
         """Close rounds for ever."""
@@ -220,12 +229,9 @@ class Peer(CatchingUp):
         if self.ledger.wants_receipt(name, entry.sha256):
             self.persist_accepted(entry)
             self.ledger.sign(name, entry.sha256, b"")
-        if self.ledger.clock > name.round and name.author != self.me and not known_to_all:
-            for other in self.world.others(self.me):
-                if other not in entry.receipts and other != name.author:
-                    self.world.send(
-                        self.me, other, "on_told", self.me, copied(entry), self.blobs.get(entry.sha256)
-                    )
+        if (self.ledger.clock > name.round or self.world.schedule.slow) and name.author != self.me and not known_to_all:
+            others = [each for each in self.world.others(self.me) if each not in (name.author, *entry.receipts)]
+            self.tell(entry, self.blobs.get(entry.sha256), others, "gasp")
 
     def persist_accepted(self, entry: Entry) -> None:
         self.disk.keep_accepted(entry, self.blobs.get(entry.sha256))
@@ -233,6 +239,12 @@ class Peer(CatchingUp):
     def on_told(self, source: PeerId, entry: Entry, blob: Vector | None) -> None:
         if self.up:
             self.hear(entry, blob, source)
+
+    def on_announced(self, name: ContributionName) -> None:
+        """Somebody has published: no need to wait for it any longer, though its bytes are still under way."""
+        if self.up and name.round == self.ledger.clock:
+            self.awaited.discard(name.author)
+            self.end_round_if_all_are_here()
 
     def on_fetch(self, source: PeerId, entry: Entry) -> None:
         blob = self.blobs.get(entry.sha256)
@@ -262,7 +274,7 @@ class Peer(CatchingUp):
             return
         self.on_revocations(self.me, revocations)
         self.see(source, theirs.clock, claims)
-        if self.up and (keys := different(self.ledger, theirs)):
+        if self.up and (keys := different(self.ledger, theirs)) and not self.world.holds(source):
             self.world.send(self.me, source, "on_keys", self.me, keys)
 
     def on_keys(self, source: PeerId, keys: list[bytes]) -> None:

@@ -14,14 +14,16 @@ class Event:
     """At `time` (in rounds of an undisturbed run) something happens to `who`. The rest depends on `kind`:
 
     crash     the process dies, and starts again after `length`; 0: never
-    torn      it dies while publishing its next contribution: `other` alone hears of it
+    torn      it dies while publishing its next contribution: `other` alone hears of it, who, if it is a liar, keeps it
+              for the first of `side` until that one is `number` rounds further
+    gasp      it dies, for a moment, while passing on what came late: again `other` alone hears of it
     wipe      as crash, and its disk is lost
     pause     the process stops for `length`, and wakes up with its old clock
     part      it hears nobody on the other side for `length`; its own side are the peers of `side`
     join      a newcomer starts
     leave     a clean leave
     revoke    the operator takes out the author, from `number` rounds before its own round on
-    and of liars: withhold, equivocate, three, bytes, hoard, clock, claim, snapshot, late (see `liars.py`).
+    and of liars: withhold, equivocate, three, bytes, clock, claim, snapshot, late (see `liars.py`).
     """
 
     time: float
@@ -37,7 +39,9 @@ class Event:
 class Schedule:
     """`calm`: every message between honest peers that are there takes less than SKEW rounds, as `window.py` assumes.
     `united`: those between whom that is so even if it is not calm. Where liars lie about their own state, more authors
-    than there are liars must be, or nobody can tell which state is the true one."""
+    than there are liars must be, or nobody can tell which state is the true one. `slow`: in calm schedules, those whom
+    every contribution reaches at the last moment allowed: SKEW rounds after its sender's clock.
+    """
 
     seed: int
     window: Window
@@ -47,6 +51,7 @@ class Schedule:
     loss: float
     repeats: float
     united: frozenset[PeerId]
+    slow: frozenset[PeerId]
     events: tuple[Event, ...]
 
     def honest(self) -> list[PeerId]:
@@ -63,7 +68,7 @@ class Schedule:
 
 WORDS = ("clock", "claim", "snapshot")
 """Lies about the liar's own state."""
-LIES = ("withhold", "withhold", "equivocate", "equivocate", "three", "bytes", "clock", "claim", "snapshot", "late", "hoard")
+LIES = ("withhold", "withhold", "equivocate", "equivocate", "three", "bytes", "clock", "claim", "snapshot", "late")
 
 
 def draw(seed: int) -> Schedule:
@@ -81,12 +86,13 @@ def draw(seed: int) -> Schedule:
     rounds = random.randint(3, 6)
     united: list[PeerId] = []
     loss, repeats = 0.0 if calm else random.choice((0.0, 0.05, 0.2)), random.choice((0.0, 0.1))
-    schedule = Schedule(seed, window, roles, rounds, calm, loss, repeats, frozenset(), ())
+    schedule = Schedule(seed, window, roles, rounds, calm, loss, repeats, frozenset(), frozenset(), ())
     lies = _lies(random, schedule)
     if calm or any(lie.kind in WORDS for lie in lies):
         united = schedule.of(AUTHOR)[:core]
+    slow = random.sample(schedule.of(AUTHOR)[:core], random.randint(0, core - 1)) if calm else []
     events = sorted([*lies, *_faults(random, schedule, core, united)], key=lambda event: event.time)
-    return replace(schedule, united=frozenset(united), events=tuple(events))
+    return replace(schedule, united=frozenset(united), slow=frozenset(slow), events=tuple(events))
 
 
 def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId]) -> list[Event]:
@@ -100,11 +106,16 @@ def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId])
 
     events += [Event(random.uniform(1, rounds), "join", peer) for peer in schedule.of(JOINER)]
     for peer in expendable:
-        kind = random.choice(("", "", "crash", "crash", "leave", "torn", "wipe"))
+        kind = random.choice(("", "crash", "crash", "leave", "torn", "torn", "torn", "gasp", "wipe"))
         length = random.choice((0.0, random.uniform(0.05, 0.5), random.uniform(0.3, 6)))
-        other = random.choice(schedule.of(LIAR) or [each for each in schedule.roles if each != peer])
-        if kind:
-            events.append(Event(moment(), kind, peer, other, length or (1.0 if kind == "wipe" else 0.0)))
+        if kind in ("torn", "gasp") and schedule.of(LIAR):
+            lie = _lie(random, schedule, moment(), kind, peer)
+            length = 0.1 if kind == "gasp" else length
+            liar = random.choice(schedule.of(LIAR))
+            events.append(replace(lie, other=liar, side=(lie.other,), length=length))
+        elif kind:
+            other = random.choice([each for each in schedule.roles if each != peer])
+            events.append(Event(moment(), kind, peer, other, length or (1.0 if kind in ("wipe", "gasp") else 0.0)))
     if random.random() < 0.15:
         suspects = authors[core:] + schedule.of(LIAR) or authors[:1]
         events.append(Event(moment(), "revoke", random.choice(suspects), number=random.randint(-1, 9)))

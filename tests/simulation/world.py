@@ -10,6 +10,7 @@ from protocol.identity import ContributionName, PeerId
 from protocol.ledger import Entry, Revocation
 from protocol.window import SKEW
 from tests.simulation.arithmetic import Vector
+from tests.simulation.disk import copied
 from tests.simulation.liars import Liar
 from tests.simulation.peer import Peer
 from tests.simulation.schedule import JOINER, LIAR, LIES, Event, Schedule
@@ -37,11 +38,13 @@ class World:
         self.made: dict[ContributionName, dict[str, Vector]] = {}
         self.seen: dict[ContributionName, dict[str, set[PeerId]]] = {}
         """Which versions have been accepted by whom."""
+        self.held: dict[PeerId, list[tuple[int, PeerId, Entry, Vector | None]]] = {}
+        self.over = False
         self.wiped: set[PeerId] = set()
         self.last_round = 10**9
         self.directory: dict[PeerId, list[PeerId]] = {}
         self.peers: dict[PeerId, Peer] = {}
-        crashing = {event.who for event in schedule.events if event.kind in ("crash", "torn", "wipe")}
+        crashing = {event.who for event in schedule.events if event.kind in ("crash", "torn", "gasp", "wipe")}
         for me, role in schedule.roles.items():
             kind = Liar if role == LIAR else Peer
             peer = self.peers[me] = kind(self, me, role != "standby", role == JOINER)
@@ -79,7 +82,9 @@ class World:
         end = self.schedule.rounds + 0.2
         self.at(end, self.end_of_faults)
         self.drain()
+        self.over = True
         for peer in self.peers.values():
+            self.release(peer, self.last_round + SKEW)
             if peer.up:
                 peer.compare_with_others()
         self.drain()
@@ -130,6 +135,27 @@ class World:
         self.at(self.now + delay, self.deliver, target, action, args)
         if self.schedule.repeats and random() < self.schedule.repeats:
             self.at(self.now + delay + 0.1 * random(), self.deliver, target, action, args)
+
+    def spread(self, sender: Peer, target: PeerId, entry: Entry, blob: Vector | None) -> None:
+        """An entry with its bytes. To slow peers it takes as long as synchrony allows."""
+        if not self.holds(target) or isinstance(sender, Liar):
+            return self.send(sender.me, target, "on_told", sender.me, copied(entry), blob)
+        due = sender.ledger.clock + SKEW
+        self.held.setdefault(target, []).append((due, sender.me, copied(entry), blob))
+        self.send(sender.me, target, "on_announced", entry.name)
+        return None
+
+    def holds(self, target: PeerId) -> bool:
+        """Whether this peer hears nothing sooner than it must."""
+        return target in self.schedule.slow and not self.over
+
+    def release(self, peer: Peer, clock: int) -> None:
+        """What must have reached a slow peer by this clock."""
+        if waiting := self.held.get(peer.me):
+            self.held[peer.me] = [each for each in waiting if each[0] > clock]
+            for due, sender, entry, blob in waiting:
+                if due <= clock:
+                    peer.on_told(sender, entry, blob)
 
     def deliver(self, target: PeerId, action: str, args: tuple[object, ...]) -> None:
         peer = self.peers[target]
@@ -202,6 +228,10 @@ class World:
 
     def torn(self, event: Event, peer: Peer) -> None:
         """It will die while publishing."""
+        peer.torn = event
+
+    def gasp(self, event: Event, peer: Peer) -> None:
+        """It will die while passing on."""
         peer.torn = event
 
     def pause(self, event: Event, peer: Peer) -> None:
