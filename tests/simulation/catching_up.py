@@ -44,7 +44,6 @@ class CatchingUp:
     def resync(self: Peer) -> None:
         """This peer's folded state is not the one that stands."""
         if not self.catching:
-            self.resyncs += 1
             self.catch_up()
 
     def fall_behind(self: Peer) -> None:
@@ -113,7 +112,8 @@ class CatchingUp:
         return donor.digest() == standing
 
     def adopt(self: Peer, donor: Answer) -> None:
-        """Another's folded state instead of this peer's own."""
+        """Another's folded state instead of this peer's own. A peer that takes part does so loudly."""
+        self.resyncs += self.up
         self.ledger.adopt(donor.folded, donor.history.copy())
         self.state.adopt(donor.theta, donor.closed)
         self.stale = set(self.ledger.open_rounds())
