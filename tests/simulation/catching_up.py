@@ -33,6 +33,8 @@ class Answer:
     entries: list[Entry]
     blobs: dict[str, Vector]
     revocations: set[Revocation]
+    up: bool
+    """Whether the donor takes part, or is catching up itself."""
 
     def digest(self) -> str:
         return digest(self.theta, self.history)
@@ -72,7 +74,7 @@ class CatchingUp:
         blobs = {each.sha256: self.blobs[each.sha256] for each in accepted if each.sha256 in self.blobs}
         history, revocations = ledger.history.copy(), set(ledger.revocations)
         theta, closed, claims = self.state.folded, dict(self.state.closed), self.claimed()
-        return Answer(ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations)
+        return Answer(ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations, self.up)
 
     def on_answer(self: Peer, source: PeerId, answer: Answer) -> None:
         if self.catching:
@@ -85,6 +87,8 @@ class CatchingUp:
         """
         answers, last = list(self.answers.values()), self.attempts >= ATTEMPTS
         needed = min(self.window.liars + 1, len(self.world.others(self.me)) or 1)
+        if sum(answer.up for answer in answers) >= needed:  # those who catch up themselves say nothing of use,
+            answers = [answer for answer in answers if answer.up]  # unless all have begun again
         if len(answers) < needed:
             return self.catch_up() if self.newcomer or not last else self.resume(0, {})
         folded = _largest([answer.folded for answer in answers], needed)
@@ -143,9 +147,9 @@ def _largest(numbers: list[int], rank: int) -> int:
 
 
 def _votes(answers: list[Answer]) -> dict[tuple[ContributionName, str], int]:
-    """How many have accepted each entry."""
+    """How many have accepted each entry. Naming one twice is one vote."""
     votes: dict[tuple[ContributionName, str], int] = {}
     for answer in answers:
-        for entry in answer.entries:
-            votes[entry.name, entry.sha256] = votes.get((entry.name, entry.sha256), 0) + 1
+        for key in {(entry.name, entry.sha256): None for entry in answer.entries}:
+            votes[key] = votes.get(key, 0) + 1
     return votes

@@ -17,6 +17,7 @@ from protocol.history import History
 from protocol.ledger import Ledger, Revocation
 from protocol.reconciliation import Authored
 from protocol.window import Window
+from tests.simulation import catching_up
 from tests.simulation import peer as peers
 from tests.simulation.arithmetic import State
 from tests.simulation.catching_up import CatchingUp
@@ -126,6 +127,15 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "doubt", "votes > self.window.liars or everyone_spoke", "True"),
     ],
     "one liar vouches": [Change(CatchingUp, "decide", "count >= needed for", "count >= 1 for")],
+    "naming an entry twice gives two votes": [
+        Change(catching_up, "_votes", "{(entry.name, entry.sha256): None for entry in answer.entries}",
+               "[(entry.name, entry.sha256) for entry in answer.entries]"),
+    ],
+    "those who catch up themselves vouch": [Change(CatchingUp, "decide", ">= needed:  #", "< 0:  #")],
+    "an author that was away keeps what only it has": [
+        Change(Ledger, "reconsider", "for round, authors in self.accepted.items():\n", "for round, authors in ():\n"),
+    ],
+    "nobody waits when all others are behind": [Change(Peer, "runs_ahead", "bool(lately)", "False")],
     "one liar pushes the clock": [Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")],
     "a peer that is late goes on without catching up": [
         Change(Peer, "see", "self.fall_behind()", "self.advance(target)"),

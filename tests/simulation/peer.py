@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PART = Part("stage-0")
 PATIENCE = 1.5
 """Rounds of work after which nobody waits for anybody."""
+SILENCE = 2.0
+"""Who has said nothing for so many rounds is not waited for."""
 CLAIMS_KEPT = 4
 BEGINNING = digest(ZERO, History())
 
@@ -47,6 +49,7 @@ class Peer(CatchingUp):
         self.blobs: dict[str, Vector] = {}
         self.claims = {0: Claim(0, BEGINNING, 0, self.author)}
         self.clocks: dict[PeerId, int] = {}
+        self.heard_at: dict[PeerId, float] = {}
         self.heard: dict[PeerId, dict[int, Claim]] = {}
         self.stale: set[int] = set()
         self.awaited: set[PeerId] = set()
@@ -112,11 +115,20 @@ class Peer(CatchingUp):
         if self.up and clock == self.ledger.clock:
             if not self.contributed:
                 self.contribute()
-            if self.alive:
+            if self.alive and not self.runs_ahead():
                 self.advance(clock + 1)
+            else:
+                self.world.timer(SILENCE / 4, self, "lose_patience", clock)
+
+    def runs_ahead(self) -> bool:
+        """Whether everybody that has been heard of lately is rounds behind: then this peer waits, or its window would
+        close before theirs for ever."""
+        since = self.world.now - SILENCE
+        lately = [self.clocks[other] for other, time in self.heard_at.items() if time > since]
+        return bool(lately) and self.ledger.clock > max(lately)
 
     def end_round_if_all_are_here(self) -> None:
-        if not self.awaited and self.contributed and self.up:
+        if not self.awaited and self.contributed and self.up and not self.runs_ahead():
             self.advance(self.ledger.clock + 1)
 
     def contribute(self) -> None:
@@ -296,7 +308,7 @@ class Peer(CatchingUp):
 
     def see(self, source: PeerId, clock: int, claims: dict[int, Claim]) -> None:
         """Where another peer says it is. Nobody is left behind, and no single liar pushes a clock."""
-        self.clocks[source] = clock
+        self.clocks[source], self.heard_at[source] = clock, self.world.now
         self.heard[source] = claims
         target = self.credible_clock()
         if target > self.ledger.clock + SKEW:
