@@ -34,6 +34,10 @@ class History:
         """Whether any round of an author from `start` to `end` counts."""
         return any(first <= end and start <= last for first, last in self.ranges.get(author, []))
 
+    def copy(self) -> "History":
+        """One that may change while this one does not."""
+        return History({author: [*ranges] for author, ranges in self.ranges.items()})
+
     def total(self) -> int:
         """Contributions that count, of all authors and rounds."""
         return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)

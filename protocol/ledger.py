@@ -4,14 +4,14 @@ The outer state is a function of this set, so two peers whose ledgers say the sa
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.window import Window
+from protocol.window import SKEW, Window
 
 VERSIONS_KEPT = 2
 """Two versions of one contribution void each other; a third says nothing new."""
@@ -29,6 +29,8 @@ class Entry:
     size: int
     proof: bytes = b""
     receipts: dict[PeerId, bytes] = field(default_factory=dict)
+    vouched: bool = False
+    """Enough other peers said to this one that they have accepted it. Never sent on."""
 
     @property
     def key(self) -> bytes:
@@ -78,6 +80,7 @@ class Ledger:
     accepted: dict[int, dict[PeerId, dict[str, Entry]]] = field(default_factory=dict)
     waiting: dict[tuple[ContributionName, str], Entry] = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
+    _checks: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
@@ -89,32 +92,55 @@ class Ledger:
             return Standing.CLOSED
         if not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY
-        known = self._versions(entry.name)
+        known = self.versions(entry.name)
         if entry.sha256 in known:
             self._merge(known[entry.sha256], entry)
             return Standing.ACCEPTED
         if len(known) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        kept = self.waiting.get((entry.name, entry.sha256))
-        if kept is None:
-            if sum(name == entry.name for name, _ in self.waiting) >= VERSIONS_KEPT:
-                return Standing.SURPLUS
-            kept = self.waiting[entry.name, entry.sha256] = entry
+        kept = self.waiting.get((entry.name, entry.sha256), entry)
         self._merge(kept, entry)
-        return Standing.WANTED if vouched or self._in_time(kept) else Standing.UNPROVEN
+        kept.vouched |= vouched
+        if self._in_time(kept):
+            return self._hold(kept)
+        others = sum(name == entry.name and sha256 != entry.sha256 for name, sha256 in self.waiting)
+        if others >= VERSIONS_KEPT:
+            return Standing.SURPLUS
+        self.waiting[entry.name, entry.sha256] = kept
+        return Standing.UNPROVEN
+
+    def _hold(self, entry: Entry) -> Standing:
+        """An entry in time waits for its bytes, unless another version is in time too: then both are void, and so
+        accepted without bytes. Or an author could keep a third version out by naming two that it never hands out."""
+        known = self.versions(entry.name)
+        rivals = [
+            other
+            for (name, sha256), other in self.waiting.items()
+            if name == entry.name and sha256 != entry.sha256 and self._in_time(other)
+        ]
+        if not known and not rivals:
+            self.waiting[entry.name, entry.sha256] = entry
+            return Standing.WANTED
+        for each in [entry, *rivals][: VERSIONS_KEPT - len(known)]:
+            self._accept(each)
+        return Standing.ACCEPTED
+
+    def _accept(self, entry: Entry) -> None:
+        self.waiting.pop((entry.name, entry.sha256), None)
+        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = entry
+        self._checks.pop(entry.name.round, None)
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
         standing = self.offer(entry, vouched)
         if standing is not Standing.WANTED:
             return standing
-        kept = self.waiting.pop((entry.name, entry.sha256))
-        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = kept
+        self._accept(self.waiting[entry.name, entry.sha256])
         return Standing.ACCEPTED
 
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
         """Whether this peer should sign that it has accepted an entry: others may need it."""
-        entry = self._versions(name).get(sha256)
+        entry = self.versions(name).get(sha256)
         return (
             entry is not None
             and self.me not in (name.author, *entry.receipts)
@@ -123,7 +149,7 @@ class Ledger:
 
     def sign(self, name: ContributionName, sha256: str, receipt: bytes) -> None:
         """Add this peer's own receipt."""
-        self._versions(name)[sha256].receipts[self.me] = receipt
+        self.versions(name)[sha256].receipts[self.me] = receipt
 
     def revoke(self, revocation: Revocation) -> bool:
         """Take an author out; whether all rounds concerned are still open here. If not, this peer's state is wrong."""
@@ -152,16 +178,38 @@ class Ledger:
         chosen = self.chosen(round)
         self.history.add(round, chosen)
         self.accepted.pop(round, None)
+        self._checks.pop(round, None)
         self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > round}
         self.folded = round
         return chosen
 
     def adopt(self, folded: int, history: History) -> None:
-        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays."""
+        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays.
+
+        A clock that ran ahead of the state's holders goes back to theirs, or it would close their rounds too early
+        again and again.
+        """
         self.folded, self.history = folded, history
-        self.clock = max(self.clock, folded + 1)
+        self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
         self.accepted = {round: authors for round, authors in self.accepted.items() if round > folded}
         self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > folded}
+
+    def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
+        """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
+        has not been accepted by enough others. Or a newcomer might take it over from here."""
+        for round, authors in self.accepted.items():
+            self._checks.pop(round, None)
+            for author, versions in authors.items():
+                authors[author] = {
+                    sha256: entry
+                    for sha256, entry in versions.items()
+                    if (entry.name, sha256) in vouched or self._in_time(entry)
+                }
+        self.accepted = {
+            round: kept
+            for round, authors in self.accepted.items()
+            if (kept := {author: versions for author, versions in authors.items() if versions})
+        }
 
     def entries(self, round: int) -> list[Entry]:
         """Everything accepted of an open round, both versions of what is void included: proof for others."""
@@ -173,17 +221,25 @@ class Ledger:
 
     def check(self, round: int) -> bytes:
         """8 bytes that are equal for equal sets of a round: the exclusive or of its entries' keys."""
-        total = 0
-        for entry in self.entries(round):
-            total ^= int.from_bytes(entry.key, "big")
-        return total.to_bytes(8, "big")
+        if round not in self._checks:
+            total = 0
+            for entry in self.entries(round):
+                total ^= int.from_bytes(entry.key, "big")
+            self._checks[round] = total.to_bytes(8, "big")
+        return self._checks[round]
 
-    def _versions(self, name: ContributionName) -> dict[str, Entry]:
+    def versions(self, name: ContributionName) -> dict[str, Entry]:
+        """What has been accepted under a name, by SHA-256: two of them void each other."""
         return self.accepted.get(name.round, {}).get(name.author, {})
 
     def _in_time(self, entry: Entry) -> bool:
-        others = entry.receipts.keys() - {self.me}
-        return len(others) >= self.window.receipts_needed(self.clock, entry.name.round)
+        if entry.vouched:
+            return True
+        receipts = len(entry.receipts) - (self.me in entry.receipts)
+        if entry.name.author != self.me:
+            return receipts >= self.window.receipts_needed(self.clock, entry.name.round)
+        needed = self.window.receipts_needed(self.clock + SKEW, entry.name.round)
+        return receipts >= min(needed, self.window.most_receipts)  # its author adds none: others must do with these
 
     def _merge(self, kept: Entry, entry: Entry) -> None:
         for signer, receipt in entry.receipts.items():

@@ -14,6 +14,8 @@ it saw are liars', at most `liars`, so it accepted at most SKEW · liars rounds 
 own and passes c on; whoever hears of it within SKEW rounds of H's clock needs at most one receipt more than H
 did, and has it. All honest peers that can hear each other accept c, or none does. A contribution withheld from all of
 them has liars' receipts only, and counts nowhere.
+Where H is the author itself, who needs no receipt and gives none, the others must not need one either when
+they hear of it: so grace is at least SKEW.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,11 @@ class Window:
 
     grace: int
     liars: int
+
+    def __post_init__(self) -> None:
+        """An author accepts its own contribution at once; all others must be able to, a message later."""
+        if self.grace < SKEW or self.liars < 0:
+            raise ValueError(f"a window needs a grace of at least {SKEW} rounds, and no fewer than 0 liars")
 
     @property
     def width(self) -> int:

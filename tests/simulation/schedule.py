@@ -1,0 +1,150 @@
+"""A schedule: who takes part and what goes wrong when. Drawn from a seed, and small enough to read."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from protocol.identity import PeerId
+from protocol.window import SKEW, Window
+
+AUTHOR, STANDBY, LIAR, JOINER = "author", "standby", "liar", "joiner"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """At `time` (in rounds of an undisturbed run) something happens to `who`. The rest depends on `kind`:
+
+    crash     the process dies, and starts again after `length`; 0: never
+    torn      it dies while publishing its next contribution: `other` alone hears of it, who, if it is a liar, keeps it
+              for the first of `side` until that one is `number` rounds further
+    gasp      it dies, for a moment, while passing on what came late: again `other` alone hears of it
+    wipe      as crash, and its disk is lost
+    pause     the process stops for `length`, and wakes up with its old clock
+    part      it hears nobody on the other side for `length`; its own side are the peers of `side`
+    join      a newcomer starts
+    leave     a clean leave
+    revoke    the operator takes out the author, from `number` rounds before its own round on
+    and of liars: withhold, equivocate, three, bytes, clock, claim, snapshot, late (see `liars.py`).
+    """
+
+    time: float
+    kind: str
+    who: PeerId
+    other: PeerId = PeerId("")
+    length: float = 0.0
+    number: int = 0
+    side: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`calm`: every message between honest peers that are there takes less than SKEW rounds, as `window.py` assumes.
+    `united`: those between whom that is so even if it is not calm. Where liars lie about their own state, more authors
+    than there are liars must be, or nobody can tell which state is the true one. `slow`: in calm schedules, those whom
+    every contribution reaches at the last moment allowed: SKEW rounds after its sender's clock.
+    """
+
+    seed: int
+    window: Window
+    roles: dict[PeerId, str]
+    rounds: int
+    calm: bool
+    loss: float
+    repeats: float
+    united: frozenset[PeerId]
+    slow: frozenset[PeerId]
+    events: tuple[Event, ...]
+
+    def honest(self) -> list[PeerId]:
+        return [peer for peer, role in self.roles.items() if role != LIAR]
+
+    def of(self, role: str) -> list[PeerId]:
+        return [peer for peer, its in self.roles.items() if its == role]
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {self.window}, {self.rounds} rounds, {'calm' if self.calm else 'wild'}"]
+        lines += [f"  loss {self.loss}, repeats {self.repeats}, {self.roles}"]
+        return "\n".join(lines + [f"  {event}" for event in self.events])
+
+
+WORDS = ("clock", "claim", "snapshot")
+"""Lies about the liar's own state."""
+LIES = ("withhold", "withhold", "equivocate", "equivocate", "three", "bytes", "clock", "claim", "snapshot", "late")
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    random = Random(seed)
+    liars = random.choice((0, 1, 1, 1, 2))
+    calm = random.random() < 0.5
+    window = Window(SKEW + (random.random() < 0.2), liars)
+    core = liars + 1 + (liars == 0)  # honest authors that are always there: more than the liars
+    authors = core + random.randint(0, 2 - (liars == 2))
+    standbys = random.choice((0, 0, 1))
+    joiners = random.choice((0, 0, 1))
+    counts = ((AUTHOR, authors), (STANDBY, standbys), (LIAR, liars), (JOINER, joiners))
+    roles = dict(zip(map(PeerId, "abcdefgh"), [role for role, count in counts for _ in range(count)], strict=False))
+    rounds = random.randint(3, 6)
+    united: list[PeerId] = []
+    loss, repeats = 0.0 if calm else random.choice((0.0, 0.05, 0.2)), random.choice((0.0, 0.1))
+    schedule = Schedule(seed, window, roles, rounds, calm, loss, repeats, frozenset(), frozenset(), ())
+    lies = _lies(random, schedule)
+    if calm or any(lie.kind in WORDS for lie in lies):
+        united = schedule.of(AUTHOR)[:core]
+    slow = random.sample(schedule.of(AUTHOR)[:core], random.randint(0, core - 1)) if calm else []
+    events = sorted([*lies, *_faults(random, schedule, core, united)], key=lambda event: event.time)
+    return replace(schedule, united=frozenset(united), slow=frozenset(slow), events=tuple(events))
+
+
+def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId]) -> list[Event]:
+    """What happens to honest peers. The first `core` authors are never lost, and in calm schedules always there."""
+    events = []
+    authors, rounds = schedule.of(AUTHOR), schedule.rounds
+    expendable = [*authors[core:], *schedule.of(STANDBY)]
+
+    def moment() -> float:
+        return random.uniform(0.2, rounds)
+
+    events += [Event(random.uniform(1, rounds), "join", peer) for peer in schedule.of(JOINER)]
+    for peer in expendable:
+        kind = random.choice(("", "crash", "crash", "leave", "torn", "torn", "torn", "gasp", "wipe"))
+        length = random.choice((0.0, random.uniform(0.05, 0.5), random.uniform(0.3, 6)))
+        if kind in ("torn", "gasp") and schedule.of(LIAR):
+            lie = _lie(random, schedule, moment(), kind, peer)
+            length = 0.1 if kind == "gasp" else length
+            liar = random.choice(schedule.of(LIAR))
+            events.append(replace(lie, other=liar, side=(lie.other,), length=length))
+        elif kind:
+            other = random.choice([each for each in schedule.roles if each != peer])
+            events.append(Event(moment(), kind, peer, other, length or (1.0 if kind in ("wipe", "gasp") else 0.0)))
+    if random.random() < 0.15:
+        suspects = authors[core:] + schedule.of(LIAR) or authors[:1]
+        events.append(Event(moment(), "revoke", random.choice(suspects), number=random.randint(-1, 9)))
+    if not schedule.calm:
+        events += [_wild(random, schedule, moment(), united) for _ in range(random.randint(1, 3))]
+    return events
+
+
+def _wild(random: Random, schedule: Schedule, time: float, united: list[PeerId]) -> Event:
+    """A fault that may last for longer than the window stays open."""
+    peers = [peer for peer, role in schedule.roles.items() if role != JOINER and peer not in united]
+    length = random.choice((random.uniform(0.1, 2), random.uniform(2, 6), random.uniform(6, 12)))
+    kind, who = random.choice(("part", "part", "part", "pause", "pause", "crash")), random.choice(peers)
+    if kind != "part":
+        return Event(time, kind, who, length=length)
+    side = [peer for peer in peers if peer == who or random.random() < 0.5]
+    return Event(time, kind, who, length=length, side=tuple(side))
+
+
+def _lies(random: Random, schedule: Schedule) -> list[Event]:
+    times = [random.uniform(0, schedule.rounds) for _ in range(2 * len(schedule.of(LIAR)))]
+    liars = schedule.of(LIAR)
+    return [_lie(random, schedule, time, random.choice(LIES), random.choice(liars)) for time in times]
+
+
+def _lie(random: Random, schedule: Schedule, time: float, kind: str, liar: PeerId) -> Event:
+    """`other` is the victim; `number` how many rounds late it hears, mostly just before or after a receipt more is
+    needed."""
+    window = schedule.window
+    edges = [window.grace + SKEW * step + after for step in range(window.liars + 2) for after in (0, 0, 1)]
+    number = random.choice((*edges, random.randint(0, window.width)))
+    return Event(time, kind, liar, random.choice(schedule.of(AUTHOR) + schedule.of(STANDBY)), random.random(), number)
