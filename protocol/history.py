@@ -42,10 +42,6 @@ class History:
         """Contributions that count, of all authors and rounds."""
         return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)
 
-    def copy(self) -> "History":
-        """As it is now."""
-        return History({author: list(ranges) for author, ranges in self.ranges.items()})
-
     def to_wire(self) -> dict[str, list[list[int]]]:
         """Plain lists, authors in order: one form for one history."""
         return {author: [[*each] for each in ranges] for author, ranges in sorted(self.ranges.items())}

@@ -111,7 +111,7 @@ class Outer(Section):
     aggregate: Literal["all", "senders"] = "all"
     values: Literal["bf16", "2bit"] = "bf16"
     overlap: bool = Field(False, description="go on at once; contributions are applied one round later")
-    grace: int = Field(3, ge=1, le=64, description="rounds in which a late contribution needs no receipts")
+    grace: int = Field(3, ge=2, le=64, description="rounds in which a late contribution needs no receipts")
     liars: int = Field(1, ge=0, le=16, description="peers of a part that may lie without splitting the others")
     patience: float = Field(3.0, gt=0, le=100, description="how long a slow replica is waited for, in usual delays")
 

@@ -10,7 +10,7 @@ from peer.network.shelf import Shelf
 from protocol.blobs import fetch
 from protocol.contribution import digest, max_bytes
 from protocol.errors import FormatError, RefusedError, UnreachableError
-from protocol.identity import Part, PeerId
+from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, read_entry, read_revocation
@@ -62,8 +62,8 @@ class Acceptance:
         self.news.ring()
         return entry
 
-    async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> Entry | None:
-        """Take what a peer passed on, and fetch the bytes from it. The entry, if it is accepted and was not before.
+    async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
+        """Take what a peer passed on, and fetch the bytes from it. What is accepted now and was not before.
 
         Raises:
             FormatError: it, or what it stands for, is not valid.
@@ -71,22 +71,33 @@ class Acceptance:
         entry = read_entry(proof, receipts, self.signer.authority)
         ledger = self.ledgers.get(entry.name.part)
         if ledger is None or entry.sha256 in self.invalid:
-            return None
+            return []
         if entry.size > max_bytes(self.manifest, entry.name.part):
             raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
+        known = set(ledger.versions(entry.name))
         vouched = self._is_vouched(entry)
-        if ledger.offer(entry, vouched) is not Standing.WANTED or entry.sha256 in self.fetching:
-            return None
+        standing = ledger.offer(entry, vouched)
+        if standing is Standing.WANTED and entry.sha256 not in self.fetching:
+            await self._bring(entry, sender)
+            if self.shelf.lookup(entry.sha256) is not None:
+                ledger.take(entry, vouched)
+        return await self._attest(ledger, entry.name, known)
+
+    async def _bring(self, entry: Entry, sender: PeerRecord) -> None:
+        """Fetch the bytes and check them.
+
+        Raises:
+            FormatError: they are not valid.
+        """
         self.fetching.add(entry.sha256)
         try:
             blob = await self._fetch(entry, sender)
             await self._check(blob, entry)
             await asyncio.to_thread(self.shelf.put, entry, blob)
         except (UnreachableError, RefusedError):
-            return None  # another has it, too
+            return  # another has it, too
         finally:
             self.fetching.discard(entry.sha256)
-        return entry if await self._accept(ledger, entry, vouched) else None
 
     async def _fetch(self, entry: Entry, sender: PeerRecord) -> bytes:
         async with self.slots, self.contacts.to(sender.address) as channel:
@@ -100,14 +111,17 @@ class Acceptance:
                 self.invalid[entry.sha256] = str(error)
             raise
 
-    async def _accept(self, ledger: Ledger, entry: Entry, vouched: bool) -> bool:
-        if ledger.take(entry, vouched) is not Standing.ACCEPTED:
-            return False
-        if ledger.wants_receipt(entry.name, entry.sha256):
-            ledger.sign(entry.name, entry.sha256, self.signer.receipt(entry))
-            await asyncio.to_thread(self.shelf.note, entry)
-        self.news.ring()
-        return True
+    async def _attest(self, ledger: Ledger, name: ContributionName, known: set[str]) -> list[Entry]:
+        """Sign receipts for what has been accepted under a name; a second version voids the first, and both go on."""
+        new = [entry for sha256, entry in ledger.versions(name).items() if sha256 not in known]
+        for entry in new:
+            if ledger.wants_receipt(name, entry.sha256):
+                ledger.sign(name, entry.sha256, self.signer.receipt(entry))
+                if self.shelf.lookup(entry.sha256) is not None:
+                    await asyncio.to_thread(self.shelf.note, entry)
+        if new:
+            self.news.ring()
+        return new
 
     def revoke(self, signed: bytes) -> bool:
         """Take an author out, by the operator's word; whether that is news.
@@ -154,6 +168,13 @@ class Acceptance:
         if entry.name.round > self.catching_up.get(part, 0):
             return False
         return len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
+
+    def reconsider(self, part: Part) -> None:
+        """After having been away: drop what this peer accepted by its old clock and enough others have not."""
+        ledger, words = self.ledgers[part], self.vouched.get(part, {})
+        entries = (entry for round in ledger.open_rounds() for entry in ledger.entries(round))
+        enough = self.witnesses.get(part, 1)
+        ledger.reconsider({(each.name, each.sha256) for each in entries if len(words.get(each.key, ())) >= enough})
 
     @property
     def caught_up(self) -> bool:

@@ -79,16 +79,16 @@ class Reconciler:
     async def receive(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> None:
         """Take what another peer passed on, and tell on what is new."""
         taken = await asyncio.gather(*(self._take(message, sender) for message in messages))
-        news = [entry for entry in taken if entry is not None]
+        news = [entry for entries in taken for entry in entries]
         if news:
             self._spread(news)
 
-    async def _take(self, message: pb.Entry, sender: PeerRecord) -> Entry | None:
+    async def _take(self, message: pb.Entry, sender: PeerRecord) -> list[Entry]:
         try:
             return await self.acceptance.take(message.proof, list(message.receipts), sender)
         except PeerError as error:
             self.emit(Refused(sender.peer_id, str(error)))
-            return None
+            return []
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
         """Heed the operator's revocations, whoever passes them on."""

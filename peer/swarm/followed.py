@@ -95,6 +95,7 @@ class Followed:
         followed = self.parts[part]
         await self.torch_thread.run(followed.state.fold, await self.read_all(chosen))
         await self.torch_thread.run(self._keep, part)
+        await self._account(followed)
         self.shelf.drop(part, round, keep=followed.own.get(round))
 
     def _keep(self, part: Part) -> None:
@@ -116,10 +117,14 @@ class Followed:
         back into the error feedback."""
         followed = self.parts[header.part]
         followed.ledger.adopt(header.round, header.history.copy())
-        back, again = followed.authored.adopt(followed.ledger)
         await self.torch_thread.run(self._replace, followed, folded)
         followed.settled, followed.claims = {}, []
         self.claim(header)
+        return await self._account(followed)
+
+    async def _account(self, followed: FollowedPart) -> int:
+        """Closed rounds decide what the error feedback is charged for; how many contributions went back into it."""
+        back, again = followed.authored.adopt(followed.ledger)
         for name in back:
             await self.torch_thread.run(followed.state.put_back, await self._own(name))
         for name in again:

@@ -20,6 +20,7 @@ from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
+from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
@@ -92,7 +93,7 @@ class OuterLoop:
 
     def _in_time(self, part: Part, round: int) -> bool:
         each = self.followed.parts[part]
-        late = each.ledger.window.receipts_needed(each.ledger.clock, round) > 0
+        late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0  # others must be able to take it
         return not late and round > each.ledger.folded and round not in each.own
 
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
@@ -123,7 +124,7 @@ class OuterLoop:
         for part in self.followed.parts:
             self.pace.remember(self._arrived(part), self._expected(part, round))
         counts: dict[str, int] = {part: len(each.ledger.chosen(round)) for part, each in self.followed.parts.items()}
-        self.discovery.tell(round=max(round, self.others_at()))
+        self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
         if self.discovery.record.contributed < round:
             await self.save({})
@@ -164,10 +165,17 @@ class OuterLoop:
             known = [wait for wait in waits if wait is not None]
             left = max(known) - time.monotonic() if len(known) == len(waits) else None
             if left is not None and left <= 0:
-                break
+                if not self._runs_ahead(round):
+                    break
+                left = None
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self._note_arrivals(round)
         return True
+
+    def _runs_ahead(self, round: int) -> bool:
+        """Whether all others are rounds behind: then this peer waits, or its window would close before theirs."""
+        others = [peer.round for peer in self.discovery.others()]
+        return bool(others) and round > max(others) + 1
 
     def late(self, round: int) -> bool:
         """Whether a replica that still trains in this round should end its inner loop with the steps it has."""

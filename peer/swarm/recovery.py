@@ -12,6 +12,7 @@ from peer.swarm.view import follows
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Claim, prevailing
 from protocol.records import PeerRecord
+from protocol.window import SKEW
 
 TRIES = 20
 
@@ -76,12 +77,17 @@ async def catch_up(outer: OuterLoop) -> None:
         await _compare_with_all(outer)
         if outer.reconciler.acceptance.caught_up:
             break
+    for part in outer.followed.parts:
+        outer.reconciler.acceptance.reconsider(part)
     outer.discovery.tell(round=target)
     await outer.settle()
 
 
 async def agree(outer: OuterLoop) -> None:
-    """If the others closed a round with another state than this peer, and theirs prevails, take it over, loudly."""
+    """If the others have gone on, catch up. If they closed a round with another state than this peer, and theirs
+    prevails, take it over, loudly."""
+    if outer.others_at() >= outer.clock + SKEW:
+        await catch_up(outer)
     for part, each in outer.followed.parts.items():
         for mine in each.claims:
             others = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
@@ -92,6 +98,7 @@ async def agree(outer: OuterLoop) -> None:
                     outer.emit(Resynchronised(part, held.folded, returned))
                     outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
                     await _compare_with_all(outer)
+                    outer.reconciler.acceptance.reconsider(part)
                     await outer.settle_part(part)
                 break
 

@@ -124,6 +124,14 @@ class Village:
                 if one is not other:
                     one.outer.discovery.meet(other.outer.discovery.record, in_person=True)
 
+    def cut(self, *alone: LoopbackPeer) -> None:
+        """Cut the network: these cannot hear the others, nor the others them."""
+        for one in alone:
+            for other in self.peers:
+                if other not in alone:
+                    one.outer.discovery.lose(other.outer.discovery.record.peer_id)
+                    other.outer.discovery.lose(one.outer.discovery.record.peer_id)
+
     async def compare_all(self) -> None:
         """Everybody compares with everybody."""
         await self.calm()

@@ -74,7 +74,9 @@ class CatchingUp:
         blobs = {each.sha256: self.blobs[each.sha256] for each in accepted if each.sha256 in self.blobs}
         history, revocations = ledger.history.copy(), set(ledger.revocations)
         theta, closed, claims = self.state.folded, dict(self.state.closed), self.claimed()
-        return Answer(ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations, self.up)
+        return Answer(
+            ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations, self.up
+        )
 
     def on_answer(self: Peer, source: PeerId, answer: Answer) -> None:
         if self.catching:
@@ -133,7 +135,9 @@ class CatchingUp:
         self.stale |= {*self.state.terms, *self.ledger.open_rounds()}
         for donor, answer in self.answers.items():
             for entry in answer.entries:
-                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False))
+                self.hear(
+                    copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False)
+                )
         self.answers = {}
         self.attempts, self.catching = 0, False
         self.fold(closing)

@@ -25,6 +25,7 @@ SILENCE = 2.0
 CLAIMS_KEPT = 4
 BEGINNING = digest(ZERO, History())
 
+
 class Peer(CatchingUp):
     """`alive`: its process runs. `up`: it has caught up, and takes part."""
 
@@ -338,4 +339,3 @@ class Peer(CatchingUp):
             if winner != mine[round].digest and (votes > self.window.liars or everyone_spoke):
                 self.resync()
                 return
-
