@@ -136,6 +136,19 @@ class Failed:
     exit_code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A testnet broke something on purpose: `action` ("killed", "paused", "resumed", …) to `processes`, as a part of
+    its fault `number`, in its own notation `fault`. `begins` is false where the fault ends or comes to nothing."""
+
+    number: int
+    fault: str
+    action: str
+    processes: list[str]
+    begins: bool
+    reason: str = ""
+
+
 Event = (
     Serving
     | Progress
@@ -151,6 +164,7 @@ Event = (
     | Evaluated
     | Finished
     | Failed
+    | Injected
 )
 Listener = Callable[[Event], None]
 
@@ -167,7 +181,7 @@ def from_line(line: str) -> Event:
     fields = json.loads(line)
     kind = fields.pop("event", None) if isinstance(fields, dict) else None
     try:
-        event: Event = KINDS[kind](**fields)
+        event: Event = KINDS[str(kind)](**fields)
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]}") from None
     return event
