@@ -137,6 +137,19 @@ class Failed:
     exit_code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A testnet broke something on purpose: `action` ("killed", "paused", "resumed", …) to `processes`, as a part of
+    its fault `number`, in its own notation `fault`. `begins` is false where the fault ends or comes to nothing."""
+
+    number: int
+    fault: str
+    action: str
+    processes: list[str]
+    begins: bool
+    reason: str = ""
+
+
 Event = (
     Serving
     | Progress
@@ -152,6 +165,7 @@ Event = (
     | Evaluated
     | Finished
     | Failed
+    | Injected
 )
 Listener = Callable[[Event], None]
 

@@ -1,17 +1,32 @@
 """The report of a run, made from what its processes said; and whether the run was a success. Pure."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer.damage import Damage
 from peer.events import Evaluated, Event, Joined, Listener, RoundDone
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest
 
 COMPLETED = "completed"
+
+LIMIT_NATS = 0.05
+"""How much worse than the undisturbed lab a run may end that chaos has disturbed."""
+
+
+@dataclass(slots=True)
+class Chaos:
+    """What was done to a run on purpose. `alive` are the processes that were there at its end; `lab_loss` is the final
+    loss of the undisturbed lab run of the same manifest, None where it was not asked for."""
+
+    damages: list[Damage]
+    alive: frozenset[str]
+    lab_loss: float | None = None
 
 
 @dataclass(slots=True)
@@ -31,6 +46,7 @@ class Report:
     rounds: dict[int, RoundEntry] = field(default_factory=lambda: defaultdict(RoundEntry))
     joined: dict[str, Joined] = field(default_factory=dict)
     failure: str | None = None
+    chaos: Chaos | None = None
 
     def take(self, process: str, event: Event) -> None:
         """Hear what a process said."""
@@ -56,7 +72,8 @@ class Report:
 
     def verdict(self) -> str:
         """`completed`, or what was wrong: a round is missing, digests differ, or the loss did not fall."""
-        return self.failure or next(self._faults(), COMPLETED)
+        faults = self._faults() if self.chaos is None else self._faults_after_chaos(self.chaos)
+        return self.failure or next(faults, COMPLETED)
 
     def _faults(self) -> Iterator[str]:
         for round in range(1, self.manifest.outer.rounds + 1):
@@ -69,6 +86,40 @@ class Report:
                     yield f"after round {round} the peers of {part} hold {len(set(digests.values()))} different states"
             if entry.evaluated is None:
                 yield f"round {round} was not evaluated"
+        yield from self._rising_loss()
+
+    def _faults_after_chaos(self, chaos: Chaos) -> Iterator[str]:
+        """Who came late or was away for a while need not have all rounds; at the end all that are there agree."""
+        asked = self.manifest.outer.rounds
+        for round in range(1, asked + 1):
+            if not self.rounds.get(round, RoundEntry()).done:
+                yield f"round {round} was not completed by anybody"
+        last = self.rounds.get(asked, RoundEntry())
+        missing = sorted((self.joined.keys() & chaos.alive) - last.done.keys())
+        if missing:
+            yield f"round {asked} was not completed by {', '.join(missing)}"
+        if different := self._different_at_the_end(chaos):
+            yield f"at the end the peers of {', '.join(different)} hold different states"
+        if last.evaluated is None:
+            yield f"round {asked} was not evaluated"
+        yield from self._rising_loss()
+        worse = self._worse_than_lab(chaos)
+        if worse is not None and not worse <= LIMIT_NATS:
+            yield f"the final loss is {worse:.3f} nats above the undisturbed lab's, more than {LIMIT_NATS}"
+
+    def _different_at_the_end(self, chaos: Chaos) -> list[str]:
+        """The parts of which the processes alive at the end hold more than one state."""
+        states: dict[str, set[str]] = defaultdict(set)
+        for process, done in self.rounds.get(self.manifest.outer.rounds, RoundEntry()).done.items():
+            for part, digest in done.digests.items() if process in chaos.alive else ():
+                states[part].add(digest)
+        return sorted(part for part, digests in states.items() if len(digests) > 1)
+
+    def _worse_than_lab(self, chaos: Chaos) -> float | None:
+        last = self.rounds.get(self.manifest.outer.rounds, RoundEntry()).evaluated
+        return None if last is None or chaos.lab_loss is None else last.loss - chaos.lab_loss
+
+    def _rising_loss(self) -> Iterator[str]:
         losses = self.losses()
         if len(losses) > 1 and not losses[-1].loss < losses[0].loss:
             yield f"the loss did not fall: {losses[0].loss:.3f} after round 1, {losses[-1].loss:.3f} at the end"
@@ -91,7 +142,7 @@ class Report:
         """What `report.json` holds."""
         last = self.rounds[max(self.rounds)] if self.rounds else RoundEntry()
         peers = {self._peer(process): _bytes(done) for process, done in last.done.items()}
-        return {
+        result = {
             "run": self.manifest.model_dump(mode="json"),
             "rounds": [_row(round, entry) for round, entry in sorted(self.rounds.items())],
             "digests": {part: dict(digests) for part, digests in sorted(last.digests.items())},
@@ -103,13 +154,44 @@ class Report:
             "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
             "outcome": self.verdict(),
         }
+        return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
+
+    def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:
+        asked = self.manifest.outer.rounds
+        last = self.rounds.get(asked, RoundEntry()).evaluated
+        return {
+            "faults": [asdict(damage) for damage in chaos.damages],
+            "seconds_lost": round(sum(damage.seconds_lost for damage in chaos.damages), 3),
+            "steps_lost": sum(damage.steps_lost for damage in chaos.damages),
+            "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
+            "rounds_asked": asked,
+            "alive": sorted(chaos.alive),
+            "digests_equal": last is not None and not self._different_at_the_end(chaos),
+            "final_loss": last.loss if last else None,
+            "lab_loss": chaos.lab_loss,
+            "difference": self._worse_than_lab(chaos),
+            "limit": LIMIT_NATS,
+        }
 
     def write(self, path: Path) -> None:
         """Write `report.json`, and `loss.png` beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(self.result(), indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(strict(self.result()), indent=2, allow_nan=False) + "\n").encode())
         if self.losses():
             plot(self, path.with_name("loss.png"))
+
+
+def strict(value: Any) -> Any:
+    """`value` as strict JSON has it: what is no finite number is null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: strict(each) for key, each in value.items()}
+        case list() | tuple():
+            return [strict(each) for each in value]
+        case _:
+            return value
 
 
 def _row(number: int, entry: RoundEntry) -> dict[str, Any]:

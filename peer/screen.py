@@ -18,6 +18,7 @@ from peer.events import (
     Finished,
     GroupBroken,
     GroupFormed,
+    Injected,
     Joined,
     Progress,
     Refused,
@@ -39,6 +40,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -82,6 +88,9 @@ def say(event: Event) -> str | None:
             return f"Finished: {rounds} rounds."
         case Failed(message, _):
             return f"hetpeer: {message}"
+        case Injected(_, _, action, processes, begins, reason):
+            whom = "; ".join(processes)
+            return f"{action} {reason}" if begins and reason else f"{action} {whom}" + (f": {reason}" if reason else "")
         case _:
             return None
 
@@ -136,8 +145,12 @@ class ProcessRow:
     """The round, and how many of its inner steps are done."""
 
     def take(self, event: Event, now: float) -> None:
-        """Follow what the process says."""
+        """Follow what the process says. A killed one may be heard for a moment yet."""
         match event:
+            case Injected(_, _, "started again"):
+                self.doing = "started again"
+            case _ if self.doing == "killed":
+                pass
             case Progress(doing):
                 self.doing = doing
             case Serving():
@@ -158,6 +171,8 @@ class ProcessRow:
                 self.doing = "finished"
             case Failed(message):
                 self.doing = message
+            case Injected(_, _, action) if action != "not applied":
+                self.doing = action
             case _:
                 pass
 
@@ -168,6 +183,9 @@ class ProcessRow:
         sent = (size(self.pipeline) if self.pipeline else "", size(self.outer) if self.outer else "")
         return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
 
+
+TOLD = Serving | Joined | GroupFormed | GroupBroken | Resumed | Resynchronised | Refused | Evaluated | Failed
+"""What a testnet tells where it has no live table."""
 
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
 
@@ -195,18 +213,25 @@ class TestnetScreen:
             self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
             self.live.start()
 
+    def add(self, name: str) -> None:
+        """One process more."""
+        self.rows[name] = ProcessRow(name)
+
     def stop(self) -> None:
         """Leave the last picture."""
         if self.live is not None:
             self.live.stop()
             self.live = None
 
-    def take(self, process: str, event: Event) -> None:
-        """Follow what a process says."""
-        self.rows[process].take(event, time.monotonic())
+    def take(self, process: str, event: Event, seconds: float = 0.0) -> None:
+        """Follow what a process says, or what was done to some, so many seconds after the start."""
+        for name in event.processes if isinstance(event, Injected) else (process,):
+            self.rows[name].take(event, time.monotonic())
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
-        if self.live is None and isinstance(event, Serving | Joined | GroupFormed | Evaluated | Failed):
+        if isinstance(event, Injected):
+            self.console.print(f"{clock(seconds)} {process}: {say(event)}", markup=False, soft_wrap=True)
+        elif self.live is None and isinstance(event, TOLD):
             line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
 
@@ -224,22 +249,3 @@ class TestnetScreen:
         losses = [each.loss for each in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))
-
-
-def summary(report: Report) -> Group:
-    """The final table of a run."""
-    result = report.result()
-    table = Table("round", "loss", "plain", "tokens", "seconds", "contributions", box=None, header_style="bold")
-    for row in result["rounds"]:
-        losses = [f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("loss", "loss_plain")]
-        sets = " ".join(f"{part}:{count}" for part, count in row["contributions"].items())
-        table.add_row(str(row["round"]), *losses, f"{row['tokens']:,}", f"{row['seconds']:.1f}", sets)
-    sent = result["bytes"]
-    digests = ", ".join(f"{part} {next(iter(peers.values()))[:10]}" for part, peers in result["digests"].items())
-    lines = [
-        f"{report.tokens:,} tokens at {result['tokens_per_second']:,.0f} tokens/s",
-        f"sent: {size(sent['pipeline_sent'])} between stages, {size(sent['outer_sent'])} of contributions",
-        f"state after the last round: {digests}",
-        f"outcome: {result['outcome']}",
-    ]
-    return Group(table, Text("\n".join(("", *lines))))

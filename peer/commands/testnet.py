@@ -3,6 +3,7 @@
 from peer.process import Terminal, run, told
 from peer.report import COMPLETED, Report
 from peer.screen import TestnetScreen
+from peer.testnet import chaos
 from peer.testnet.options import TestnetOptions, check_manifest
 from peer.testnet.run import run as run_swarm
 
@@ -12,7 +13,9 @@ def testnet(options: TestnetOptions, terminal: Terminal) -> int:
 
     def work() -> int:
         report = Report(check_manifest(options))
-        code = run(lambda stop: run_swarm(options, TestnetScreen(report), stop), terminal)
+        faults = chaos.parse(options.chaos) if options.chaos is not None else ()
+        chaos.check(faults, options)
+        code = run(lambda stop: run_swarm(options, faults, TestnetScreen(report), stop), terminal)
         return code or int(report.verdict() != COMPLETED)
 
     return told(terminal.emit, work)

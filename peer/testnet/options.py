@@ -21,6 +21,8 @@ class TestnetOptions:
     data: Path | None = None
     directory: Path | None = None
     report: Path | None = None
+    chaos: str | None = None
+    compare: bool = True
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""The processes of a testnet: real ones on loopback, watched until the last round or the first death.
+"""The processes of a testnet: real ones, watched until the last round or the first death that chaos did not cause.
 
 Children stop when their standard input closes, so even a killed testnet leaves no process behind.
 """
@@ -7,38 +7,40 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from peer.events import Evaluated, Event, Failed, Finished, Serving, from_line
-from peer.process import INTERRUPTED
 from peer.report import Report
 from peer.screen import TestnetScreen
+from peer.testnet.child import Child, Fate, all_finished, all_gone, ended_from_outside, to_blame
+from peer.testnet.event_log import EventLog
+from peer.testnet.faults import Item, ends_a_datacenter
+from peer.testnet.injection import CHAOS, Injection
+from peer.testnet.launch import arguments, two_free_ports
+from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
-from protocol.errors import HetpeerError, LostMemberError, UnreachableError
+from peer.testnet.swarm import BOOTSTRAP, Swarm
+from protocol.errors import HetpeerError
 
 LINE_BYTES = 2**20
-"""The longest line a child prints is an event with a few digests."""
+"""The longest line a child prints is an event with a few digests. What is longer is passed over."""
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
 
-LAST_WORDS_SECONDS = 2.0
-"""For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
-
-CONSEQUENCES = (UnreachableError.exit_code, LostMemberError.exit_code)
-"""What a process fails with because another one has gone."""
-
-STOPPED = (0, INTERRUPTED)
-"""How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
-
 LAST_EVALUATION_SECONDS = 60.0
 STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
-LOG_LINES = 8
+
+STRAGGLER_SECONDS = 120.0
+"""Under chaos: how long after the first process has finished the last may do so."""
+
+STILL_SECONDS = 300.0
+"""Under chaos: a swarm in which no process says anything for so long will not recover."""
+
+NAMESPACE_PORT = 7700
 
 
 class TestnetError(HetpeerError):
@@ -47,62 +49,35 @@ class TestnetError(HetpeerError):
     __test__ = False
 
 
-@dataclass(slots=True, eq=False)
-class Child:
-    """One process of the testnet."""
-
-    name: str
-    process: asyncio.subprocess.Process
-    log: Path
-    failed: Failed | None = None
-    finished: bool = False
-    listening: asyncio.Task[None] | None = None
-
-    async def wait_until_ended(self) -> None:
-        """Wait for its end, and until its last words have been heard."""
-        await self.process.wait()
-        if self.listening is not None:
-            await asyncio.wait((self.listening,), timeout=LAST_WORDS_SECONDS)
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it saw the last round and then ended well."""
-        return self.finished and self.process.returncode == 0
-
-    @property
-    def ended_from_outside(self) -> bool:
-        """Whether a signal ended it, at once or in order: no other process's death does that."""
-        code = self.process.returncode
-        return code is not None and not self.succeeded and (code < 0 or code in STOPPED)
-
-    def obituary(self) -> str:
-        """How it ended, in words."""
-        code = self.process.returncode
-        who = f"{self.name} (process {self.process.pid})"
-        if code is not None and code < 0:
-            return f"{who} was killed by {signal.Signals(-code).name}"
-        if self.failed is not None:
-            return f"{who} failed: {self.failed.message}"
-        if code in STOPPED:
-            return f"{who} was stopped before the last round"
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        return f"{who} ended early with exit code {code}" + (f"; it last said:\n{tail}" if tail else "")
-
-
 @dataclass(slots=True)
 class Testnet:
-    """The processes, and what they have said."""
+    """The processes, and what they have said. `children` has all that were ever started, the latest of a name last."""
 
     options: TestnetOptions
     directory: Path
     report: Report
     screen: TestnetScreen
-    children: list[Child] = field(default_factory=list)
-    ticket: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    last_evaluation: asyncio.Event = field(default_factory=asyncio.Event)
+    log: EventLog
+    faults: tuple[Item, ...] = ()
+    namespaces: Namespaces | None = None
     command: tuple[str, ...] = (sys.executable, "-m", "peer.cli")
+    children: list[Child] = field(default_factory=list)
+    ticket: str = ""
+    swarm: Swarm = field(init=False)
+    tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    ended: asyncio.Queue[Child] = field(default_factory=asyncio.Queue)
+    last_evaluation: asyncio.Event = field(default_factory=asyncio.Event)
+    injection: Injection = field(init=False)
+    listen: str = "127.0.0.1:0"
+    evaluate: bool = False
 
     __test__ = False
+
+    def __post_init__(self) -> None:
+        self.swarm = Swarm.of(self.options.groups, self.options.stages, self.options.datacenters)
+        self.injection = Injection(
+            self.faults, self.swarm, self, self.namespaces, lambda event: self.take(CHAOS, event)
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """From the first process to the last round; nothing is left running.
@@ -110,49 +85,45 @@ class Testnet:
         Raises:
             TestnetError: a process died.
         """
-        async with asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(stop.wait())
+        async with self.tasks:
+            stopping, watching = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._watch())
             try:
-                await self._watch(tasks, stopping)
+                await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
+                watching.cancel()
+                await asyncio.wait((watching,))
                 await self._stop()
+            if not watching.cancelled():
+                await watching
 
-    async def _watch(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
-        """Start everybody, and wait until all have finished, one died, or the user stops it."""
-        bootstrap = await self._start_bootstrap(tasks)
-        if not await self._served(bootstrap, stopping):
-            return
-        trainees = [await self._start(tasks, *each) for each in self._trainees(self.ticket.result())]
-        if await self._all_finished(trainees, bootstrap, stopping):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.last_evaluation.wait(), LAST_EVALUATION_SECONDS)
+    async def _watch(self) -> None:
+        """Start everybody, and wait until all have finished or one died."""
+        self.evaluate = not self.options.datacenters or ends_a_datacenter(self.faults)
+        if self.namespaces is not None:
+            self.listen = f"{await self.namespaces.add(BOOTSTRAP)}:{NAMESPACE_PORT}"
+        elif self.faults:
+            self.listen = f"127.0.0.1:{two_free_ports()}"  # it may have to be found there again
+        await self._wait_until_serving(await self.start(BOOTSTRAP))
+        for name in self.swarm.names[1:]:
+            await self.start(name)
+        async with asyncio.TaskGroup() as tasks:
+            injecting = tasks.create_task(self.injection.run())
+            await self._wait_until_finished()
+            injecting.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.last_evaluation.wait(), LAST_EVALUATION_SECONDS)
 
-    def names(self) -> list[str]:
-        """All processes."""
-        return ["bootstrap", *(name for name, _ in self._trainees(""))]
-
-    def _trainees(self, ticket: str) -> Iterable[tuple[str, list[str]]]:
-        common = ["--device", "cpu", "--threads", "1"]
-        for group in range(1, self.options.groups + 1):
-            for stage in range(self.options.stages):
-                yield f"volunteer {group}, stage {stage}", ["join", ticket, "--stage", str(stage), *common]
-        for number in range(1, self.options.datacenters + 1):
-            yield f"datacenter {number}", ["replica", ticket, *common]
-
-    async def _start_bootstrap(self, tasks: asyncio.TaskGroup) -> Child:
-        data = ["--data", str(self.options.data)] if self.options.data else []
-        evaluate = [] if self.options.datacenters else ["--evaluate"]
-        arguments = ["bootstrap", str(self.directory / "run.toml"), "--listen", "127.0.0.1:0", *data, *evaluate]
-        return await self._start(tasks, "bootstrap", arguments)
-
-    async def _start(self, tasks: asyncio.TaskGroup, name: str, arguments: list[str]) -> Child:
+    async def start(self, name: str) -> Child:
+        """Start a process, or start it again with the folder it had."""
         folder = self.directory / name.replace(", ", "-").replace(" ", "-")
         log = self.directory / f"{folder.name}.log"
-        with log.open("wb") as errors:
+        where = () if self.namespaces is None else await self.namespaces.enter(name)
+        with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
+                *where,
                 *self.command,
-                *arguments,
+                *arguments(name, self.swarm, self.options, self.directory, self.listen, self.ticket, self.evaluate),
                 "--dir",
                 str(folder),
                 "--json",
@@ -166,21 +137,56 @@ class Testnet:
             )
         child = Child(name, process, log)
         self.children.append(child)
-        child.listening = tasks.create_task(self._listen(child))
+        child.listening = self.tasks.create_task(self._listen(child))
+        self.tasks.create_task(self._await_end(child))
         return child
+
+    async def start_again(self, name: str) -> None:
+        """Start a process that was killed. The bootstrap node serves before this returns: others need it."""
+        child = await self.start(name)
+        if name == BOOTSTRAP:
+            await self._wait_until_serving(child)
+
+    async def join(self, stage: int | None) -> str:
+        """Start one process more, a volunteer of `stage` or a datacenter (None); its name."""
+        name = self.swarm.add(stage)
+        self.screen.add(name)
+        await self.start(name)
+        return name
+
+    def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
+        """Send a process and all its own a signal, or, where it shall leave, to it alone. False: it has ended."""
+        child = self._latest()[name]
+        sent = child.send(number, to_its_own=fate != "left")
+        if sent and fate is not None:
+            child.fate, child.returns = fate, returns
+        return sent
+
+    def _latest(self) -> dict[str, Child]:
+        return {child.name: child for child in self.children}
 
     async def _listen(self, child: Child) -> None:
         assert child.process.stdout is not None
-        async for line in child.process.stdout:
+        while True:
+            try:
+                line = await child.process.stdout.readline()
+            except ValueError:  # longer than LINE_BYTES; the reader has dropped what it had of it
+                continue
+            if not line:
+                return
             with suppress(ValueError):
                 self._hear(child, from_line(line.decode()))
 
+    async def _await_end(self, child: Child) -> None:
+        await child.wait_until_ended()
+        self.ended.put_nowait(child)
+
     def _hear(self, child: Child, event: Event) -> None:
-        self.report.take(child.name, event)
-        self.screen.take(child.name, event)
+        self.take(child.name, event)
         match event:
-            case Serving(ticket) if not self.ticket.done():
-                self.ticket.set_result(ticket)
+            case Serving(ticket):
+                self.ticket = self.ticket or ticket
+                child.serving.set()
             case Evaluated(round) if round == self.options.rounds:
                 self.last_evaluation.set()
             case Finished():
@@ -190,57 +196,88 @@ class Testnet:
             case _:
                 pass
 
-    async def _served(self, bootstrap: Child, stopping: asyncio.Task[Any]) -> bool:
-        """Wait for the ticket; False after a stop.
+    def take(self, process: str, event: Event) -> None:
+        """Tell everybody what a process said, or chaos did."""
+        entry = self.log.take(process, event)
+        self.report.take(process, event)
+        self.screen.take(process, event, entry.seconds)
+        self.swarm.take(process, event)
+        self.injection.look()
 
-        Raises:
-            TestnetError: the bootstrap node ended instead.
-        """
-        ended = asyncio.ensure_future(bootstrap.wait_until_ended())
-        await asyncio.wait((self.ticket, ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if ended.done() and not self.ticket.done():
+    async def _wait_until_serving(self, bootstrap: Child) -> None:
+        """Raises TestnetError where the bootstrap node ends instead."""
+        serving = asyncio.ensure_future(bootstrap.serving.wait())
+        ending = asyncio.ensure_future(bootstrap.wait_until_ended())
+        try:
+            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            ending.cancel()
+        if not bootstrap.serving.is_set() and not bootstrap.ended_as_meant:
             raise TestnetError(bootstrap.obituary())
-        ended.cancel()
-        return self.ticket.done()
 
-    async def _all_finished(self, trainees: list[Child], bootstrap: Child, stopping: asyncio.Task[Any]) -> bool:
-        """Wait until all have finished; False after a stop.
+    async def _wait_until_finished(self) -> None:
+        """Wait until all that chaos has not ended have finished.
 
         Raises:
-            TestnetError: one ended in another way.
+            TestnetError: one ended in another way, none is left, or no more comes of it.
         """
-        running = {asyncio.ensure_future(child.wait_until_ended()): child for child in [*trainees, bootstrap]}
-        finished: set[str] = set()
-        while len(finished) < len(trainees):
-            done, _ = await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
-                return False
-            for each in done:
-                child = running.pop(each)
-                if child is bootstrap or not child.succeeded:
-                    raise TestnetError((await self._culprit(child, running, bootstrap)).obituary())
-                finished.add(child.name)
-        for each in running:
-            each.cancel()
-        return True
+        while not all_finished(self._trainees()):
+            if all_gone(self._trainees()):
+                raise TestnetError("chaos has left nobody to train")
+            child = await self._next_end(self._patience())
+            if child is None:
+                self._give_up()
+            elif not child.ended_as_meant and (child.name == BOOTSTRAP or not child.succeeded):
+                raise TestnetError((await self._culprit(child)).obituary())
 
-    async def _culprit(self, first: Child, running: dict[asyncio.Task[None], Child], bootstrap: Child) -> Child:
-        """Who is at fault: whoever a signal ended, else one that failed by itself, else the first to end.
+    @property
+    def alive(self) -> frozenset[str]:
+        """Who saw the last round: the bootstrap node does by its observer."""
+        ended_well = [child for child in self._trainees() if child.succeeded]
+        nodes = [child for child in self._latest().values() if child.name == BOOTSTRAP and child.finished]
+        return frozenset(child.name for child in [*ended_well, *nodes])
+
+    def _trainees(self) -> list[Child]:
+        return [child for child in self._latest().values() if child.name != BOOTSTRAP]
+
+    def _patience(self) -> float | None:
+        """How long to wait for the next end; only chaos makes that a question."""
+        if not self.faults:
+            return None
+        return STRAGGLER_SECONDS if any(child.succeeded for child in self._trainees()) else STILL_SECONDS
+
+    def _give_up(self) -> None:
+        """Raises TestnetError, unless there is still something to be heard."""
+        late = [child.name for child in self._trainees() if child.running]
+        if any(child.succeeded for child in self._trainees()):
+            raise TestnetError(f"{'; '.join(late)} did not finish within {STRAGGLER_SECONDS:.0f} s after the others")
+        heard = [entry.seconds for entry in self.log.entries if entry.process != CHAOS]
+        if self.log.now() - max(heard, default=0.0) > STILL_SECONDS:
+            raise TestnetError(f"no process has said anything for {STILL_SECONDS:.0f} s; waiting: {'; '.join(late)}")
+
+    async def _next_end(self, seconds: float | None) -> Child | None:
+        """The next process that has ended; None after so long without one."""
+        try:
+            return await asyncio.wait_for(self.ended.get(), seconds)
+        except TimeoutError:
+            return None
+
+    async def _culprit(self, first: Child) -> Child:
+        """Who is at fault: whoever a signal ended that chaos did not send, else one that failed by itself, else the
+        first to end.
 
         A neighbour may end before the one that took it along, so this waits for more to end; not for the bootstrap
         node alone, which serves on.
         """
         ended = [first]
         deadline = asyncio.get_running_loop().time() + BLAME_SECONDS
-        while {*running.values()} - {bootstrap} and not any(child.ended_from_outside for child in ended):
-            left = deadline - asyncio.get_running_loop().time()
-            done, _ = await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
+        while any(child.running for child in self._trainees()) and not any(map(ended_from_outside, ended)):
+            child = await self._next_end(max(0.0, deadline - asyncio.get_running_loop().time()))
+            if child is None:
                 break
-            ended += [running.pop(each) for each in done]
-        from_outside = [child for child in ended if child.ended_from_outside]
-        by_itself = [child for child in ended if not child.succeeded and child.process.returncode not in CONSEQUENCES]
-        return [*from_outside, *by_itself, first][0]
+            ended.append(child)
+        return to_blame(ended)
 
     async def _stop(self) -> None:
         """Close every child's standard input; those that linger are terminated, then killed with all their own."""
@@ -248,18 +285,10 @@ class Testnet:
             if child.process.stdin is not None:
                 child.process.stdin.close()
         for end, seconds in ((None, STOP_SECONDS), (signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-            left = [child for child in self.children if child.process.returncode is None]
+            left = [child for child in self.children if child.running]
             if not left:
                 return
             for child in left:
-                with suppress(ProcessLookupError):
-                    _send(child.process.pid, end)
+                if end is not None:  # SIGTERM is for the child, which then ends its own
+                    child.send(end, to_its_own=end is signal.SIGKILL)
             await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
-
-
-def _send(pid: int, end: signal.Signals | None) -> None:
-    """SIGTERM is for the child, which then ends its own; SIGKILL is for its whole group, of which it is the leader."""
-    if end is signal.SIGKILL:
-        os.killpg(pid, end)
-    elif end is not None:
-        os.kill(pid, end)

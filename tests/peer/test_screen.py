@@ -5,7 +5,8 @@ import io
 from rich.console import Console
 
 from peer.events import Evaluated, Failed, Finished, GroupFormed, Joined, Progress, RoundDone, StepDone
-from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline, summary
+from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
+from peer.summary import summary
 from tests.peer.test_report import report
 
 EVENTS = [

@@ -1,0 +1,52 @@
+"""What a person sees at the end of a run: its rounds, what chaos cost it, and its outcome."""
+
+from typing import Any
+
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from peer.report import Report
+from peer.screen import clock, size
+
+
+def summary(report: Report) -> Group:
+    """The final table of a run."""
+    result = report.result()
+    table = Table("round", "loss", "plain", "tokens", "seconds", "contributions", box=None, header_style="bold")
+    for row in result["rounds"]:
+        losses = [f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("loss", "loss_plain")]
+        sets = " ".join(f"{part}:{count}" for part, count in row["contributions"].items())
+        table.add_row(str(row["round"]), *losses, f"{row['tokens']:,}", f"{row['seconds']:.1f}", sets)
+    sent = result["bytes"]
+    digests = ", ".join(f"{part} {next(iter(peers.values()))[:10]}" for part, peers in result["digests"].items())
+    lines = [
+        f"{report.tokens:,} tokens at {result['tokens_per_second']:,.0f} tokens/s",
+        f"sent: {size(sent['pipeline_sent'])} between stages, {size(sent['outer_sent'])} of contributions",
+        f"state after the last round: {digests}",
+        f"outcome: {result['outcome']}",
+    ]
+    chaos = chaos_table(result["chaos"]) if "chaos" in result else Text()
+    return Group(table, chaos, Text("\n".join(("", *lines))))
+
+
+def chaos_table(chaos: dict[str, Any]) -> Group:
+    """Every fault and what it cost, and what became of the run."""
+    columns = ("fault", "what", "at", "time", "seconds lost", "steps lost")
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
+    for fault in chaos["faults"]:
+        done = fault["seconds"] is not None
+        when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
+        lost = (f"{fault['seconds_lost']:.1f}", str(fault["steps_lost"])) if done else ("–", "–")
+        table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)
+    table.add_row("all", "", "", "", f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), style="bold")
+    loss, difference = chaos["final_loss"], chaos["difference"]
+    compared = "not compared with the lab"
+    if difference is not None:
+        compared = f"undisturbed lab {chaos['lab_loss']:.3f}: difference {difference:+.3f}, of at most {chaos['limit']}"
+    lines = [
+        f"rounds completed: {chaos['rounds_completed']} of {chaos['rounds_asked']}",
+        f"digests at the end: {'equal' if chaos['digests_equal'] else 'NOT equal'}, {len(chaos['alive'])} processes",
+        f"final loss {loss:.3f}; {compared}" if loss is not None else "final loss unknown",
+    ]
+    return Group(Text(), table, Text("\n".join(("", *lines))))

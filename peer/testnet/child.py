@@ -1,0 +1,112 @@
+"""One process of a testnet: how it lives, and how it ended, in words."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from peer.events import Failed
+from peer.process import INTERRUPTED
+from protocol.errors import LostMemberError, UnreachableError
+
+LAST_WORDS_SECONDS = 2.0
+"""For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
+
+CONSEQUENCES = (UnreachableError.exit_code, LostMemberError.exit_code)
+"""What a process fails with because another one has gone."""
+
+STOPPED = (0, INTERRUPTED)
+"""How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
+
+LOG_LINES = 8
+
+Fate = Literal["killed", "left"]
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One process of the testnet. `fate` is what chaos did to it, `returns` whether it will be started again."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    failed: Failed | None = None
+    finished: bool = False
+    fate: Fate | None = None
+    returns: bool = False
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+    listening: asyncio.Task[None] | None = None
+
+    async def wait_until_ended(self) -> None:
+        """Wait for its end, and until its last words have been heard."""
+        await self.process.wait()
+        if self.listening is not None:
+            await asyncio.wait((self.listening,), timeout=LAST_WORDS_SECONDS)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.returncode is None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it saw the last round and then ended well."""
+        return self.finished and self.process.returncode == 0
+
+    @property
+    def ended_as_meant(self) -> bool:
+        """Whether chaos ended it: killed, or gone in order when told to leave."""
+        return self.fate == "killed" or (self.fate == "left" and self.process.returncode in STOPPED)
+
+    def obituary(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        who = f"{self.name} (process {self.process.pid})"
+        if code is not None and code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}"
+        if self.failed is not None:
+            return f"{who} failed: {self.failed.message}"
+        if code in STOPPED:
+            return f"{who} was stopped before the last round"
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return f"{who} ended early with exit code {code}" + (f"; it last said:\n{tail}" if tail else "")
+
+    def send(self, number: signal.Signals, to_its_own: bool) -> bool:
+        """A signal to it alone, or to it and all its own, of whose group it is the leader; False: it has ended."""
+        if not self.running:
+            return False
+        with suppress(ProcessLookupError):
+            (os.killpg if to_its_own else os.kill)(self.process.pid, number)
+        return True
+
+
+def all_finished(children: Iterable[Child]) -> bool:
+    """Whether at least one has seen the last round, and nobody runs or is missing whom chaos has not ended."""
+    children = list(children)
+    over = all(not child.running and (child.succeeded or child.fate) for child in children)
+    return over and any(child.succeeded for child in children)
+
+
+def all_gone(children: Iterable[Child]) -> bool:
+    """Whether chaos has ended everybody, for good."""
+    return all(child.fate and not child.returns and not child.running for child in children)
+
+
+def ended_from_outside(child: Child) -> bool:
+    """Whether a signal ended it that chaos did not send, at once or in order: no other process's death does that."""
+    code = child.process.returncode
+    ended = code is not None and not child.succeeded and (code < 0 or code in STOPPED)
+    return ended and not child.ended_as_meant
+
+
+def to_blame(ended: Sequence[Child]) -> Child:
+    """Who of those that ended, in this order, is at fault: whoever was ended from outside, else one that failed by
+    itself, else the first; never one that chaos ended, if there is another."""
+    from_outside = [child for child in ended if ended_from_outside(child)]
+    left = [child for child in ended if not child.ended_as_meant and not child.succeeded]
+    by_itself = [child for child in left if child.process.returncode not in CONSEQUENCES]
+    return [*from_outside, *by_itself, *left, *ended][0]

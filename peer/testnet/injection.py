@@ -1,0 +1,180 @@
+"""Does the faults of a chaos run at their moments, and undoes them at their ends."""
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from peer.events import Injected
+from peer.testnet.child import Fate
+from peer.testnet.faults import Fault, Item, Join, Kill, Leave, Moment, Partition, Pause, Random, Slow, When
+from peer.testnet.namespaces import Namespaces
+from peer.testnet.random_faults import draw
+from peer.testnet.swarm import Swarm
+
+CHAOS = "chaos"
+"""Who says `Injected`, where processes have names."""
+
+
+class Processes(Protocol):
+    """What chaos does to processes, by name."""
+
+    def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
+        """Send a signal; False: it was dead already."""
+
+    async def start_again(self, name: str) -> None:
+        """Start a killed process with the same folder."""
+
+    async def join(self, stage: int | None) -> str:
+        """Start one process more; its name."""
+
+
+@dataclass(slots=True)
+class Injection:
+    """The faults of a run. `tell` hears each as it is done."""
+
+    items: tuple[Item, ...]
+    swarm: Swarm
+    processes: Processes
+    namespaces: Namespaces | None
+    tell: Callable[[Injected], None]
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float | None = None
+
+    def look(self) -> None:
+        """Something was said: some fault may be due."""
+        if self.began is None and self.swarm.has_reached(Moment(1)):
+            self.began = asyncio.get_running_loop().time()
+        self.news.set()
+        self.news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Do everything at its time, until cancelled; then everything is undone that ends."""
+        async with asyncio.TaskGroup() as tasks:
+            for item in self.items:
+                tasks.create_task(self._draw(item, tasks) if isinstance(item, Random) else self._do(item))
+
+    async def _draw(self, plan: Random, tasks: asyncio.TaskGroup) -> None:
+        stages = 1 + max(self.swarm.stages.values())
+        for fault in draw(plan, self.swarm.groups, stages):
+            await self._until_due(fault.when)
+            tasks.create_task(self._do(fault))
+
+    async def _do(self, fault: Fault) -> None:
+        record = Record(next(self.numbers), fault, self.tell)
+        try:
+            await self._until_due(fault.when)
+        except asyncio.CancelledError:
+            record.nothing("not done", [], "the run was over before")
+            raise
+        match fault:
+            case Kill():
+                await self._kill(fault, record)
+            case Pause():
+                await self._pause(fault, record)
+            case Leave(target):
+                self._signal(self.swarm.processes(target), signal.SIGINT, record, "told to leave", "left")
+            case Join(stage):
+                record.begun("joined", [await self.processes.join(stage)])
+            case Partition():
+                await self._partition(fault, record)
+            case Slow():
+                await self._slow(fault, record)
+
+    async def _until_due(self, when: When) -> None:
+        if isinstance(when, Moment):
+            await self._until(lambda: self.swarm.has_reached(when))
+        else:
+            await self._until(lambda: self.began is not None)
+            assert self.began is not None
+            await asyncio.sleep(self.began + when.seconds - asyncio.get_running_loop().time())
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self.news.wait()
+
+    def _signal(
+        self,
+        names: list[str],
+        number: signal.Signals,
+        record: "Record",
+        action: str,
+        fate: Fate | None = None,
+        returns: bool = False,
+    ) -> list[str]:
+        """Send everybody a signal; who got it. The dead are recorded too."""
+        hit = [name for name in names if self.processes.signal(name, number, fate, returns)]
+        if hit:
+            record.begun(action, hit)
+        if dead := [name for name in names if name not in hit]:
+            record.nothing("not applied", dead, "already dead")
+        return hit
+
+    async def _kill(self, fault: Kill, record: "Record") -> None:
+        names = self.swarm.processes(fault.target)
+        hit = self._signal(names, signal.SIGKILL, record, "killed", "killed", returns=fault.back is not None)
+        if fault.back is not None and hit:
+            await asyncio.sleep(fault.back)
+            for name in hit:
+                await self.processes.start_again(name)
+            record.ended("started again", hit)
+
+    async def _pause(self, fault: Pause, record: "Record") -> None:
+        hit = self._signal(self.swarm.processes(fault.target), signal.SIGSTOP, record, "paused")
+        try:
+            await asyncio.sleep(fault.seconds if hit else 0)
+        finally:
+            resumed = [name for name in hit if self.processes.signal(name, signal.SIGCONT)]
+            if resumed:
+                record.ended("resumed", resumed)
+
+    async def _partition(self, fault: Partition, record: "Record") -> None:
+        assert self.namespaces is not None
+        one, other = self.swarm.sides(fault)
+        await self.namespaces.cut(record.number, one, other)
+        try:
+            record.begun("cut off", one + other, f"{'; '.join(one)} from {'; '.join(other)}")
+            if fault.seconds is None:
+                await self._until(lambda: self.swarm.ended >= fault.last)
+            else:
+                await asyncio.sleep(fault.seconds)
+        finally:
+            await self.namespaces.heal(record.number)
+            record.ended("healed", one + other)
+
+    async def _slow(self, fault: Slow, record: "Record") -> None:
+        assert self.namespaces is not None
+        names = self.swarm.processes(fault.target)
+        try:
+            for name in names:
+                await self.namespaces.limit(name, fault.rate)
+            record.begun(f"slowed to {fault.rate}", names)
+            await asyncio.sleep(fault.seconds)
+        finally:
+            for name in names:
+                await self.namespaces.unlimit(name)
+            record.ended("quick again", names)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Tells what becomes of one fault."""
+
+    number: int
+    fault: Fault
+    tell: Callable[[Injected], None]
+
+    def begun(self, action: str, processes: list[str], reason: str = "") -> None:
+        """It is done."""
+        self.tell(Injected(self.number, str(self.fault), action, processes, True, reason))
+
+    def ended(self, action: str, processes: list[str]) -> None:
+        """It is undone."""
+        self.tell(Injected(self.number, str(self.fault), action, processes, False))
+
+    def nothing(self, action: str, processes: list[str], reason: str) -> None:
+        """It is not done."""
+        self.tell(Injected(self.number, str(self.fault), action, processes, False, reason))

@@ -1,0 +1,38 @@
+"""The command line of each process of a testnet."""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from peer.testnet.options import TestnetOptions
+from peer.testnet.swarm import BOOTSTRAP, Swarm
+from protocol.errors import ResourceError
+
+
+def arguments(
+    name: str, swarm: Swarm, options: TestnetOptions, directory: Path, listen: str, ticket: str, evaluate: bool
+) -> list[str]:
+    """What `hetpeer` is called with for the process `name`; `evaluate`: beside the bootstrap node, an observer does."""
+    if name == BOOTSTRAP:
+        data = ["--data", str(options.data)] if options.data else []
+        more = ["--evaluate"] if evaluate else []
+        return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
+    common = ["--device", "cpu", "--threads", "1"]
+    if name in swarm.stages:
+        return ["join", ticket, "--stage", str(swarm.stages[name]), *common]
+    return ["replica", ticket, *common]
+
+
+def two_free_ports() -> int:
+    """The first of two neighbouring ports on loopback that are free now.
+
+    Raises:
+        ResourceError: there are none.
+    """
+    for _ in range(100):
+        with socket.socket() as one, socket.socket() as other, suppress(OSError, OverflowError):
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            other.bind(("127.0.0.1", port + 1))
+            return port
+    raise ResourceError("no two neighbouring ports are free on 127.0.0.1")

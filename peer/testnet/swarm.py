@@ -1,0 +1,97 @@
+"""Who is in a testnet, how far it is, and whom a target means now. Built from events, pure."""
+
+from dataclasses import dataclass, field
+
+from peer.events import Event, GroupFormed, RoundDone, StepDone
+from peer.testnet.faults import Moment, Partition, Target
+
+BOOTSTRAP = "bootstrap"
+
+
+def volunteer(group: int, stage: int) -> str:
+    """The name of a process; people count from 1."""
+    return f"volunteer {group + 1}, stage {stage}"
+
+
+def datacenter(number: int) -> str:
+    """The name of a process; people count from 1."""
+    return f"datacenter {number + 1}"
+
+
+@dataclass(slots=True)
+class Swarm:
+    """The processes by name. `stages` has the volunteers' stages, `replicas` whose group they are in."""
+
+    groups: int
+    stages: dict[str, int] = field(default_factory=dict)
+    datacenters: list[str] = field(default_factory=list)
+    replicas: dict[str, str] = field(default_factory=dict)
+    reached: Moment = field(default_factory=lambda: Moment(0))
+    ended: int = 0
+
+    @staticmethod
+    def of(groups: int, stages: int, datacenters: int) -> "Swarm":
+        """As it is when it starts."""
+        volunteers = {volunteer(group, stage): stage for group in range(groups) for stage in range(stages)}
+        return Swarm(groups, volunteers, [datacenter(number) for number in range(datacenters)])
+
+    def take(self, process: str, event: Event) -> None:
+        """Follow what a process says."""
+        match event:
+            case GroupFormed(replica):
+                self.replicas[process] = replica
+            case StepDone(round, step):
+                self.reached = max(self.reached, Moment(round, step + 1), key=lambda each: (each.round, each.step))
+            case RoundDone(round):
+                self.ended = max(self.ended, round)
+            case _:
+                pass
+
+    def add(self, stage: int | None) -> str:
+        """One more process, a volunteer of `stage` or a datacenter (None); its name."""
+        if stage is None:
+            self.datacenters.append(datacenter(len(self.datacenters)))
+            return self.datacenters[-1]
+        name = volunteer(next(group for group in range(10**6) if volunteer(group, stage) not in self.stages), stage)
+        self.stages[name] = stage
+        return name
+
+    def has_reached(self, moment: Moment) -> bool:
+        """Whether some process has done that inner step, or a later one."""
+        return (self.reached.round, self.reached.step) >= (moment.round, moment.step)
+
+    @property
+    def names(self) -> list[str]:
+        """All processes."""
+        return [BOOTSTRAP, *self.stages, *self.datacenters]
+
+    def processes(self, target: Target) -> list[str]:
+        """The names of the processes that `target` means now."""
+        match target.kind:
+            case "volunteer":
+                members = self._group(target.number)
+                return [name for name in members if self.stages[name] == target.stage]
+            case "group":
+                return self._group(target.number)
+            case "datacenter":
+                return [datacenter(target.number)]
+            case "bootstrap":
+                return [BOOTSTRAP]
+            case "all":
+                return self.names
+
+    def _group(self, number: int) -> list[str]:
+        """The group that the `number`-th volunteer of stage 0 is in. Before it has formed: those named after it."""
+        leader = volunteer(number, 0)
+        if leader not in self.replicas:
+            return [name for name in self.stages if name.startswith(f"volunteer {number + 1},")]
+        return [name for name in self.stages if self.replicas.get(name) == self.replicas[leader]]
+
+    def sides(self, partition: Partition) -> tuple[list[str], list[str]]:
+        """The two sides of a partition. Halves are every other replica; the bootstrap node is in the first."""
+        if partition.sides is not None:
+            one, other = ([name for target in side for name in self.processes(target)] for side in partition.sides)
+            return list(dict.fromkeys(one)), [name for name in dict.fromkeys(other) if name not in one]
+        replicas = [self._group(number) for number in range(self.groups)] + [[name] for name in self.datacenters]
+        first = [BOOTSTRAP, *(name for replica in replicas[::2] for name in replica)]
+        return first, [name for name in self.names if name not in first]
