@@ -1,0 +1,174 @@
+"""Snapshots: from several peers at once, piece by piece, whatever some of them do."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from peer.network.contacts import Contacts
+from peer.network.snapshots import SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
+from protocol.blobs import BlobService
+from protocol.channels import listen, options
+from protocol.errors import FormatError, UnreachableError
+from protocol.history import History
+from protocol.identity import EMBEDDING, PeerId
+from protocol.layout import part_layout
+from protocol.records import PeerRecord
+from protocol.schemas import blobs_pb2_grpc, snapshots_pb2_grpc
+from protocol.snapshot import Header, parse
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(model={"vocabulary": 2**15, "d": 32})
+"""The embedding has four pieces."""
+
+
+def state(seed: int = 0) -> dict[str, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    layout = part_layout(MANIFEST, EMBEDDING)
+    return {name: chance.integers(-(2**31), 2**31, shape).astype(np.int32) for name, shape in layout.items()}
+
+
+def history(rounds: int) -> History:
+    made = History()
+    for round in range(1, rounds + 1):
+        made.add(round, [PeerId("QmA"), PeerId("QmB")])
+    return made
+
+
+@asynccontextmanager
+async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerRecord], list[SnapshotStore], Header]]:
+    """Peers that hold one and the same state after round 5."""
+    async with AsyncExitStack() as stack:
+        records, stores = [], []
+        for number in range(count):
+            store = SnapshotStore(folder / str(number), MANIFEST)
+            header = store.write(EMBEDDING, 5, history(5), state().values())
+            server = grpc.aio.server(options=options(MANIFEST))
+            snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(store), server)
+            blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, store.lookup), server)
+            address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+            stores.append(store)
+            records.append(
+                PeerRecord(peer_id=PeerId(f"Qm{number}"), address=address, role="datacenter", stage=0, slot=0)
+            )
+        yield records, stores, header
+
+
+async def take(records: list[PeerRecord], digest: str, folder: Path) -> tuple[Fetching, dict[str, str], SnapshotStore]:
+    contacts, store, distrusted = Contacts(MANIFEST), SnapshotStore(folder / "mine", MANIFEST), {}
+    try:
+        fetched = await fetch_snapshot(
+            records,
+            digest,
+            contacts,
+            store,
+            lambda done, total: None,
+            lambda peer, reason: distrusted.update({peer.peer_id: reason}),
+        )
+    finally:
+        await contacts.close()
+    return fetched, distrusted, store
+
+
+def same(store: SnapshotStore, header: Header) -> bool:
+    return all((store.read(header)[name] == tensor).all() for name, tensor in state().items())
+
+
+def test_it_comes_from_several_peers_and_is_the_same(tmp_path: Path):
+    async def scene() -> None:
+        async with holders(tmp_path, 3) as (records, _, header):
+            fetched, distrusted, store = await take(records, header.digest, tmp_path)
+            assert same(store, fetched.header)
+            assert len(fetched.served) >= 2
+            assert sum(fetched.served.values()) == 4 * 2**20
+            assert distrusted == {}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("fault", ["wrong bytes", "no file", "gone"])
+def test_a_peer_that_fails_is_passed_over_and_its_pieces_come_from_others(tmp_path: Path, fault: str):
+    async def scene() -> None:
+        async with holders(tmp_path, 3) as (records, stores, header):
+            path = stores[0].path(EMBEDDING, 5)
+            if fault == "wrong bytes":
+                path.write_bytes(bytes(path.stat().st_size))
+            elif fault == "no file":
+                stores[0].pieces.clear()
+            else:
+                records[0] = records[0].model_copy(update={"address": "127.0.0.1:1"})
+            fetched, distrusted, store = await take(records, header.digest, tmp_path)
+            assert same(store, fetched.header)
+            assert distrusted.keys() == {"Qm0"}
+
+    asyncio.run(scene())
+
+
+def test_when_nobody_has_a_piece_the_error_says_what_is_missing(tmp_path: Path):
+    async def scene() -> None:
+        async with holders(tmp_path, 2) as (records, stores, header):
+            for store in stores:
+                del store.pieces[header.pieces[2]]
+            with pytest.raises(UnreachableError, match="1 of 4 pieces of the state of embedding after round 5"):
+                await take(records, header.digest, tmp_path)
+
+    asyncio.run(scene())
+
+
+def test_an_interrupted_fetch_goes_on_and_mends_what_is_damaged(tmp_path: Path):
+    async def scene() -> None:
+        async with holders(tmp_path, 2) as (records, stores, header):
+            partial = SnapshotStore(tmp_path / "mine", MANIFEST).path(EMBEDDING, 5).with_suffix(".part")
+            partial.parent.mkdir()
+            whole = stores[0].path(EMBEDDING, 5).read_bytes()
+            partial.write_bytes(whole[: 2**20] + bytes(2**20) + whole[2**21 : 3 * 2**20])
+            fetched, _, store = await take(records, header.digest, tmp_path)
+            assert same(store, fetched.header)
+            assert sum(fetched.served.values()) == 2 * 2**20
+
+    asyncio.run(scene())
+
+
+def test_another_header_than_was_announced_is_refused(tmp_path: Path):
+    async def scene() -> None:
+        async with holders(tmp_path, 1) as (records, stores, header):
+            stores[0].headers["00" * 32] = stores[0].headers[header.digest]
+            with pytest.raises(UnreachableError, match="none of 1 peers"):
+                await take(records, "00" * 32, tmp_path)
+
+    asyncio.run(scene())
+
+
+def test_the_last_states_are_kept_and_the_newest_whole_one_is_found_again(tmp_path: Path):
+    store = SnapshotStore(tmp_path, MANIFEST)
+    for round in range(1, 6):
+        store.write(EMBEDDING, round, history(round), state(round).values())
+    assert len(list(tmp_path.glob("*.grid"))) == SNAPSHOTS_KEPT
+    store.path(EMBEDDING, 5).write_bytes(b"torn")
+    found = SnapshotStore(tmp_path, MANIFEST).newest(EMBEDDING)
+    assert found is not None
+    assert found[0].round == 4
+    assert (next(iter(found[1].values())) == next(iter(state(4).values()))).all()
+
+
+def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path):
+    header = SnapshotStore(tmp_path, MANIFEST).write(EMBEDDING, 5, history(5), state().values())
+    data = header.to_bytes()
+    assert parse(data, MANIFEST) == header
+    assert header.digest == hashlib.sha256(data).hexdigest()
+    other = small_manifest()
+    with pytest.raises(FormatError, match="another number of pieces"):
+        parse(data, other)
+    for cut in range(0, len(data), 7):
+        with pytest.raises(FormatError):
+            parse(data[:cut], MANIFEST)
+    for bad in (b"", b"\xc1", data + b"\0", data.replace(b"QmA", b"QmC", 1)):
+        with pytest.raises(FormatError):
+            parse(bad, MANIFEST)

@@ -1,0 +1,43 @@
+"""What an honest contribution can be, and what it cannot."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.optim.bounds import check_magnitudes, largest_value
+from peer.optim.inner import learning_rate
+from protocol.contribution import Contribution, SparseTensor
+from protocol.errors import FormatError
+from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
+from protocol.units import UNITS_PER_ONE
+from tests.reference.small_manifest import small_manifest
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.floats(1e-5, 0.01), st.integers(0, 200), st.sampled_from([0.0, 0.9, 0.95, 1.0]))
+def test_steps_of_twice_the_learning_rate_kept_back_in_every_round_stay_below(
+    round: int, rate: float, warmup: int, beta: float
+):
+    run = small_manifest(
+        inner={"steps": 5, "learning_rate": rate, "warmup": warmup}, outer={"rounds": 40, "beta": beta, "grace": 2}
+    )
+    error = 0.0
+    for each in range(1, round + 1):
+        moved = sum(2 * learning_rate(run, (each - 1) * 5 + step) for step in range(5))
+        error = beta * error + moved
+    assert error * UNITS_PER_ONE <= largest_value(run, stage_part(0), round)
+
+
+def test_a_value_beyond_the_bound_is_refused_with_its_size():
+    run = small_manifest()
+    bound = largest_value(run, EMBEDDING, 3)
+    name = ContributionName(EMBEDDING, 3, PeerId("QmA"))
+
+    def made(value: int) -> Contribution:
+        tensors = {"w": SparseTensor(np.array([0]), np.array([value]))}
+        return Contribution(RunId("00" * 32), name, 1, tensors)
+
+    check_magnitudes(made(-bound), run)
+    with pytest.raises(FormatError, match="more than learning rate and error feedback allow"):
+        check_magnitudes(made(bound + 1), run)

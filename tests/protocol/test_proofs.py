@@ -1,0 +1,113 @@
+"""Signed messages, cards, proofs: who said what, checked without asking anybody."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol import signed, statement
+from protocol.cards import Authority, Card, issue
+from protocol.errors import FormatError
+from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
+from protocol.keys import Identity, load_or_create
+from protocol.ledger import Claim, Revocation
+from protocol.proofs import Signer, read_entry, read_revocation, revoke
+from protocol.records import PeerRecord
+
+RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Identity:
+    return load_or_create(tmp_path / "operator")
+
+
+@pytest.fixture
+def authority(operator: Identity) -> Authority:
+    return Authority(RUN, operator.peer_id)
+
+
+def signer(folder: Path, operator: Identity, authority: Authority, role: str = "volunteer", stage: int = 1) -> Signer:
+    identity = load_or_create(folder)
+    card = issue(operator, RUN, Card(identity.peer_id, role, stage, 0))
+    return Signer(identity, authority, card)
+
+
+def test_a_message_is_read_as_what_it_is_and_nothing_else(operator: Identity):
+    data = signed.sign(operator, "word", [1, "two", b"three"])
+    assert signed.read(data, "word") == (operator.peer_id, [1, "two", b"three"])
+    with pytest.raises(FormatError, match="not a signed wor"):
+        signed.read(data, "wor")
+    for at in range(0, len(data), 5):
+        with pytest.raises(FormatError):
+            signed.read(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "word")
+    with pytest.raises(FormatError, match="are allowed"):
+        signed.read(data + bytes(20_000), "word")
+
+
+def test_a_card_holds_if_the_operator_signed_it_for_this_run(tmp_path: Path, operator: Identity, authority: Authority):
+    card = Card(PeerId("QmPeer"), "volunteer", 2, 7)
+    assert authority.read(issue(operator, RUN, card)) == card
+    with pytest.raises(FormatError, match="another run"):
+        authority.read(issue(operator, OTHER, card))
+    with pytest.raises(FormatError, match="nobody who may admit"):
+        authority.read(issue(load_or_create(tmp_path / "x"), RUN, card))
+
+
+def test_a_gateway_admits_peers_but_no_gateways(tmp_path: Path, operator: Identity, authority: Authority):
+    gateway, stranger = load_or_create(tmp_path / "g"), load_or_create(tmp_path / "s")
+    own = issue(operator, RUN, Card(gateway.peer_id, "gateway", 0, 0))
+    card = Card(PeerId("QmPeer"), "datacenter", 0, 3)
+    assert authority.read(issue(gateway, RUN, card, own)) == card
+    more = issue(gateway, RUN, Card(stranger.peer_id, "gateway", 0, 0), own)
+    for forged in (
+        more,
+        issue(stranger, RUN, card, more),
+        issue(stranger, RUN, card, own),
+        issue(gateway, RUN, card, issue(operator, RUN, Card(gateway.peer_id, "datacenter", 0, 0))),
+    ):
+        with pytest.raises(FormatError, match="nobody who may admit"):
+            authority.read(forged)
+
+
+def test_an_entry_comes_with_the_receipts_that_hold_for_it(tmp_path: Path, operator: Identity, authority: Authority):
+    author, holder, elsewhere = (
+        signer(tmp_path / "a", operator, authority),
+        signer(tmp_path / "h", operator, authority),
+        signer(tmp_path / "e", operator, authority, stage=0),
+    )
+    entry = author.contribution(stage_part(1), 3, "cd" * 32, 100)
+    other = author.contribution(stage_part(1), 4, "cd" * 32, 100)
+    receipts = [holder.receipt(entry), holder.receipt(other), elsewhere.receipt(entry), b"nonsense"]
+    read = read_entry(entry.proof, receipts, authority)
+    assert (read.name, read.sha256, read.size) == (entry.name, entry.sha256, entry.size)
+    assert read.receipts == {holder.identity.peer_id: receipts[0]}
+
+
+@pytest.mark.parametrize(("role", "stage"), [("volunteer", 0), ("observer", 0), ("gateway", 0)])
+def test_only_those_with_a_place_in_a_part_contribute_to_it(
+    tmp_path: Path, operator: Identity, authority: Authority, role: str, stage: int
+):
+    entry = signer(tmp_path / "a", operator, authority, role, stage).contribution(stage_part(1), 3, "cd" * 32, 100)
+    with pytest.raises(FormatError, match="no place that contributes to stage-1"):
+        read_entry(entry.proof, [], authority)
+
+
+def test_a_revocation_is_the_operators(tmp_path: Path, operator: Identity, authority: Authority):
+    revocation = Revocation(PeerId("QmPeer"), 5, 8)
+    assert read_revocation(revoke(operator, authority, revocation), authority) == revocation
+    with pytest.raises(FormatError, match="not this run's operator"):
+        read_revocation(revoke(load_or_create(tmp_path / "x"), authority, revocation), authority)
+    with pytest.raises(FormatError, match="not this run's operator"):
+        read_revocation(revoke(operator, Authority(OTHER, operator.peer_id), revocation), authority)
+
+
+def test_a_statement_speaks_for_its_signer_alone(tmp_path: Path, operator: Identity):
+    record = PeerRecord(peer_id=operator.peer_id, address="h:1", role="datacenter", stage=0, slot=0, replica="x")
+    claims = {EMBEDDING: [Claim(round, "ab" * 32, 3 * round, True) for round in range(1, 6)]}
+    heard = statement.read(statement.make(operator, RUN, record, claims), RUN)
+    assert heard.record == record
+    assert heard.claims == {EMBEDDING: claims[EMBEDDING][-3:]}
+    with pytest.raises(FormatError, match="no statement of this run"):
+        statement.read(statement.make(operator, OTHER, record, claims), RUN)
+    with pytest.raises(FormatError, match="speaks for"):
+        statement.read(statement.make(load_or_create(tmp_path / "x"), RUN, record, claims), RUN)
