@@ -12,13 +12,16 @@ F is a function of the set S of contributions, and equal sets give equal bits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from peer.optim.grid import divide_half_even, to_int32, to_units
+from peer.optim import kernels
+from peer.optim.grid import FAR, OUT_OF_RANGE, divide_half_even, to_int32, to_units
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, SparseTensor, compose
+from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, ReplicaId, RunId
 from protocol.layout import Layout, part_layout
 from protocol.manifest import Manifest
@@ -39,7 +42,7 @@ class OuterState:
     @staticmethod
     def begin(manifest: Manifest, part: Part, genesis: Mapping[str, Tensor], author: bool) -> "OuterState":
         """The state before round 1: the genesis weights, and an empty error feedback."""
-        grid = {name: genesis[name].to(torch.int32) for name in part_layout(manifest, part)}
+        grid = {name: genesis[name].to(torch.int32, copy=True) for name in part_layout(manifest, part)}
         empty = {name: torch.zeros_like(tensor) for name, tensor in grid.items()} if author else {}
         return OuterState(manifest, part, grid, empty)
 
@@ -68,21 +71,37 @@ class OuterState:
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        term = outer_term(contributions, part_layout(self.manifest, self.part), self.manifest)
-        for name, tensor in self.grid.items():
-            self.grid[name] = to_int32(tensor.to(torch.int64) - term[name], name)
+        subtract_term(self.grid, contributions, self.manifest)
 
 
 def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
-    """e ← β e + Δ, with β e rounded half to even; int32."""
-    decayed = divide_half_even(error.to(torch.int64) * round(beta * FACTOR_ONE), FACTOR_ONE)
-    return to_int32(decayed + to_units(delta), "the error feedback")
+    """e ← β e + Δ, with β e rounded half to even; int32.
+
+    The torch operations serve other devices, and say what the CPU's kernel does.
+
+    Raises:
+        DivergedError: Δ or the sum is outside ±32, or not a number.
+    """
+    factor = round(beta * FACTOR_ONE)
+    if not (error.is_cpu and delta.is_cpu and delta.dtype == torch.float32):
+        decayed = divide_half_even(error.to(torch.int64) * factor, FACTOR_ONE)
+        return to_int32(decayed + to_units(delta), "the error feedback")
+    error, delta = error.contiguous(), delta.detach().contiguous()
+    fresh = torch.empty_like(error)
+    flat = (tensor.view(-1).numpy() for tensor in (error, delta, fresh))
+    near, narrow = kernels.decay_and_add(*flat, factor)
+    if not near:
+        raise DivergedError(FAR)
+    if not narrow:
+        raise DivergedError(f"the error feedback {OUT_OF_RANGE}")
+    return fresh
 
 
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     """e ← e − Δ̂ in place: exactly the integers that were sent."""
-    positions, values = _positions(sparse, tuple(error.shape), manifest)
-    error.view(-1)[positions] -= values.to(torch.int32)
+    grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
+    places = torch.from_numpy(kernels.positions(sparse.offsets, grid)).to(error.device)
+    error.view(-1)[places] -= torch.from_numpy(np.asarray(sparse.values, np.int32)).to(error.device)
 
 
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
@@ -90,21 +109,40 @@ def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: 
 
     `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does.
     """
-    eta = round(manifest.outer.learning_rate * FACTOR_ONE)
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        total = torch.zeros(shape, dtype=torch.int64).view(-1)
-        senders = torch.zeros_like(total)
-        for contribution in contributions:
-            positions, values = _positions(contribution.tensors[name], shape, manifest)
-            total.index_add_(0, positions, values)
-            senders[positions] += 1
-        count = senders.clamp_(min=1) if manifest.outer.aggregate == "senders" else max(1, len(contributions))
-        term[name] = divide_half_even(total * eta, count * FACTOR_ONE).view(shape)
+        places, terms = sparse_term(contributions, name, shape, manifest)
+        term[name] = torch.zeros(shape, dtype=torch.int64)
+        term[name].view(-1)[places] = terms
     return term
 
 
-def _positions(sparse: SparseTensor, shape: tuple[int, ...], manifest: Manifest) -> tuple[Tensor, Tensor]:
-    """Row-major positions in the tensor, and the values there; both int64 [kept], positions distinct."""
-    grid = chunk_grid(shape, manifest.outer.chunk_side, manifest.outer.top_k)
-    return torch.from_numpy(grid.positions(sparse.offsets)), torch.from_numpy(sparse.values)
+def sparse_term(
+    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
+) -> tuple[Tensor, Tensor]:
+    """F(S) of one tensor where anybody sent something: distinct row-major places, and terms there; both int64."""
+    outer = manifest.outer
+    sparse = [contribution.tensors[name] for contribution in contributions]
+    places, terms = kernels.outer_term(
+        [each.offsets for each in sparse],
+        [each.values for each in sparse],
+        chunk_grid(shape, outer.chunk_side, outer.top_k),
+        round(outer.learning_rate * FACTOR_ONE),
+        0 if outer.aggregate == "senders" else len(contributions),
+    )
+    return torch.from_numpy(places), torch.from_numpy(terms)
+
+
+def subtract_term(grid: Mapping[str, Tensor], contributions: Sequence[Contribution], manifest: Manifest) -> None:
+    """θ ← θ − F(S) in place; int32. Coordinates that nobody sent stay as they are, and are not visited.
+
+    Raises:
+        DivergedError: a weight would leave the grid. Nothing is changed then.
+    """
+    changes = []
+    for name, tensor in grid.items():
+        flat = tensor.view(-1)
+        places, terms = (each.to(flat.device) for each in sparse_term(contributions, name, tuple(tensor.shape), manifest))
+        changes.append((flat, places, to_int32(flat[places].to(torch.int64) - terms, name)))
+    for flat, places, changed in changes:
+        flat[places] = changed
