@@ -3,8 +3,9 @@
 Ours: from Δ in float32 on each peer to the new θ on every peer. Error feedback, top-k (32 of 4096), two-bit values,
 encoding, the swarm's own exchange over gRPC, decoding, and the outer step over all four contributions. The digests of
 all peers must be equal. The averager: `DecentralizedAverager` with fp16 compression, from float32 tensors to their
-average on every peer. Its search for a group is left out of its time, and ours has none; both keep the time of the
-slowest peer. The median of the rounds counts, after one that warms up.
+average on every peer. Both begin connected: its search for a group is left out of its time, and our streams that tell
+of contributions are open. A round takes as long as its slowest peer. The median of the rounds counts, after one that
+warms up.
 
 Every peer is a process. With root, all sit in a network namespace of their own, so that the kernel counts their bytes
 and nobody else's; then again on links of 100 Mb/s each way (`tc tbf`), each in its own namespace. Without root there
@@ -14,6 +15,7 @@ are no links, and bytes are those of the machine's loopback, whoever sends them.
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -97,20 +99,20 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         async def accept(blob: bytes, name: ContributionName, into: dict[ContributionName, Contribution]) -> None:
             into[name] = await asyncio.to_thread(decode, blob, manifest)
 
+        check_blob = functools.partial(accept, into=decoded)
+        collecting = asyncio.create_task(
+            collect(sources, manifest, part, round, frozenset(ids), shelf, check_blob)
+        )
         say(ready=True)
         moment = await asyncio.to_thread(hear)
         await asyncio.sleep(max(0.0, moment - time.monotonic()))
-        collecting = asyncio.create_task(
-            collect(
-                sources, manifest, part, round, frozenset(ids), shelf, lambda blob, name, into=decoded: accept(blob, name, into)
-            )
-        )
         blob, sent = await asyncio.to_thread(state.contribute, run, round, ids[number], 1, moved)
         decoded[sent.name] = sent
         await shelf.put(sent.name, blob)
-        await collecting
+        await shelf.wait_for(part, round, PEERS)
         await asyncio.to_thread(state.apply, list(decoded.values()))
         end = time.monotonic()
+        await collecting
         say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
     await asyncio.to_thread(hear)
     await server.stop(None)
@@ -275,7 +277,7 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
         for _ in range(rounds):
             for process in processes:
                 answer(process)
-            time.sleep(0.5)  # what is still on the wire from before is not this round's
+            time.sleep(1)  # what is still on the wire from before is not this round's
             before = sum(place.bytes_sent() for place in interfaces)
             start = time.monotonic() + 0.2
             for process in processes:

@@ -86,10 +86,10 @@ def _kth_largest(magnitudes: NDArray[np.uint32], k: int) -> tuple[np.uint32, int
     most = np.uint32(0)
     for i in range(len(magnitudes)):
         most = max(most, magnitudes[i])
-    least, bit = np.uint32(0), np.uint32(31)
-    while bit > 0 and most >> bit == 0:
-        bit -= np.uint32(1)
-    for step in range(bit, -1, -1):
+    least, bits = np.uint32(0), 0
+    while most >> bits != 0:
+        bits += 1
+    for step in range(bits - 1, -1, -1):
         candidate, reached = np.uint32(least | np.uint32(1 << step)), np.uint32(0)
         for i in range(len(magnitudes)):
             reached += np.uint32(magnitudes[i] >= candidate)
@@ -181,3 +181,19 @@ def _divide_half_even(numerator: int, denominator: int) -> int:
     quotient = numerator // denominator
     twice_rest = 2 * (numerator - quotient * denominator)
     return quotient + (twice_rest > denominator or (twice_rest == denominator and quotient & 1 == 1))
+
+
+@compiled
+def fits(values: Units, places: Places, terms: Terms) -> bool:
+    """Whether values less terms stay within ±INT32_MAX."""
+    outside = np.int64(0)
+    for i in range(len(places)):
+        outside |= np.int64(abs(np.int64(values[places[i]]) - terms[i]) > INT32_MAX)
+    return outside == 0
+
+
+@compiled
+def take_out(values: Units, places: Places, terms: Terms) -> None:
+    """Subtract terms in place."""
+    for i in range(len(places)):
+        values[places[i]] = np.int32(values[places[i]] - terms[i])

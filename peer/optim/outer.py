@@ -98,10 +98,9 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
 
 
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
-    """e ← e − Δ̂ in place: exactly the integers that were sent."""
+    """e ← e − Δ̂ in place, on the CPU: exactly the integers that were sent."""
     grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
-    places = torch.from_numpy(kernels.positions(sparse.offsets, grid)).to(error.device)
-    error.view(-1)[places] -= torch.from_numpy(np.asarray(sparse.values, np.int32)).to(error.device)
+    kernels.take_out(error.view(-1).numpy(), kernels.positions(sparse.offsets, grid), np.asarray(sparse.values, np.int64))
 
 
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
@@ -111,38 +110,39 @@ def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: 
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        places, terms = sparse_term(contributions, name, shape, manifest)
+        places, terms = _sparse_term(contributions, name, shape, manifest)
         term[name] = torch.zeros(shape, dtype=torch.int64)
-        term[name].view(-1)[places] = terms
+        term[name].view(-1).numpy()[places] = terms
     return term
 
 
-def sparse_term(
+def _sparse_term(
     contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
-) -> tuple[Tensor, Tensor]:
-    """F(S) of one tensor where anybody sent something: distinct row-major places, and terms there; both int64."""
+) -> tuple[kernels.Places, kernels.Terms]:
+    """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
     outer = manifest.outer
     sparse = [contribution.tensors[name] for contribution in contributions]
-    places, terms = kernels.outer_term(
+    return kernels.outer_term(
         [each.offsets for each in sparse],
         [each.values for each in sparse],
         chunk_grid(shape, outer.chunk_side, outer.top_k),
         round(outer.learning_rate * FACTOR_ONE),
         0 if outer.aggregate == "senders" else len(contributions),
     )
-    return torch.from_numpy(places), torch.from_numpy(terms)
 
 
 def subtract_term(grid: Mapping[str, Tensor], contributions: Sequence[Contribution], manifest: Manifest) -> None:
-    """θ ← θ − F(S) in place; int32. Coordinates that nobody sent stay as they are, and are not visited.
+    """θ ← θ − F(S) in place; int32, on the CPU. Coordinates that nobody sent stay as they are, and are not visited.
 
     Raises:
         DivergedError: a weight would leave the grid. Nothing is changed then.
     """
     changes = []
     for name, tensor in grid.items():
-        flat = tensor.view(-1)
-        places, terms = (each.to(flat.device) for each in sparse_term(contributions, name, tuple(tensor.shape), manifest))
-        changes.append((flat, places, to_int32(flat[places].to(torch.int64) - terms, name)))
-    for flat, places, changed in changes:
-        flat[places] = changed
+        flat = tensor.view(-1).numpy()
+        places, terms = _sparse_term(contributions, name, tuple(tensor.shape), manifest)
+        if not kernels.fits(flat, places, terms):
+            raise DivergedError(f"{name} {OUT_OF_RANGE}")
+        changes.append((flat, places, terms))
+    for change in changes:
+        kernels.take_out(*change)
