@@ -100,9 +100,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
             into[name] = await asyncio.to_thread(decode, blob, manifest)
 
         check_blob = functools.partial(accept, into=decoded)
-        collecting = asyncio.create_task(
-            collect(sources, manifest, part, round, frozenset(ids), shelf, check_blob)
-        )
+        collecting = asyncio.create_task(collect(sources, manifest, part, round, frozenset(ids), shelf, check_blob))
         say(ready=True)
         moment = await asyncio.to_thread(hear)
         await asyncio.sleep(max(0.0, moment - time.monotonic()))
@@ -160,7 +158,7 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
         step.allow_allreduce()
         group = step.result(120)
         end = time.monotonic()
-        assert group is not None and len(group) == PEERS, group
+        assert len(group or ()) == PEERS, group
         with averager.get_tensors() as tensors:
             say(end=end, state=None, mean=float(sum(tensor.double().abs().sum() for tensor in tensors)))
     hear()
@@ -230,7 +228,9 @@ def links() -> Iterator[list[Place]]:
         command("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
         command("ip", "-n", switch, "link", "set", "br0", "up")
         for each, host in enumerate(hosts):
-            command("ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{each}", "netns", switch)
+            command(
+                "ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{each}", "netns", switch
+            )
             command("ip", "-n", switch, "link", "set", f"p{each}", "master", "br0", "up")
             command("ip", "-n", host, "addr", "add", f"10.77.0.{each + 1}/24", "dev", "eth0")
             command("ip", "-n", host, "link", "set", "eth0", "up")
@@ -265,7 +265,9 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
             words = [*place.within(), sys.executable, __file__, "--peer", side, str(number), place.address, str(rounds)]
             environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
             processes.append(
-                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
+                subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+                )
             )
             if side == "averager" and number:
                 tell(processes[number], addresses[0])
@@ -335,7 +337,7 @@ def report(results: dict[str, dict[str, Result]], as_json: bool) -> None:
         sides = {net: {side: asdict(each) for side, each in of.items()} for net, of in results.items()}
         print(json.dumps(ratios | {"results": sides}))
         return
-    print(f"{PEERS} peers, 10.06 million parameters, top-k {OUTER['top_k']} of {OUTER['chunk_side'] ** 2}, two-bit values")
+    print(f"{PEERS} peers, 10.06 million parameters, {OUTER['top_k']} of {64**2} values kept, two bits each")
     print(f"{'network':10} {'':10} {'seconds':>8} {'megabytes sent by all':>22}")
     for net, of in results.items():
         for side, each in of.items():

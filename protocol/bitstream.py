@@ -140,7 +140,7 @@ def _total(values: Shorts) -> int:
     total = np.uint64(0)
     for i in range(len(values)):
         total += np.uint64(values[i])
-    return np.int64(total)
+    return int(np.int64(total))
 
 
 @compiled
@@ -171,4 +171,4 @@ def _runs(data: Octets, most: int, runs: NDArray[np.uint64], values: Shorts) -> 
             values[found + np.uint64(4 + j)] = np.uint16(others >> np.uint64(16 * j))
         found += runs[byte, 2]
         zeros = runs[byte, 3]
-    return np.int64(found)
+    return int(np.int64(found))

@@ -5,7 +5,7 @@ fixed order (numba contracts and reorders none unless asked): every machine gets
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numba
 
@@ -14,5 +14,4 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def compiled(function: Function) -> Function:
     """`function` on numpy arrays, compiled and free of the interpreter's lock while it runs."""
-    made: Function = numba.njit(cache=True, nogil=True)(function)
-    return made
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))

@@ -54,7 +54,7 @@ def _absolute(values: Integers, magnitudes: Naturals) -> tuple[int, int]:
     for i in range(len(values)):
         magnitudes[i] = np.uint32(abs(values[i]))
         smallest, largest = min(smallest, magnitudes[i]), max(largest, magnitudes[i])
-    return smallest, largest
+    return int(smallest), int(largest)
 
 
 @compiled
@@ -82,7 +82,7 @@ def _around_the_border(buckets: Naturals, width: float, count: int) -> tuple[int
         start, here = bucket * width, np.int64(buckets[bucket])
         # A border in this bucket has the lowest means if all of the bucket is above it, the highest if all is below.
         lowest = ((least / below if below > 0 else 0.0) + (whole - least) / (count - below)) / 2
-        below += here
+        below += int(here)
         least += here * start
         highest = (least / below + ((whole - least) / (count - below) if below < count else start)) / 2 + width
         if lowest <= start + width + 1 and highest + 1 >= start:
@@ -111,7 +111,7 @@ def _gather(magnitudes: Naturals, smallest: int, start: int, end: int, near: Nat
                 if np.uint32(height - low) <= span:
                     near[found] = height
                     found += np.uint64(1)
-    return np.int64(total), np.int64(sum_below)
+    return int(np.int64(total)), int(np.int64(sum_below))
 
 
 @compiled
@@ -122,7 +122,7 @@ def _best_split(
     best, levels = -1.0, (0.0, 0.0)
     for i in range(len(near)):
         below += 1
-        sum_below += np.int64(near[i])
+        sum_below += int(near[i])
         if near[i] != (near[i + 1] if i + 1 < len(near) else largest):  # only between different values
             low, high = sum_below / below, (total - sum_below) / (count - below)
             between = below * (count - below) * (high - low) ** 2  # the variance between the two, times a constant

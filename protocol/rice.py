@@ -24,7 +24,7 @@ def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
     gaps = np.empty(grid.kept, np.uint16)
     _gaps(np.asarray(offsets, np.int16), grid.k, gaps)
     r = parameter(grid)
-    return pack_unary(gaps >> r), pack_fixed(gaps, r)
+    return pack_unary(gaps >> np.uint16(r)), pack_fixed(gaps, r)
 
 
 def longest_unary_bytes(grid: ChunkGrid) -> int:
@@ -82,5 +82,5 @@ def _offsets(steps: Shorts, full: int, k: int, size: int, tail: int, offsets: Of
             offset += np.int32(steps[place])
             offsets[place] = np.int16(offset)
             place += np.uint64(1)
-        inside = inside and offset < limit
+        inside = inside and bool(offset < limit)
     return inside

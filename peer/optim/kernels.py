@@ -170,7 +170,7 @@ def _term(
             offset = touched[i]
             over = np.int64(replicas if replicas > 0 else senders[offset]) << 16
             places[found] = corner + (offset if rows == 1 else offset // columns * width + offset % columns)
-            terms[found] = _divide_half_even(totals[offset] * eta, over)
+            terms[found] = _divide_half_even(int(totals[offset] * eta), int(over))
             found += 1
             totals[offset], senders[offset] = 0, 0
     return found
@@ -189,7 +189,7 @@ def fits(values: Units, places: Places, terms: Terms) -> bool:
     outside = np.int64(0)
     for i in range(len(places)):
         outside |= np.int64(abs(np.int64(values[places[i]]) - terms[i]) > INT32_MAX)
-    return outside == 0
+    return bool(outside == 0)
 
 
 @compiled

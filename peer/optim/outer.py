@@ -88,8 +88,8 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
         return to_int32(decayed + to_units(delta), "the error feedback")
     error, delta = error.contiguous(), delta.detach().contiguous()
     fresh = torch.empty_like(error)
-    flat = (tensor.view(-1).numpy() for tensor in (error, delta, fresh))
-    near, narrow = kernels.decay_and_add(*flat, factor)
+    arrays = error.view(-1).numpy(), delta.view(-1).numpy(), fresh.view(-1).numpy()
+    near, narrow = kernels.decay_and_add(*arrays, factor)
     if not near:
         raise DivergedError(FAR)
     if not narrow:
@@ -100,7 +100,8 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     """e ← e − Δ̂ in place, on the CPU: exactly the integers that were sent."""
     grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
-    kernels.take_out(error.view(-1).numpy(), kernels.positions(sparse.offsets, grid), np.asarray(sparse.values, np.int64))
+    places = kernels.positions(sparse.offsets, grid)
+    kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
 
 
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
