@@ -16,6 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+Offsets = NDArray[np.int16]
+"""Places in a chunk."""
+
+CHUNK_SIZE = 64 * 64
+"""No chunk has more values: the manifest's `chunk_side` is at most 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class ChunkGrid:
         full = np.full(self.full, self.size, dtype=np.int64)
         return np.append(full, self.tail) if self.tail else full
 
-    def positions(self, offsets: Integers) -> Integers:
+    def positions(self, offsets: Offsets | Integers) -> Integers:
         """Offsets [kept] in canonical order → row-major positions in the tensor [kept]."""
         chunk = np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts)
         if len(self.shape) == 1:
@@ -80,9 +85,9 @@ def chunk_grid(shape: tuple[int, ...], chunk_side: int, top_k: int) -> ChunkGrid
     """The chunks of a tensor of this shape, if `top_k` of `chunk_side²` values are kept.
 
     Raises:
-        ValueError: the tensor is neither a vector nor a matrix, or is empty.
+        ValueError: the tensor is neither a vector nor a matrix, or is empty, or the chunks are too large.
     """
-    if len(shape) not in (1, 2) or math.prod(shape) < 1:
+    if len(shape) not in (1, 2) or math.prod(shape) < 1 or chunk_side**2 > CHUNK_SIZE:
         raise ValueError(f"no chunks for a tensor of shape {shape}")
 
     def density(size: int) -> int:

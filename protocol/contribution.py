@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import base58
-import numpy as np
 
 from protocol import rice
 from protocol.bitstream import Integers
-from protocol.chunks import ChunkGrid, chunk_grid
+from protocol.chunks import ChunkGrid, Offsets, chunk_grid
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout
@@ -39,7 +38,7 @@ MOST_AUTHOR_BYTES = 64
 class SparseTensor:
     """What is kept of one tensor, in canonical order: offsets [kept] in their chunks, and values [kept]."""
 
-    offsets: Integers
+    offsets: Offsets
     values: Integers
 
 
@@ -145,7 +144,7 @@ def _tensor(reader: "Reader", name: str, grid: ChunkGrid, manifest: Manifest) ->
         values = dequantize(payload, grid.kept, manifest.outer.values)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
-    return SparseTensor(offsets.astype(np.int64, copy=False), values)
+    return SparseTensor(offsets, values)
 
 
 @dataclass(slots=True)

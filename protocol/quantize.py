@@ -1,8 +1,8 @@
 """Values on the wire. A value is an integer in units of 2⁻²⁶, |v| < 2³¹, before and after.
 
 `bf16` keeps 8 significant bits of the integer. `2bit` sends a sign and one of two magnitudes, fitted to the
-tensor: top-k values are bimodal, and statistical quantizers degenerate to one bit on them. The author
-subtracts what was sent from its error feedback, so nothing is lost by either.
+tensor (`protocol/levels.py`). The author subtracts what was sent from its error feedback, so nothing is lost by
+either.
 """
 
 import struct
@@ -10,8 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from protocol.bitstream import Integers, fixed_bytes, pack_fixed, unpack_fixed
+from protocol.bitstream import Integers, Shorts, fixed_bytes, pack_fixed, unpack_fixed
+from protocol.compiled import compiled
 from protocol.errors import FormatError
+from protocol.levels import absolute, fit_levels
 
 Codec = Literal["bf16", "2bit"]
 
@@ -27,18 +29,20 @@ def payload_bytes(count: int, codec: Codec) -> int:
 
 def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
     """(wire bytes, the integers they stand for)."""
+    values = np.asarray(values, np.int32)
+    sent = np.empty_like(values)
     if codec == "bf16":
-        rounded = _round_significant(values)
-        return (rounded.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes(), rounded
-    low, high = fit_levels(np.abs(values))
-    large = 2 * np.abs(values) > low + high
-    if large.all() or not large.any():  # one level is enough, and is then said in the one way there is
-        low = high = high if large.all() else low
-        large = np.zeros_like(large)
-    magnitudes = np.where(large, high, low)
-    negative = (values < 0) & (magnitudes > 0)
-    payload = LEVELS.pack(low, high) + pack_fixed(2 * negative.astype(np.int64) + large, 2)
-    return payload, np.where(negative, -magnitudes, magnitudes)
+        _round_significant(values, sent)
+        return (sent.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes(), sent
+    magnitudes, smallest, largest = absolute(values)
+    low, high = fit_levels(magnitudes, smallest, largest)
+    if 2 * largest <= low + high:  # one level is enough, and is then said in the one way there is
+        high = low
+    elif 2 * smallest > low + high:
+        low = high
+    codes = np.empty(len(values), np.uint16)
+    _encode(values, low, high, codes, sent)
+    return LEVELS.pack(low, high) + pack_fixed(codes, 2), sent
 
 
 def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
@@ -52,51 +56,72 @@ def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
     return _from_bf16(payload) if codec == "bf16" else _from_two_bits(payload, count)
 
 
-def _round_significant(values: Integers) -> Integers:
-    """Keep 8 significant bits, rounding half to even; never up to 2³¹."""
-    magnitude = np.abs(values)
-    _, bits = np.frexp(magnitude.astype(np.float64))
-    shift = np.maximum(bits.astype(np.int64) - SIGNIFICANT_BITS, 0)
-    head = magnitude >> shift
-    rest, half = magnitude - (head << shift), (1 << shift) >> 1
-    up = (shift > 0) & ((rest > half) | ((rest == half) & (head & 1 == 1)))
-    rounded = (head + up) << shift
-    rounded = np.where(rounded > LARGEST, head << shift, rounded)
-    return np.where(values < 0, -rounded, rounded)
-
-
 def _from_bf16(payload: bytes) -> Integers:
     patterns = np.frombuffer(payload, "<u2").astype(np.uint32)
     floats = (patterns << 16).view(np.float32)
     if (patterns == 0x8000).any() or not (np.abs(floats) < 2.0**31).all() or (floats != np.rint(floats)).any():
         raise FormatError("a value is not an integer of the grid")
-    integers: Integers = floats.astype(np.int64)
-    return integers
+    return floats.astype(np.int32)
 
 
 def _from_two_bits(payload: bytes, count: int) -> Integers:
     low, high = LEVELS.unpack_from(payload)
     if not low <= high <= LARGEST:
         raise FormatError(f"magnitudes {low} and {high} are out of order or range")
-    codes = unpack_fixed(payload[LEVELS.size :], count, 2)
-    large, negative = codes & 1 == 1, codes >> 1 == 1
-    magnitudes: Integers = np.where(large, high, low).astype(np.int64)
-    both = bool(large.any()) and not large.all()
-    if (negative & (magnitudes == 0)).any() or both != (low < high) or (not both and large.any()):
+    codes, values = unpack_fixed(payload[LEVELS.size :], count, 2), np.empty(count, np.int32)
+    some_large, all_large, minus_low = _codes_used(codes)
+    used = some_large and not all_large if low < high else not some_large
+    if not used or (minus_low and low == 0):
         raise FormatError("a value is coded in another way than the one there is")
-    values: Integers = np.where(negative, -magnitudes, magnitudes)
+    _decode(codes, low, high, values)
     return values
 
 
-def fit_levels(magnitudes: Integers) -> tuple[int, int]:
-    """The two levels of least squared error: 2-means in one dimension, exactly, over every split of the sorted
-    magnitudes between different values. One value alone is both levels. Only the author computes this, so it
-    may use floats; the sums are integers, since large magnitudes that lie close together cancel."""
-    ordered = np.sort(magnitudes)
-    below = np.flatnonzero(np.diff(ordered)) + 1  # how many values lie below each split
-    if not len(below):
-        return int(ordered[0]), int(ordered[0])
-    sums, above = np.cumsum(ordered - ordered[0]), len(ordered) - below
-    low, high = sums[below - 1] / below, (sums[-1] - sums[below - 1]) / above
-    best = int(np.argmax(below * above * (high - low) ** 2))  # the variance between the two, times a constant
-    return int(ordered[0]) + round(float(low[best])), int(ordered[0]) + round(float(high[best]))
+@compiled
+def _round_significant(values: Integers, rounded: Integers) -> None:
+    """Keep 8 significant bits, rounding half to even; never up to 2³¹."""
+    for i in range(len(values)):
+        magnitude = abs(np.int64(values[i]))
+        shift = 0
+        while magnitude >> (shift + SIGNIFICANT_BITS):
+            shift += 1
+        head = magnitude >> shift
+        rest, half = magnitude - (head << shift), (1 << shift) >> 1
+        if rest > half or (shift > 0 and rest == half and head & 1 == 1):
+            head += 1
+        if head << shift > LARGEST:
+            head -= 1
+        rounded[i] = -(head << shift) if values[i] < 0 else head << shift
+
+
+@compiled
+def _encode(values: Integers, low: int, high: int, codes: Shorts, sent: Integers) -> None:
+    """The nearer level, the lower of two equally near, and the sign, which zero has not."""
+    cut, base, step = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high - low)
+    signs = np.int32(low > 0)
+    for i in range(len(values)):
+        large = np.int32(values[i] > cut) | np.int32(values[i] < -cut)
+        negative = np.int32(values[i] < 0) & (signs | large)
+        magnitude = np.int32(base + np.int32(step * large))
+        codes[i] = np.uint16(2 * negative + large)
+        sent[i] = np.int32(np.int32(magnitude ^ np.int32(-negative)) + negative)
+
+
+@compiled
+def _codes_used(codes: Shorts) -> tuple[bool, bool, bool]:
+    """Whether some magnitudes are large, whether all are, and whether some are `low` with a minus."""
+    some, every, minus_low = np.uint16(0), np.uint16(1), np.uint16(0)
+    for i in range(len(codes)):
+        some |= codes[i]
+        every &= codes[i]
+        minus_low |= np.uint16(codes[i] == 2)
+    return some & 1 != 0, every != 0, minus_low != 0
+
+
+@compiled
+def _decode(codes: Shorts, low: int, high: int, values: Integers) -> None:
+    base, step = np.int32(low), np.int32(high - low)
+    for i in range(len(codes)):
+        large, negative = np.int32(codes[i] & np.uint16(1)), np.int32(codes[i] >> 1)
+        magnitude = np.int32(base + np.int32(step * large))
+        values[i] = np.int32(np.int32(magnitude ^ np.int32(-negative)) + negative)

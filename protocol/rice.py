@@ -7,8 +7,9 @@ rising offsets cannot be broken by any bytes; that they stay inside their chunk 
 
 import numpy as np
 
-from protocol.bitstream import Integers, fixed_bytes, pack_fixed, pack_unary, unpack_fixed, unpack_unary
-from protocol.chunks import ChunkGrid
+from protocol.bitstream import Shorts, fixed_bytes, pack_fixed, pack_unary, unpack_fixed, unpack_unary
+from protocol.chunks import CHUNK_SIZE, ChunkGrid, Offsets
+from protocol.compiled import compiled
 from protocol.errors import FormatError
 
 
@@ -18,20 +19,18 @@ def parameter(grid: ChunkGrid) -> int:
     return max(0, (69 * size // (100 * k)).bit_length() - 1)
 
 
-def encode(offsets: Integers, grid: ChunkGrid) -> tuple[bytes, bytes]:
+def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
     """Offsets [kept], rising in each chunk → (unary stream, stream of rests)."""
-    previous = np.empty_like(offsets)
-    previous[1:] = offsets[:-1]
-    previous[grid.starts] = -1
-    gaps = offsets - previous - 1
+    gaps = np.empty(grid.kept, np.uint16)
+    _gaps(np.asarray(offsets, np.int16), grid.k, gaps)
     r = parameter(grid)
-    return pack_unary(gaps >> r), pack_fixed(gaps & ((1 << r) - 1), r)
+    return pack_unary(gaps >> np.uint16(r)), pack_fixed(gaps, r)
 
 
 def longest_unary_bytes(grid: ChunkGrid) -> int:
     """No valid unary stream is longer: gaps of a chunk sum to less than its size."""
     r = parameter(grid)
-    return (grid.kept + int((grid.sizes >> r).sum()) + 7) // 8
+    return (grid.kept + grid.full * (grid.size >> r) + (grid.tail >> r) + 7) // 8
 
 
 def rest_bytes(grid: ChunkGrid) -> int:
@@ -39,7 +38,7 @@ def rest_bytes(grid: ChunkGrid) -> int:
     return fixed_bytes(grid.kept, parameter(grid))
 
 
-def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Integers:
+def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
     """The offsets [kept] in canonical order.
 
     Raises:
@@ -48,11 +47,40 @@ def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Integers:
     if len(unary) > longest_unary_bytes(grid):
         raise FormatError(f"a unary stream of {len(unary)} bytes, at most {longest_unary_bytes(grid)} are possible")
     r = parameter(grid)
-    steps = (unpack_unary(unary, grid.kept) << r) + unpack_fixed(rests, grid.kept, r) + 1
-    reached = np.cumsum(steps)
-    before = reached[grid.starts] - steps[grid.starts]
-    offsets: Integers = reached - np.repeat(before, grid.counts) - 1
-    last = grid.starts + grid.counts - 1
-    if (offsets[last] >= grid.sizes).any():
+    quotients, steps = unpack_unary(unary, grid.kept, CHUNK_SIZE >> r), unpack_fixed(rests, grid.kept, r)
+    _steps(quotients, r, steps)
+    offsets = np.empty(grid.kept, np.int16)
+    if not _offsets(steps, grid.full, grid.k, grid.size, grid.tail, offsets):
         raise FormatError("an offset lies outside its chunk")
     return offsets
+
+
+@compiled
+def _gaps(offsets: Offsets, k: int, gaps: Shorts) -> None:
+    """The short chunk, too, begins at a multiple of k."""
+    for i in range(1, len(offsets)):
+        gaps[i] = np.uint16(offsets[i] - offsets[i - 1] - 1)
+    for start in range(0, len(offsets), k):
+        gaps[start] = np.uint16(offsets[start])
+
+
+@compiled
+def _steps(quotients: Shorts, r: int, steps: Shorts) -> None:
+    """Make rests into gaps plus one: 16 bits hold it, since r is at most 11."""
+    for i in range(len(steps)):
+        steps[i] += np.uint16(quotients[i] << r) + np.uint16(1)
+
+
+@compiled
+def _offsets(steps: Shorts, full: int, k: int, size: int, tail: int, offsets: Offsets) -> bool:
+    """Sum up the steps of each chunk; whether all offsets lie inside."""
+    inside, place = True, np.uint64(0)
+    for chunk in range(full + (tail > 0)):
+        end, limit = (place + np.uint64(k), size) if chunk < full else (np.uint64(len(steps)), tail)
+        offset = np.int32(-1)
+        while place < end:
+            offset += np.int32(steps[place])
+            offsets[place] = np.int16(offset)
+            place += np.uint64(1)
+        inside = inside and bool(offset < limit)
+    return inside

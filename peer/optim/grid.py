@@ -15,6 +15,9 @@ from protocol.units import UNITS_PER_ONE
 
 INT32_MAX = 2**31 - 1
 
+FAR = "a weight moved further than ±32 in one round, or is not a number"
+OUT_OF_RANGE = "left the grid's range of ±32"
+
 
 def to_float(grid: Tensor) -> Tensor:
     """int32 units → float32 weights. Multiplying by a power of two is exact."""
@@ -29,7 +32,7 @@ def to_units(values: Tensor) -> Tensor:
     """
     scaled = values.to(torch.float64) * UNITS_PER_ONE
     if not bool((scaled.abs() <= INT32_MAX).all()):
-        raise DivergedError("a weight moved further than ±32 in one round, or is not a number")
+        raise DivergedError(FAR)
     return scaled.round().to(torch.int64)
 
 
@@ -40,7 +43,7 @@ def to_int32(values: Tensor, what: str) -> Tensor:
         DivergedError: a value does not fit.
     """
     if values.numel() and int(values.abs().max()) > INT32_MAX:
-        raise DivergedError(f"{what} left the grid's range of ±32")
+        raise DivergedError(f"{what} {OUT_OF_RANGE}")
     return values.to(torch.int32)
 
 

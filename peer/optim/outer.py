@@ -12,13 +12,16 @@ F is a function of the set S of contributions, and equal sets give equal bits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from peer.optim.grid import divide_half_even, to_int32, to_units
+from peer.optim import kernels
+from peer.optim.grid import FAR, OUT_OF_RANGE, divide_half_even, to_int32, to_units
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, SparseTensor, compose
+from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout
 from protocol.manifest import Manifest
@@ -48,9 +51,10 @@ class OuterState:
     @staticmethod
     def begin(manifest: Manifest, part: Part, genesis: Mapping[str, Tensor], author: bool) -> "OuterState":
         """The state before round 1: the genesis weights, and an empty error feedback."""
-        grid = {name: genesis[name].to(torch.int32) for name in part_layout(manifest, part)}
+        grid = {name: genesis[name].to(torch.int32, copy=True) for name in part_layout(manifest, part)}
         empty = {name: torch.zeros_like(tensor) for name, tensor in grid.items()} if author else {}
-        return OuterState(manifest, part, grid, dict(grid), empty)
+        folded = {name: tensor.clone() for name, tensor in grid.items()}
+        return OuterState(manifest, part, folded, grid, empty)
 
     def contribute(
         self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor]
@@ -95,11 +99,13 @@ class OuterState:
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        added = self._term(after)
-        removed = self._term(before) if before else {}
+        if not before:
+            subtract_term(self.grid, after, self.manifest)
+            return
+        layout = part_layout(self.manifest, self.part)
+        removed, added = (outer_term(each, layout, self.manifest) for each in (before, after))
         for name, tensor in self.grid.items():
-            change = added[name] - removed[name] if removed else added[name]
-            self.grid[name] = to_int32(tensor.to(torch.int64) - change, name)
+            self.grid[name] = to_int32(tensor.to(torch.int64) + removed[name] - added[name], name)
 
     def fold(self, contributions: Sequence[Contribution]) -> None:
         """Close a round whose set is in `grid` already.
@@ -107,24 +113,37 @@ class OuterState:
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        term = self._term(contributions)
-        for name, tensor in self.folded.items():
-            self.folded[name] = to_int32(tensor.to(torch.int64) - term[name], name)
-
-    def _term(self, contributions: Sequence[Contribution]) -> dict[str, Tensor]:
-        return outer_term(contributions, part_layout(self.manifest, self.part), self.manifest)
+        subtract_term(self.folded, contributions, self.manifest)
 
 
 def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
-    """e ← β e + Δ, with β e rounded half to even; int32."""
-    decayed = divide_half_even(error.to(torch.int64) * round(beta * FACTOR_ONE), FACTOR_ONE)
-    return to_int32(decayed + to_units(delta), "the error feedback")
+    """e ← β e + Δ, with β e rounded half to even; int32.
+
+    The torch operations serve other devices, and say what the CPU's kernel does.
+
+    Raises:
+        DivergedError: Δ or the sum is outside ±32, or not a number.
+    """
+    factor = round(beta * FACTOR_ONE)
+    if not (error.is_cpu and delta.is_cpu and delta.dtype == torch.float32):
+        decayed = divide_half_even(error.to(torch.int64) * factor, FACTOR_ONE)
+        return to_int32(decayed + to_units(delta), "the error feedback")
+    error, delta = error.contiguous(), delta.detach().contiguous()
+    fresh = torch.empty_like(error)
+    arrays = error.view(-1).numpy(), delta.view(-1).numpy(), fresh.view(-1).numpy()
+    near, narrow = kernels.decay_and_add(*arrays, factor)
+    if not near:
+        raise DivergedError(FAR)
+    if not narrow:
+        raise DivergedError(f"the error feedback {OUT_OF_RANGE}")
+    return fresh
 
 
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
-    """e ← e − Δ̂ in place: exactly the integers that were sent."""
-    positions, values = _positions(sparse, tuple(error.shape), manifest)
-    error.view(-1)[positions] -= values.to(torch.int32)
+    """e ← e − Δ̂ in place, on the CPU: exactly the integers that were sent."""
+    grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
+    places = kernels.positions(sparse.offsets, grid)
+    kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
 
 
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
@@ -132,21 +151,41 @@ def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: 
 
     `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does.
     """
-    eta = round(manifest.outer.learning_rate * FACTOR_ONE)
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        total = torch.zeros(shape, dtype=torch.int64).view(-1)
-        senders = torch.zeros_like(total)
-        for contribution in contributions:
-            positions, values = _positions(contribution.tensors[name], shape, manifest)
-            total.index_add_(0, positions, values)
-            senders[positions] += 1
-        count = senders.clamp_(min=1) if manifest.outer.aggregate == "senders" else max(1, len(contributions))
-        term[name] = divide_half_even(total * eta, count * FACTOR_ONE).view(shape)
+        places, terms = _sparse_term(contributions, name, shape, manifest)
+        term[name] = torch.zeros(shape, dtype=torch.int64)
+        term[name].view(-1).numpy()[places] = terms
     return term
 
 
-def _positions(sparse: SparseTensor, shape: tuple[int, ...], manifest: Manifest) -> tuple[Tensor, Tensor]:
-    """Row-major positions in the tensor, and the values there; both int64 [kept], positions distinct."""
-    grid = chunk_grid(shape, manifest.outer.chunk_side, manifest.outer.top_k)
-    return torch.from_numpy(grid.positions(sparse.offsets)), torch.from_numpy(sparse.values)
+def _sparse_term(
+    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
+) -> tuple[kernels.Places, kernels.Terms]:
+    """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
+    outer = manifest.outer
+    sparse = [contribution.tensors[name] for contribution in contributions]
+    return kernels.outer_term(
+        [each.offsets for each in sparse],
+        [each.values for each in sparse],
+        chunk_grid(shape, outer.chunk_side, outer.top_k),
+        round(outer.learning_rate * FACTOR_ONE),
+        0 if outer.aggregate == "senders" else len(contributions),
+    )
+
+
+def subtract_term(grid: Mapping[str, Tensor], contributions: Sequence[Contribution], manifest: Manifest) -> None:
+    """θ ← θ − F(S) in place; int32, on the CPU. Coordinates that nobody sent stay as they are, and are not visited.
+
+    Raises:
+        DivergedError: a weight would leave the grid. Nothing is changed then.
+    """
+    changes = []
+    for name, tensor in grid.items():
+        flat = tensor.view(-1).numpy()
+        places, terms = _sparse_term(contributions, name, tuple(tensor.shape), manifest)
+        if not kernels.fits(flat, places, terms):
+            raise DivergedError(f"{name} {OUT_OF_RANGE}")
+        changes.append((flat, places, terms))
+    for change in changes:
+        kernels.take_out(*change)

@@ -13,7 +13,7 @@ from protocol import rice
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, SparseTensor, compose, decode, grids, max_bytes
 from protocol.errors import FormatError
-from protocol.identity import EMBEDDING, ContributionName, Part, ReplicaId, RunId, stage_part
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.manifest import Manifest
 from protocol.quantize import quantize
 from tests.reference.small_manifest import small_manifest
@@ -29,7 +29,7 @@ def made(manifest: Manifest, part: Part, seed: int = 0, largest: int = 2**31 - 1
         pairs = zip(grid.sizes, grid.counts, strict=True)
         offsets = np.concatenate([np.sort(random.permutation(size)[:count]) for size, count in pairs])
         picked[name] = SparseTensor(offsets, random.integers(-largest, largest + 1, grid.kept))
-    return compose(ContributionName(part, 2, ReplicaId("QmPeer")), RUN, 3, picked, manifest)
+    return compose(ContributionName(part, 2, PeerId("QmPeer")), RUN, 3, picked, manifest)
 
 
 def same(one: Contribution, other: Contribution) -> bool:

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.grid import digest
-from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
+from peer.optim.outer import FACTOR_ONE, OuterState, decay_and_add, outer_term, subtract_term
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
 from protocol.contribution import Contribution, decode
+from protocol.errors import DivergedError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest, check
@@ -81,6 +82,63 @@ def test_nothing_is_lost_what_was_sent_and_what_is_left_is_what_was_computed(val
             total[name].reshape(-1)[grid.positions(sparse.offsets)] -= sparse.values
     for name, left in state.error_feedback.items():
         assert (left.numpy() == total[name]).all()
+
+
+units = st.one_of(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(-3, 3), st.integers(-(2**20), 2**20))
+
+
+@given(
+    st.lists(st.tuples(units, st.floats(-33, 33, width=32)), min_size=1, max_size=20),
+    st.one_of(st.floats(0, 1), st.just(0.5)),
+)
+def test_the_error_feedback_is_the_equation_or_leaves_its_range_loudly(pairs: list[tuple[int, float]], beta: float):
+    error = torch.tensor([e for e, _ in pairs], dtype=torch.int32)
+    delta = torch.tensor([d for _, d in pairs], dtype=torch.float32)
+    factor = Fraction(round(beta * FACTOR_ONE), FACTOR_ONE)
+    moved = [round(Fraction(d) * 2**26) for _, d in pairs]
+    expected = [round(e * factor) + units for (e, _), units in zip(pairs, moved, strict=True)]
+    for form in (delta, delta.double()):  # the kernel, and the torch operations
+        if any(abs(Fraction(d)) * 2**26 > 2**31 - 1 for _, d in pairs):
+            with pytest.raises(DivergedError, match="in one round"):
+                decay_and_add(error, form, beta)
+        elif max(map(abs, expected)) > 2**31 - 1:
+            with pytest.raises(DivergedError, match="the error feedback left"):
+                decay_and_add(error, form, beta)
+        else:
+            assert decay_and_add(error, form, beta).tolist() == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 32.0])
+def test_a_replica_that_diverged_is_told(value: float):
+    delta = torch.zeros(5000)
+    delta[4321] = value
+    with pytest.raises(DivergedError, match="in one round"):
+        decay_and_add(torch.zeros(5000, dtype=torch.int32), delta, 0.95)
+
+
+@pytest.mark.parametrize("aggregate", ["all", "senders"])
+def test_the_sparse_term_is_the_dense_one(aggregate: str):
+    run = manifest(aggregate=aggregate, learning_rate=0.7)
+    part = stage_part(1)
+    made, grid = contributions(run, part, 3), genesis(run, part)
+    term = outer_term(made, part_layout(run, part), run)
+    expected = {name: tensor - term[name] for name, tensor in grid.items()}
+    subtract_term(grid, made, run)
+    assert all((grid[name] == tensor).all() for name, tensor in expected.items())
+
+
+def test_a_term_that_leaves_the_grid_changes_nothing():
+    run, part = manifest(learning_rate=1.0), stage_part(1)
+    made = contributions(run, part, 1)
+    last = list(part_layout(run, part))[-1]
+    sparse = made[0].tensors[last]
+    grid = genesis(run, part)
+    sign = 1 if sparse.values[0] < 0 else -1
+    grid[last][...] = sign * (2**31 - 1)
+    before = {name: tensor.clone() for name, tensor in grid.items()}
+    with pytest.raises(DivergedError, match="left the grid's range"):
+        subtract_term(grid, made, run)
+    assert all((grid[name] == tensor).all() for name, tensor in before.items())
 
 
 def test_error_feedback_decays_by_beta():
@@ -164,9 +222,11 @@ def _integers(run: Manifest, seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
-def test_the_bits_are_the_same_on_every_instruction_set_and_thread_count(capability: str, threads: str):
+@pytest.mark.parametrize(("capability", "processor"), [("default", "generic"), ("avx2", "haswell"), ("avx512", "")])
+def test_the_bits_are_the_same_on_every_instruction_set_and_thread_count(capability: str, processor: str, threads: str):
     environment = os.environ | {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": threads}
+    if processor:  # for the compiled loops; without it they use all that this machine has
+        environment |= {"NUMBA_CPU_NAME": processor}
     output = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True, timeout=120
     )

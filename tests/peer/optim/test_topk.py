@@ -29,6 +29,19 @@ def test_the_kept_coordinates_are_the_references(shape: tuple[int, ...], side: i
     assert (kept.values == values.reshape(-1)[positions]).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(shapes, sides, st.data())
+def test_the_torch_operations_choose_what_the_kernel_chooses(shape: tuple[int, ...], side: int, data: st.DataObject):
+    few = data.draw(st.sampled_from([1, 3, 10**9, 2**31]))
+    seed = data.draw(st.integers(0, 2**16))
+    values = torch.from_numpy(np.random.default_rng(seed).integers(-few, few, (*shape, 2), dtype=np.int64))
+    strided = values.to(torch.int32)[..., 0]  # not contiguous: the torch operations
+    grid = chunk_grid(shape, side, data.draw(st.integers(1, side**2)))
+    ours, theirs = top_k(strided.contiguous(), grid), top_k(strided, grid)
+    assert (ours.offsets == theirs.offsets).all()
+    assert (ours.values == theirs.values).all()
+
+
 def test_the_smallest_integer_has_the_largest_magnitude():
     values = torch.tensor([1, -(2**31) + 1, 2**31 - 1, 0], dtype=torch.int32)
     assert top_k(values, chunk_grid((4,), 2, 1)).values.tolist() == [-(2**31) + 1]

@@ -1,0 +1,349 @@
+"""One outer round of four peers, beside one round of hivemind's averager on the same tensors.
+
+Ours: from Δ in float32 on each peer to the new θ on every peer. Error feedback, top-k (32 of 4096), two-bit values,
+encoding, the swarm's own exchange over gRPC, decoding, and the outer step over all four contributions. The digests of
+all peers must be equal. The averager: `DecentralizedAverager` with fp16 compression, from float32 tensors to their
+average on every peer. Both begin connected: its search for a group is left out of its time, and our streams that tell
+of contributions are open. A round takes as long as its slowest peer. The median of the rounds counts, after one that
+warms up.
+
+Every peer is a process. With root, all sit in a network namespace of their own, so that the kernel counts their bytes
+and nobody else's; then again on links of 100 Mb/s each way (`tc tbf`), each in its own namespace. Without root there
+are no links, and bytes are those of the machine's loopback, whoever sends them.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
+
+PEERS = 4
+RATE = "100mbit"
+MODEL = {"layers": 3, "d": 512, "heads": 8, "kv_heads": 8, "ffn": 1472, "context": 8, "vocabulary": 258}
+"""One stage of it has 10.06 million parameters."""
+OUTER = {"chunk_side": 64, "top_k": 32, "values": "2bit", "beta": 0.95, "learning_rate": 1.0, "aggregate": "all"}
+"""The paper's outer settings, with two-bit values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One side on one network: seconds of a round, and bytes that all peers' network interfaces sent in it."""
+
+    seconds: float
+    bytes: int
+
+
+# One peer: a process that reads a line, does a thing, and says a line.
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def hear() -> Any:
+    return json.loads(sys.stdin.readline())
+
+
+def wait_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+async def our_peer(number: int, address: str, rounds: int) -> None:
+    """A peer with the swarm's outer state and exchange."""
+    import grpc
+    import torch
+    from peer.network.contributions import ContributionService, Shelf, collect
+
+    from peer.optim.grid import digest
+    from peer.optim.outer import OuterState
+    from protocol.blobs import BlobService
+    from protocol.channels import listen, options
+    from protocol.contribution import Contribution, decode
+    from protocol.identity import ContributionName, PeerId, RunId, stage_part
+    from protocol.layout import part_layout
+    from protocol.manifest import check
+    from protocol.schemas import blobs_pb2_grpc, contributions_pb2_grpc
+
+    torch.set_num_threads(1)
+    replicas = {"stages": 1, "groups": PEERS, "datacenters": 0, "compression": 1}
+    manifest = check({"model": MODEL, "outer": OUTER | {"rounds": rounds}, "replicas": replicas})
+    part, run = stage_part(0), RunId("00" * 32)
+    layout = part_layout(manifest, part)
+    genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}
+    state, shelf = OuterState.begin(manifest, part, genesis, author=True), Shelf()
+    ids = [PeerId(f"Peer{each + 1}") for each in range(PEERS)]
+    server = grpc.aio.server(options=options(manifest))
+    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, shelf.lookup), server)
+    contributions_pb2_grpc.add_ContributionsServicer_to_server(ContributionService(manifest, shelf), server)
+    port = listen(server, f"{address}:0")
+    await server.start()
+    say(address=f"{address}:{port}")
+    sources = tuple(each for each in await asyncio.to_thread(hear) if each != f"{address}:{port}")
+    generator = torch.Generator().manual_seed(number)
+    for round in range(1, rounds + 1):
+        moved = {name: torch.randn(shape, generator=generator) * 1e-3 for name, shape in layout.items()}
+        decoded: dict[ContributionName, Contribution] = {}
+
+        async def accept(blob: bytes, name: ContributionName, into: dict[ContributionName, Contribution]) -> None:
+            into[name] = await asyncio.to_thread(decode, blob, manifest)
+
+        check_blob = functools.partial(accept, into=decoded)
+        collecting = asyncio.create_task(collect(sources, manifest, part, round, frozenset(ids), shelf, check_blob))
+        say(ready=True)
+        moment = await asyncio.to_thread(hear)
+        await asyncio.sleep(max(0.0, moment - time.monotonic()))
+        blob, sent = await asyncio.to_thread(state.contribute, run, round, ids[number], 1, moved)
+        decoded[sent.name] = sent
+        await shelf.put(sent.name, blob)
+        await shelf.wait_for(part, round, PEERS)
+        await asyncio.to_thread(state.apply, list(decoded.values()))
+        end = time.monotonic()
+        await collecting
+        say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
+    await asyncio.to_thread(hear)
+    await server.stop(None)
+
+
+def averager_peer(number: int, address: str, rounds: int) -> None:
+    """A peer of hivemind's averager."""
+    import hivemind
+    import torch
+    from hivemind.averaging.control import AveragingStage
+    from hivemind.compression import Float16Compression
+
+    from protocol.identity import stage_part
+    from protocol.layout import part_layout
+    from protocol.manifest import check
+
+    torch.set_num_threads(1)
+    layout = part_layout(check({"model": MODEL, "replicas": {"stages": 1, "compression": 1}}), stage_part(0))
+    first = hear() if number else []
+    dht = hivemind.DHT(
+        start=True, host_maddrs=[f"/ip4/{address}/tcp/0"], initial_peers=first, use_auto_relay=False, use_relay=False
+    )
+    say(address=[str(each) for each in dht.get_visible_maddrs()])
+    generator = torch.Generator().manual_seed(number)
+    averager = hivemind.DecentralizedAverager(
+        [torch.zeros(shape) for shape in layout.values()],
+        dht,
+        start=True,
+        prefix="round",
+        target_group_size=PEERS,
+        min_matchmaking_time=10.0,
+        request_timeout=3.0,
+        compression=Float16Compression(),
+    )
+    hear()
+    for _ in range(rounds):
+        with averager.get_tensors() as tensors:
+            for tensor in tensors:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 1e-3)
+        step = averager.step(wait=False, require_trigger=True, timeout=120, gather=None)
+        while step.stage != AveragingStage.AWAITING_TRIGGER:
+            time.sleep(0.01)
+        say(ready=True)
+        wait_until(hear())
+        step.allow_allreduce()
+        group = step.result(120)
+        end = time.monotonic()
+        assert len(group or ()) == PEERS, group
+        with averager.get_tensors() as tensors:
+            say(end=end, state=None, mean=float(sum(tensor.double().abs().sum() for tensor in tensors)))
+    hear()
+    averager.shutdown()
+    dht.shutdown()
+
+
+# The networks
+
+
+def command(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one peer runs: a network namespace ("" is the machine's own), its address and its interface."""
+
+    namespace: str
+    address: str
+    interface: str
+
+    def within(self) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace] if self.namespace else []
+
+    def bytes_sent(self) -> int:
+        text = subprocess.run(
+            [*self.within(), "cat", "/proc/net/dev"], check=True, capture_output=True, text=True
+        ).stdout
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{self.interface}:"))
+        return int(line.split(":")[1].split()[8])
+
+
+@contextlib.contextmanager
+def namespaces(names: list[str]) -> Iterator[None]:
+    made = []
+    try:
+        for name in names:
+            command("ip", "netns", "add", name)
+            made.append(name)
+            command("ip", "-n", name, "link", "set", "lo", "up")
+        yield
+    finally:
+        for name in made:
+            command("ip", "netns", "del", name)
+
+
+@contextlib.contextmanager
+def loopback() -> Iterator[list[Place]]:
+    """All peers on one loopback: of a namespace of their own where the kernel lets us."""
+    name = f"hetpeer{os.getpid()}"
+    try:
+        with namespaces([name]):
+            yield [Place(name, "127.0.0.1", "lo")] * PEERS
+    except (OSError, subprocess.CalledProcessError):
+        if os.geteuid() == 0:
+            raise
+        yield [Place("", "127.0.0.1", "lo")] * PEERS
+
+
+@contextlib.contextmanager
+def links() -> Iterator[list[Place]]:
+    """Each peer in its namespace, on a switch, with RATE up and down."""
+    switch, hosts = f"hetpeer{os.getpid()}s", [f"hetpeer{os.getpid()}h{each}" for each in range(PEERS)]
+    shape = ("root", "tbf", "rate", RATE, "burst", "64kb", "latency", "50ms")
+    with namespaces([switch, *hosts]):
+        command("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        command("ip", "-n", switch, "link", "set", "br0", "up")
+        for each, host in enumerate(hosts):
+            command(
+                "ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{each}", "netns", switch
+            )
+            command("ip", "-n", switch, "link", "set", f"p{each}", "master", "br0", "up")
+            command("ip", "-n", host, "addr", "add", f"10.77.0.{each + 1}/24", "dev", "eth0")
+            command("ip", "-n", host, "link", "set", "eth0", "up")
+            command("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "eth0", *shape)
+            command("ip", "netns", "exec", switch, "tc", "qdisc", "add", "dev", f"p{each}", *shape)
+        yield [Place(host, f"10.77.0.{each + 1}", "eth0") for each, host in enumerate(hosts)]
+
+
+# The measurement
+
+
+def measure(side: str, places: list[Place], rounds: int) -> Result:
+    """Run one side on one network: median seconds and bytes of the rounds after the first."""
+    root = Path(__file__).resolve().parent.parent
+    processes: list[subprocess.Popen[str]] = []
+
+    def tell(process: subprocess.Popen[str], words: object) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+
+    def answer(process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None
+        while line := process.stdout.readline():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"a peer of {side} ended before its time")
+
+    try:
+        addresses: list[Any] = []
+        for number, place in enumerate(places):
+            words = [*place.within(), sys.executable, __file__, "--peer", side, str(number), place.address, str(rounds)]
+            environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
+            processes.append(
+                subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+                )
+            )
+            if side == "averager" and number:
+                tell(processes[number], addresses[0])
+            addresses.append(answer(processes[number])["address"])
+        for process in processes:
+            tell(process, addresses)
+        interfaces = list({(place.namespace, place.interface): place for place in places}.values())
+        seconds, sent = [], []
+        for _ in range(rounds):
+            for process in processes:
+                answer(process)
+            time.sleep(1)  # what is still on the wire from before is not this round's
+            before = sum(place.bytes_sent() for place in interfaces)
+            start = time.monotonic() + 0.2
+            for process in processes:
+                tell(process, start)
+            answers = [answer(process) for process in processes]
+            sent.append(sum(place.bytes_sent() for place in interfaces) - before)
+            seconds.append(max(each["end"] for each in answers) - start)
+            assert len({each["state"] for each in answers}) == 1, "the peers' digests differ"
+        for process in processes:
+            tell(process, "end")
+            process.wait(30)
+        return Result(statistics.median(seconds[1:]), int(statistics.median(sent[1:])))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One outer round of four peers, beside hivemind's averager.")
+    parser.add_argument("--rounds", type=int, default=5, help="the median counts")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--peer", nargs=4, metavar=("SIDE", "NUMBER", "ADDRESS", "ROUNDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peer:
+        side, number, address, rounds = options.peer
+        if side == "ours":
+            asyncio.run(our_peer(int(number), address, int(rounds)))
+        else:
+            averager_peer(int(number), address, int(rounds))
+        return
+    results: dict[str, dict[str, Result]] = {}
+    for network in (loopback, links):
+        try:
+            with network() as places:
+                results[network.__name__] = {
+                    side: measure(side, places, options.rounds + 1) for side in ("ours", "averager")
+                }
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{network.__name__}: not here ({error}); root and tc's tbf are needed", file=sys.stderr)
+    report(results, options.json)
+
+
+def report(results: dict[str, dict[str, Result]], as_json: bool) -> None:
+    """Ratios are the averager's by ours: how many times quicker, and fewer bytes."""
+    near, far = results["loopback"], results.get("links")
+    ratios = {
+        "ratio_time": near["averager"].seconds / near["ours"].seconds,
+        "ratio_bytes": near["averager"].bytes / near["ours"].bytes,
+    }
+    if far:
+        ratios["ratio_time_100mbps"] = far["averager"].seconds / far["ours"].seconds
+        ratios["ratio_bytes_100mbps"] = far["averager"].bytes / far["ours"].bytes
+    if as_json:
+        sides = {net: {side: asdict(each) for side, each in of.items()} for net, of in results.items()}
+        print(json.dumps(ratios | {"results": sides}))
+        return
+    print(f"{PEERS} peers, 10.06 million parameters, {OUTER['top_k']} of {64**2} values kept, two bits each")
+    print(f"{'network':10} {'':10} {'seconds':>8} {'megabytes sent by all':>22}")
+    for net, of in results.items():
+        for side, each in of.items():
+            print(f"{net:10} {side:10} {each.seconds:8.3f} {each.bytes / 1e6:22.3f}")
+    print(", ".join(f"{name} {ratio:.1f}" for name, ratio in ratios.items()))
+
+
+if __name__ == "__main__":
+    main()

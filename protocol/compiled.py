@@ -1,0 +1,17 @@
+"""Loops as machine code: numba compiles a function when it is first called, and keeps the result on disk.
+
+What is compiled is integer arithmetic and comparisons, and where there are floats, single IEEE operations in a
+fixed order (numba contracts and reorders none unless asked): every machine gets the same bits.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def compiled(function: Function) -> Function:
+    """`function` on numpy arrays, compiled and free of the interpreter's lock while it runs."""
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))
