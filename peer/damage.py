@@ -14,6 +14,7 @@ joins costs nothing. A fault's seconds are those of the replica that lost most.
 **Inner steps lost** by a replica: the steps it did twice, never, or began and rolled back (`GroupBroken`), from
 its last advance before the fault until the next fault that meets one of its members, or the end. A fault's steps
 are the sum over its replicas. The bootstrap node is in no replica: its faults are held against all of them.
+Seconds in which a replica stood still for two faults count for both.
 """
 
 from collections import Counter, defaultdict
