@@ -78,6 +78,18 @@ def test_a_step_that_was_told_just_after_the_fault_is_not_the_end_of_its_stall()
     assert damage.seconds_lost == pytest.approx(3.0, abs=0.05)
 
 
+def test_what_is_usual_is_learnt_from_undisturbed_times_alone():
+    (damage,) = cost(
+        one_round(0, 1, "D"),
+        chaos(4.6, "paused", "D"),
+        chaos(8.6, "resumed", "D", begins=False),
+        one_round(8.5, 2, "D"),  # its first step 5 seconds after the end of round 1, not 1
+        one_round(13.0, 3, "D"),
+        rounds=3,
+    )
+    assert damage.seconds_lost == pytest.approx(4.0, abs=0.05)
+
+
 def test_a_killed_member_costs_until_the_group_goes_on_and_the_step_in_flight():
     (damage,) = cost(
         step(1, 1, 1, *GROUP),

@@ -40,7 +40,7 @@ def test_after_chaos_it_has_every_fault_and_what_became_of_the_run(lab: float | 
     assert row == ["pause:stage=0@round=1+3s", "paused", "volunteer", "1.3", "1:12", "2.5", "1"]
     assert next(line for line in lines if "kill:all" in line).split()[-4:] == ["–"] * 4
     assert "rounds completed: 2 of 2" in lines
-    assert "digests at the end: equal, 2 processes" in lines
+    assert "digests after the last round: equal in 2 processes" in lines
     assert any(words in line for line in lines)
 
 
@@ -48,3 +48,4 @@ def test_a_run_that_was_never_evaluated_has_no_loss_to_show():
     made = report(losses=())
     made.chaos = Chaos([], frozenset())
     assert "final loss unknown" in shown(made)
+    assert "digests after the last round: none, nobody was there at the end" in shown(made)
