@@ -6,14 +6,15 @@ at the time of the fault: the processes whose latest `GroupFormed` named the sam
 
 **Seconds lost** by a replica: from its last advance before the fault until its first advance after all of the fault,
 after its end ("resumed", "started again", "healed", …) and after the first `GroupBroken` that a member told; less
-what as many advances usually take (the medians over the whole run, apart for steps within a round, for the end of a
-round, and for the first step of the next). Who never advances again stood still until the log's end, unless it had
+what as many advances usually take (the medians over the undisturbed run, apart for steps within a round, for the end
+of a round, and for the first step of the next). Who never advances again stood still until the log's end, unless it had
 done all. So a killed process counts only while its replica stands still, and a process that
 joins costs nothing. A fault's seconds are those of the replica that lost most.
 
 **Inner steps lost** by a replica: the steps it did twice, never, or began and rolled back (`GroupBroken`), from
 its last advance before the fault until the next fault that meets one of its members, or the end. A fault's steps
 are the sum over its replicas. The bootstrap node is in no replica: its faults are held against all of them.
+Seconds in which a replica stood still for two faults count for both.
 """
 
 from collections import Counter, defaultdict
@@ -23,6 +24,9 @@ from itertools import pairwise
 from statistics import median
 
 from peer.events import Event, GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
+
+KINDS = ("step", "end", "start")
+"""Of advances: a step within a round, a round's end, and the first step after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +60,47 @@ class Advance:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A fault that was done at `start` and over at `end`, and the members of each replica it met."""
+
+    start: float
+    end: float
+    replicas: list[frozenset[str]]
+
+
 def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
     """What every fault in the log cost, in the order of their numbers; the run asked for `rounds` of `steps`."""
-    faults: dict[int, list[Timed]] = defaultdict(list)
+    told: dict[int, list[tuple[float, Injected]]] = defaultdict(list)
     for entry in log:
         if isinstance(entry.event, Injected):
-            faults[entry.event.number].append(entry)
-    begun = {number: _begun(entries) for number, entries in faults.items()}
-    hits = {number: _replicas_hit(log, entry) for number, entry in begun.items() if entry is not None}
-    return [_damage(log, faults[number], begun, hits, number, rounds, steps) for number in sorted(faults)]
+            told[entry.event.number].append((entry.seconds, entry.event))
+    spans = {number: _span(log, entries) for number, entries in told.items()}
+    done = [span for span in spans.values() if span is not None]
+    found = []
+    for number, entries in sorted(told.items()):
+        span = spans[number]
+        costs = [_cost(log, members, span, done, rounds, steps) for members in span.replicas] if span else []
+        found.append(
+            Damage(
+                fault=entries[0][1].fault,
+                actions=[_words(event) for _, event in entries],
+                seconds=span.start if span else None,
+                place=_reached(log, span.start if span else entries[0][0]),
+                seconds_lost=round(max((seconds for seconds, _ in costs), default=0.0), 3),
+                steps_lost=sum(count for _, count in costs),
+            )
+        )
+    return found
 
 
-def _begun(entries: list[Timed]) -> Timed | None:
-    return next((entry for entry in entries if isinstance(entry.event, Injected) and entry.event.begins), None)
-
-
-def _damage(
-    log: Sequence[Timed],
-    faults: list[Timed],
-    begun: dict[int, Timed | None],
-    hits: dict[int, list[frozenset[str]]],
-    number: int,
-    rounds: int,
-    steps: int,
-) -> Damage:
-    events = [entry.event for entry in faults if isinstance(entry.event, Injected)]
-    actions = [_words(event) for event in events]
-    start = begun[number]
-    if start is None:
-        return Damage(events[0].fault, actions, None, _reached(log, faults[0].seconds), 0.0, 0)
-    end = max(entry.seconds for entry in faults)
-    costs = []
-    for members in hits[number]:
-        later = [
-            entry.seconds
-            for other, entry in begun.items()
-            if entry is not None and entry.seconds > start.seconds and _meet(members, hits[other])
-        ]
-        costs.append(_cost(log, members, start.seconds, end, min(later, default=None), rounds, steps))
-    lost = max((seconds for seconds, _ in costs), default=0.0)
-    place = _reached(log, start.seconds)
-    return Damage(events[0].fault, actions, start.seconds, place, round(lost, 3), sum(count for _, count in costs))
+def _span(log: Sequence[Timed], entries: list[tuple[float, Injected]]) -> Span | None:
+    """None where nothing was done."""
+    begun = [(seconds, event) for seconds, event in entries if event.begins]
+    if not begun:
+        return None
+    seconds, event = begun[0]
+    return Span(seconds, entries[-1][0], _replicas_hit(log, seconds, set(event.processes)))
 
 
 def _words(event: Injected) -> str:
@@ -106,21 +110,16 @@ def _words(event: Injected) -> str:
     return f"{event.action} {'; '.join(event.processes)}: {event.reason}" if event.reason else event.action
 
 
-def _meet(members: frozenset[str], replicas: list[frozenset[str]]) -> bool:
-    return any(members & other for other in replicas)
-
-
 def _reached(log: Sequence[Timed], seconds: float) -> tuple[int, int]:
     done = [(e.event.round, e.event.step + 1) for e in log if e.seconds <= seconds and isinstance(e.event, StepDone)]
     return max(done, default=(0, 0))
 
 
-def _replicas_hit(log: Sequence[Timed], fault: Timed) -> list[frozenset[str]]:
-    """The replicas that a fault meets, each as the names of its members at that time."""
-    assert isinstance(fault.event, Injected)
+def _replicas_hit(log: Sequence[Timed], seconds: float, hit: set[str]) -> list[frozenset[str]]:
+    """The replicas that these processes are in at that time, each as the names of its members."""
     replica: dict[str, str] = {}
     for entry in log:
-        if entry.seconds > fault.seconds:
+        if entry.seconds > seconds:
             break
         match entry.event:
             case GroupFormed(name):
@@ -132,7 +131,6 @@ def _replicas_hit(log: Sequence[Timed], fault: Timed) -> list[frozenset[str]]:
     members: dict[str, set[str]] = defaultdict(set)
     for process, name in replica.items():
         members[name].add(process)
-    hit = set(fault.event.processes)
     everybody = "bootstrap" in hit
     return [frozenset(each) for each in members.values() if everybody or each & hit]
 
@@ -153,51 +151,58 @@ def _advances(log: Iterable[Timed], members: frozenset[str], steps: int) -> list
     return advances
 
 
-def _usual(advances: Sequence[Advance], steps: int) -> dict[str, float]:
+def _usual(advances: Sequence[Advance], steps: int, disturbed: list[tuple[float, float]]) -> dict[str, float]:
+    """How long each kind of advance takes outside of the disturbed times: the median. For a kind
+    that was disturbed each time a step is taken."""
     gaps: dict[str, list[float]] = defaultdict(list)
     for one, other in pairwise(advances):
-        gaps[_kind(one, other, steps)].append(other.seconds - one.seconds)
-    return {kind: median(lengths) for kind, lengths in gaps.items()}
+        if not any(start <= other.seconds and one.seconds <= over for start, over in disturbed):
+            gaps[_kind(one, other, steps)].append(other.seconds - one.seconds)
+    step = median(gaps["step"]) if gaps["step"] else 0.0
+    return {kind: median(gaps[kind]) if gaps[kind] else step for kind in KINDS}
 
 
 def _kind(one: Advance, other: Advance, steps: int) -> str:
     if other.step == steps:
-        return "end of a round"
-    return "start of a round" if one.step == steps else "step"
+        return "end"
+    return "start" if one.step == steps else "step"
 
 
-def _cost(
-    log: Sequence[Timed],
-    members: frozenset[str],
-    start: float,
-    end: float,
-    next_fault: float | None,
-    rounds: int,
-    steps: int,
-) -> tuple[float, int]:
-    """Seconds and inner steps that one replica lost by one fault, done at `start` and over at `end`."""
-    advances = _advances(log, members, steps)
-    if not advances:
-        return 0.0, 0
-    broken = [
+def _broken(log: Sequence[Timed], members: frozenset[str], span: Span, later: float | None) -> list[Timed]:
+    """What the members told of broken groups between a fault and the next one that they meet."""
+    return [
         entry
         for entry in log
         if entry.process in members
         and isinstance(entry.event, GroupBroken)
-        and start <= entry.seconds
-        and (next_fault is None or entry.seconds < next_fault)
+        and span.start <= entry.seconds
+        and (later is None or entry.seconds < later)
     ]
-    over = max([end, *(entry.seconds for entry in broken[:1])])
-    first = max((i for i, each in enumerate(advances) if each.seconds <= start), default=0)
+
+
+def _cost(
+    log: Sequence[Timed], members: frozenset[str], span: Span, spans: Sequence[Span], rounds: int, steps: int
+) -> tuple[float, int]:
+    """Seconds and inner steps that one replica lost by one of the faults, `spans`."""
+    advances = _advances(log, members, steps)
+    if not advances:
+        return 0.0, 0
+    met = [each for each in spans if any(members & replica for replica in each.replicas)]
+    later = {each.start: min((o.start for o in met if o.start > each.start), default=None) for each in met}
+    over = {
+        each.start: max([each.end, *(entry.seconds for entry in _broken(log, members, each, later[each.start])[:1])])
+        for each in met
+    }
+    first = max((i for i, each in enumerate(advances) if each.seconds <= span.start), default=0)
     finished = (advances[-1].round, advances[-1].step) >= (rounds, steps)
-    last = next((i for i, each in enumerate(advances) if i > first and each.seconds > over), None)
-    usual = _usual(advances, steps)
+    last = next((i for i, each in enumerate(advances) if i > first and each.seconds > over[span.start]), None)
+    usual = _usual(advances, steps, list(over.items()))
     spent = advances[first : len(advances) if last is None else last + 1]
     until = log[-1].seconds if last is None and not finished else spent[-1].seconds
     expected = sum(usual[_kind(one, other, steps)] for one, other in pairwise(spent))
     seconds = max(0.0, until - spent[0].seconds - expected)
-    lost = set(_jumps(advances[first:], next_fault, rounds, steps))
-    for entry in broken:
+    lost = set(_jumps(advances[first:], later[span.start], rounds, steps))
+    for entry in _broken(log, members, span, later[span.start]):
         assert isinstance(entry.event, GroupBroken)
         lost.add((entry.event.round, entry.event.step))
     return seconds, len(lost)

@@ -46,7 +46,13 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
         compared = f"undisturbed lab {chaos['lab_loss']:.3f}: difference {difference:+.3f}, of at most {chaos['limit']}"
     lines = [
         f"rounds completed: {chaos['rounds_completed']} of {chaos['rounds_asked']}",
-        f"digests at the end: {'equal' if chaos['digests_equal'] else 'NOT equal'}, {len(chaos['alive'])} processes",
+        f"digests after the last round: {_agreement(chaos)}",
         f"final loss {loss:.3f}; {compared}" if loss is not None else "final loss unknown",
     ]
     return Group(Text(), table, Text("\n".join(("", *lines))))
+
+
+def _agreement(chaos: dict[str, Any]) -> str:
+    if not chaos["alive"]:
+        return "none, nobody was there at the end"
+    return f"{'equal' if chaos['digests_equal'] else 'NOT equal'} in {len(chaos['alive'])} processes"

@@ -186,6 +186,8 @@ def check(items: Iterable[Item], options: TestnetOptions) -> None:
             problems.append("random faults hit volunteers, and there are none")
         if not isinstance(item, Random) and isinstance(item.when, Moment):
             problems.append(_too_late(item.when, options))
+        if isinstance(item, Partition) and item.sides is None and options.groups + options.datacenters < 2:
+            problems.append("there is one replica, which stays whole")
         if isinstance(item, Partition) and item.last > options.rounds:
             problems.append(f"there are {options.rounds} rounds")
         if problem := next(filter(None, problems), None):

@@ -24,6 +24,9 @@ class Processes(Protocol):
     def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
         """Send a signal; False: it was dead already."""
 
+    def running(self, name: str) -> bool:
+        """Whether it has not ended."""
+
     async def start_again(self, name: str) -> None:
         """Start a killed process with the same folder."""
 
@@ -111,6 +114,8 @@ class Injection:
             record.begun(action, hit)
         if dead := [name for name in names if name not in hit]:
             record.nothing("not applied", dead, "already dead")
+        if not names:
+            record.nothing("not applied", [], "there is none now")
         return hit
 
     async def _kill(self, fault: Kill, record: "Record") -> None:
@@ -134,6 +139,9 @@ class Injection:
     async def _partition(self, fault: Partition, record: "Record") -> None:
         assert self.namespaces is not None
         one, other = self.swarm.sides(fault)
+        if not all(any(map(self.processes.running, side)) for side in (one, other)):
+            record.nothing("not applied", one + other, "all of one side are already dead")
+            return
         await self.namespaces.cut(record.number, one, other)
         try:
             record.begun("cut off", one + other, f"{'; '.join(one)} from {'; '.join(other)}")
@@ -147,7 +155,10 @@ class Injection:
 
     async def _slow(self, fault: Slow, record: "Record") -> None:
         assert self.namespaces is not None
-        names = self.swarm.processes(fault.target)
+        names = [name for name in self.swarm.processes(fault.target) if self.processes.running(name)]
+        if not names:
+            record.nothing("not applied", self.swarm.processes(fault.target), "already dead")
+            return
         try:
             for name in names:
                 await self.namespaces.limit(name, fault.rate)

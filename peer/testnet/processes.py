@@ -162,6 +162,10 @@ class Testnet:
             child.fate, child.returns = fate, returns
         return sent
 
+    def running(self, name: str) -> bool:
+        """Whether the latest process of this name has not ended."""
+        return self._latest()[name].running
+
     def _latest(self) -> dict[str, Child]:
         return {child.name: child for child in self.children}
 

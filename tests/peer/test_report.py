@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from peer.damage import Damage
 from peer.events import Evaluated, Joined, RoundDone
-from peer.report import Report
+from peer.report import LIMIT_NATS, Chaos, Report
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 2})
@@ -69,3 +70,105 @@ def test_it_is_written_with_its_picture(tmp_path):
     report().write(tmp_path / "deep" / "report.json")
     assert json.loads((tmp_path / "deep" / "report.json").read_text())["outcome"] == "completed"
     assert (tmp_path / "deep" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_number_that_is_none_is_null_in_the_file(tmp_path):
+    report(losses=(4.0, float("nan"))).write(tmp_path / "report.json")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    written = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert [row["loss"] for row in written["rounds"]] == [4.0, None]
+
+
+# After chaos
+
+DAMAGE = Damage("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3), 2.5, 1)
+
+
+def disturbed(alive: tuple[str, ...] = ("volunteer", "datacenter"), lab: float | None = 4.0) -> Report:
+    made = report()
+    made.chaos = Chaos([DAMAGE, DAMAGE], frozenset(alive), lab)
+    return made
+
+
+def test_who_was_away_for_a_while_need_not_have_all_rounds():
+    made = disturbed()
+    del made.rounds[1].done["volunteer"]
+    assert made.verdict() == "completed"
+
+
+def test_states_may_differ_before_the_end():
+    made = report(digest_in_round_one="bb")
+    made.chaos = Chaos([], frozenset(PROCESSES))
+    assert made.verdict() == "completed"
+
+
+def test_who_is_dead_at_the_end_need_not_agree():
+    made = disturbed(alive=("datacenter",))
+    made.take("volunteer", done(2, "other"))
+    assert made.verdict() == "completed"
+    assert made.result()["chaos"]["digests_equal"]
+
+
+def test_who_is_there_at_the_end_must_agree():
+    made = disturbed()
+    made.take("volunteer", done(2, "other"))
+    assert made.verdict() == "at the end the peers of stage-0 hold different states"
+    assert not made.result()["chaos"]["digests_equal"]
+
+
+def test_who_is_there_at_the_end_must_have_the_last_round():
+    made = disturbed()
+    del made.rounds[2].done["volunteer"]
+    assert made.verdict() == "round 2 was not completed by volunteer"
+
+
+@pytest.mark.parametrize(("lost", "words"), [(1, "round 1 was not completed by anybody"), (2, "round 2 was not")])
+def test_every_round_must_be_completed_by_somebody(lost: int, words: str):
+    made = disturbed()
+    made.rounds[lost].done.clear()
+    assert words in made.verdict()
+    assert made.result()["chaos"]["rounds_completed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lab", "words"),
+    [
+        (4.0 - LIMIT_NATS / 2, "completed"),
+        (5.0, "completed"),
+        (None, "completed"),
+        (4.0 - 2 * LIMIT_NATS, "the final loss is 0.100 nats above the undisturbed lab's, more than 0.05"),
+        (float("nan"), "the final loss is nan nats above"),
+    ],
+    ids=["a little worse", "better", "not compared", "too much worse", "the lab diverged"],
+)
+def test_it_may_end_only_a_little_worse_than_undisturbed(lab: float | None, words: str):
+    assert words in disturbed(lab=lab).verdict()
+
+
+def test_the_last_round_must_be_evaluated():
+    made = disturbed()
+    made.rounds[2].evaluated = None
+    assert made.verdict() == "round 2 was not evaluated"
+
+
+def test_the_result_has_every_fault_and_the_sums():
+    chaos = disturbed().result()["chaos"]
+    assert chaos["faults"][0] == {
+        "fault": "kill:stage=0@round=1",
+        "actions": ["killed volunteer"],
+        "seconds": 12.0,
+        "place": (1, 3),
+        "seconds_lost": 2.5,
+        "steps_lost": 1,
+    }
+    assert (chaos["seconds_lost"], chaos["steps_lost"]) == (5.0, 2)
+    assert (chaos["rounds_completed"], chaos["rounds_asked"]) == (2, 2)
+    assert chaos["alive"] == ["datacenter", "volunteer"]
+    assert (chaos["final_loss"], chaos["lab_loss"], chaos["difference"], chaos["limit"]) == (4.0, 4.0, 0.0, LIMIT_NATS)
+
+
+def test_without_chaos_nothing_of_it_is_in_the_result():
+    assert "chaos" not in report().result()

@@ -2,11 +2,11 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from peer.events import Evaluated, Failed, Finished, GroupFormed, Joined, Progress, RoundDone, StepDone
+from peer.events import Evaluated, Failed, Finished, GroupFormed, Injected, Joined, Progress, RoundDone, StepDone
 from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
-from peer.summary import summary
 from tests.peer.test_report import report
 
 EVENTS = [
@@ -105,11 +105,37 @@ def test_the_table_names_every_process_and_draws_the_loss():
     assert "5.000 → 4.000" in out.getvalue()
 
 
-def test_the_summary_has_a_row_a_round_and_the_outcome():
+KILLED = Injected(0, "kill:stage=0@round=1+3s", "killed", ["volunteer"], True)
+
+
+def test_what_chaos_does_is_a_line_and_a_rows_state():
     console, out = on(terminal=False)
-    console.print(summary(report()))
-    said = out.getvalue()
-    assert "5.000" in said
-    assert "4.000" in said
-    assert "stage-0:2" in said
-    assert "outcome: completed" in said
+    screen = TestnetScreen(report(), console)
+    screen.start(["volunteer", "datacenter"])
+    screen.take("chaos", KILLED, 42.4)
+    assert out.getvalue() == "0:42 chaos: killed volunteer\n"
+    screen.take("volunteer", EVENTS[3])  # said just before it died
+    assert (screen.rows["volunteer"].doing, screen.rows["datacenter"].doing) == ("killed", "starting")
+    screen.take("chaos", Injected(0, "…", "started again", ["volunteer"], False), 45.4)
+    screen.take("volunteer", EVENTS[0])
+    assert screen.rows["volunteer"].doing == EVENTS[0].doing
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (Injected(0, "…", "cut off", ["A", "B"], True, "A from B"), "cut off A from B"),
+        (Injected(0, "…", "healed", ["A", "B"], False), "healed A; B"),
+        (Injected(0, "…", "not applied", ["A"], False, "already dead"), "not applied A: already dead"),
+    ],
+)
+def test_what_chaos_does_is_said_in_words(event: Injected, line: str):
+    assert say(event) == line
+
+
+def test_a_newcomer_has_a_row():
+    screen = TestnetScreen(report(), on(terminal=False)[0])
+    screen.start([])
+    screen.add("volunteer 3, stage 1")
+    screen.take("volunteer 3, stage 1", EVENTS[3])
+    assert screen.rows["volunteer 3, stage 1"].doing == "training"
