@@ -126,6 +126,9 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "doubt", "prevailing([mine[round], *rivals])", "rivals[-1].digest"),
         Change(Peer, "doubt", "votes > self.window.liars or everyone_spoke", "True"),
     ],
+    "a newcomer adopts a state that nobody honest may have named": [
+        Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),
+    ],
     "one liar vouches": [Change(CatchingUp, "decide", "count >= needed for", "count >= 1 for")],
     "naming an entry twice gives two votes": [
         Change(catching_up, "_votes", "{(entry.name, entry.sha256): None for entry in answer.entries}",
