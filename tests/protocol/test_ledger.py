@@ -13,7 +13,7 @@ WINDOW = Window(grace=2, liars=1)
 
 
 def entry(round: int, author: PeerId = ANN, version: str = "v1", *receipts: PeerId) -> Entry:
-    return Entry(ContributionName(PART, round, author), version, 9, receipts={each: b"" for each in receipts})
+    return Entry(ContributionName(PART, round, author), version, 9, receipts=dict.fromkeys(receipts, b""))
 
 
 def ledger(clock: int, *taken: Entry) -> Ledger:

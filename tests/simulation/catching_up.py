@@ -74,7 +74,9 @@ class CatchingUp:
         blobs = {each.sha256: self.blobs[each.sha256] for each in accepted if each.sha256 in self.blobs}
         history, revocations = ledger.history.copy(), set(ledger.revocations)
         theta, closed, claims = self.state.folded, dict(self.state.closed), self.claimed()
-        return Answer(ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations, self.up)
+        return Answer(
+            ledger.clock, ledger.folded, theta, closed, history, claims, accepted, blobs, revocations, self.up
+        )
 
     def on_answer(self: Peer, source: PeerId, answer: Answer) -> None:
         if self.catching:
@@ -105,8 +107,8 @@ class CatchingUp:
                 return self.catch_up()
             adopting = False
         votes = _votes(answers)
-        known = self.ledger.versions
-        if not last and any(n < needed and key[1] not in known(key[0]) for key, n in votes.items() if key[0].round > folded):
+        unclear = [(name, sha256) for (name, sha256), count in votes.items() if count < needed and name.round > folded]
+        if not last and any(sha256 not in self.ledger.versions(name) for name, sha256 in unclear):
             return self.catch_up()
         for answer in answers:
             self.on_revocations(self.me, answer.revocations)
@@ -137,7 +139,8 @@ class CatchingUp:
         self.stale |= {*self.state.terms, *self.ledger.open_rounds()}
         for donor, answer in self.answers.items():
             for entry in answer.entries:
-                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False))
+                enough = vouched.get((entry.name, entry.sha256), False)
+                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, enough)
         self.answers = {}
         self.attempts, self.catching = 0, False
         self.fold(closing)

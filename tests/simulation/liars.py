@@ -93,7 +93,7 @@ class Liar(Peer):
     def strike(self, victim: PeerId, entry: Entry, blob: Vector | None) -> None:
         """With the receipts of all liars, given whenever it pleases them."""
         struck = copied(entry)
-        struck.receipts |= {liar: b"" for liar in self.world.schedule.of("liar")}
+        struck.receipts |= dict.fromkeys(self.world.schedule.of("liar"), b"")
         self.world.send(self.me, victim, "on_told", self.me, struck, blob)
 
     def on_told(self, source: PeerId, entry: Entry, blob: Vector | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.identity import ContributionName, PeerId
 from tests.simulation.arithmetic import ZERO, Vector, add, digest, subtract, term
 from tests.simulation.peer import PART, Peer
-from tests.simulation.schedule import LIAR, Schedule
+from tests.simulation.schedule import Schedule
 from tests.simulation.world import World
 
 

@@ -6,6 +6,7 @@ from random import Random
 from protocol.identity import PeerId
 from protocol.window import SKEW, Window
 
+NOBODY = PeerId("")
 AUTHOR, STANDBY, LIAR, JOINER = "author", "standby", "liar", "joiner"
 
 
@@ -29,7 +30,7 @@ class Event:
     time: float
     kind: str
     who: PeerId
-    other: PeerId = PeerId("")
+    other: PeerId = NOBODY
     length: float = 0.0
     number: int = 0
     side: tuple[PeerId, ...] = ()
