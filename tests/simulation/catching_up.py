@@ -86,7 +86,7 @@ class CatchingUp:
         """Adopt the state that stands, and accept what enough others have accepted since.
 
         Asks again while no state has the word of one honest peer, or an entry is known to some only. In the end it
-        does with what it has; a state that liars alone may vouch for is adopted only if all have spoken.
+        does with what it has; a state that liars alone may vouch for is adopted only if all have spoken of that round.
         """
         answers, last = list(self.answers.values()), self.attempts >= ATTEMPTS
         needed = min(self.window.liars + 1, len(self.world.others(self.me)) or 1)
@@ -101,7 +101,7 @@ class CatchingUp:
         adopting = mine is None or mine.digest != standing
         donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
         support = sum(claim.digest == standing for claim in claims)
-        all_said = last and len(self.answers) == len(self.world.others(self.me))
+        all_said = last and len(claims) == len(self.world.others(self.me))
         if adopting and not (donors and (support >= needed or all_said)):
             if self.newcomer or not last:
                 return self.catch_up()
