@@ -252,7 +252,8 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a peer says of its closed rounds: after round `folded`, `contributions` counted, and the state is `digest`."""
+    """What a peer says of its closed rounds: up to `folded`, `contributions` counted, and the state is `digest`, which
+    covers the history too."""
 
     folded: int
     digest: str

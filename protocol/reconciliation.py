@@ -1,8 +1,8 @@
 """How two peers find out what one of them lacks. Pure: messages in, messages out; gRPC carries them.
 
-A peer *compares*: it sends 8 bytes for each open round, and is told the keys of the rounds in which the other differs. It
-*asks* for the entries whose keys it lacks, then fetches their bytes. And it *tells* a few others at once what it has
-just accepted, so that news spreads faster than anybody asks.
+A peer *compares*: it sends 8 bytes for each open round, and is told the keys of the rounds in which the other
+differs. It *asks* for the entries whose keys it lacks, then fetches their bytes. And it *tells* a few others at once
+what it has just accepted, so that news spreads faster than anybody asks.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from protocol.identity import ContributionName, Part
 from protocol.ledger import Entry, Ledger
 
 KEPT_ROUNDS = 64
-"""So many rounds an author remembers its own contributions: a state may yet be adopted in which they do not count."""
+"""So long an author remembers its own contributions, in case that a state is adopted in which they do not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ class CatchingUp:
     def decide(self: Peer) -> None:
         """Adopt the state that stands, and accept what enough others have accepted since.
 
-        Asks again while no state has the word of one honest peer, or an entry is known to some only.
+        Asks again while no state has the word of one honest peer, or an entry is known to some only. In the end it
+        does with what it has; a state that liars alone may vouch for is adopted only if all have spoken of that round.
         """
         answers, last = list(self.answers.values()), self.attempts >= ATTEMPTS
         needed = min(self.window.liars + 1, len(self.world.others(self.me)) or 1)
@@ -99,16 +100,19 @@ class CatchingUp:
         standing = prevailing([*claims, mine] if mine else claims)
         adopting = mine is None or mine.digest != standing
         donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
-        certain = not adopting or (donors and sum(claim.digest == standing for claim in claims) >= needed)
+        support = sum(claim.digest == standing for claim in claims)
+        all_said = last and len(claims) == len(self.world.others(self.me))
+        if adopting and not (donors and (support >= needed or all_said)):
+            if self.newcomer or not last:
+                return self.catch_up()
+            adopting = False
         votes = _votes(answers)
-        certain = certain and all(
-            votes[key] >= needed or key[1] in self.ledger.versions(key[0]) for key in votes if key[0].round > folded
-        )
-        if not certain and not (last and (donors or not (adopting and self.newcomer))):
+        unclear = [(name, sha256) for (name, sha256), count in votes.items() if count < needed and name.round > folded]
+        if not last and any(sha256 not in self.ledger.versions(name) for name, sha256 in unclear):
             return self.catch_up()
         for answer in answers:
             self.on_revocations(self.me, answer.revocations)
-        if adopting and donors:
+        if adopting:
             self.adopt(self.world.random.choice(donors))
         vouched = {key: count >= needed for key, count in votes.items()}
         return self.resume(_largest([answer.clock for answer in answers], needed), vouched)
@@ -135,9 +139,8 @@ class CatchingUp:
         self.stale |= {*self.state.terms, *self.ledger.open_rounds()}
         for donor, answer in self.answers.items():
             for entry in answer.entries:
-                self.hear(
-                    copied(entry), answer.blobs.get(entry.sha256), donor, vouched.get((entry.name, entry.sha256), False)
-                )
+                enough = vouched.get((entry.name, entry.sha256), False)
+                self.hear(copied(entry), answer.blobs.get(entry.sha256), donor, enough)
         self.answers = {}
         self.attempts, self.catching = 0, False
         self.fold(closing)

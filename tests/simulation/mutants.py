@@ -17,7 +17,7 @@ from protocol.history import History
 from protocol.ledger import Ledger, Revocation
 from protocol.reconciliation import Authored
 from protocol.window import Window
-from tests.simulation import catching_up
+from tests.simulation import catching_up, comparing
 from tests.simulation import peer as peers
 from tests.simulation.arithmetic import State
 from tests.simulation.catching_up import CatchingUp
@@ -68,15 +68,15 @@ MUTANTS: dict[str, list[Change]] = {
     "entries travel without their receipts": [Change(peers, "copied", "dict(entry.receipts)", "{}")],
     "a receipt is signed, and nothing passed on": [
         Change(Peer, "vouch", "if (self.ledger.clock > name.round or self.world.schedule.slow) and", "if False and"),
-        Change(peers, "different", "theirs.checks.get(round) != ledger.check(round)", "round == ledger.clock"),
+        Change(comparing, "different", "theirs.checks.get(round) != ledger.check(round)", "round == ledger.clock"),
     ],
     "a receipt is handed out before the contribution is on disk": [
         Change(Peer, "persist_accepted", "self.disk.keep_accepted", "(lambda *_: None)"),
     ],
     "accepted although unproven": [
-        Change(Ledger, "take", "standing is not Standing.WANTED", "standing not in (Standing.WANTED, Standing.UNPROVEN)"),
+        Change(Ledger, "take", "is not Standing.WANTED", "in (Standing.CLOSED, Standing.SURPLUS)"),
     ],
-    "accepted without bytes": [Change(Peer, "hear", "if blob is not None:\n        standing", "if True:\n        standing")],
+    "accepted without bytes": [Change(Peer, "hear", "self.ledger.offer if blob is None else", "")],
     "two versions without bytes keep the third out": [
         Change(
             Ledger,
@@ -106,11 +106,17 @@ MUTANTS: dict[str, list[Change]] = {
     "returned, and not taken again when it counts after all": [
         Change(Authored, "adopt", "if ledger.history.has(ledger.me, round)]\n    self", "if False]\n    self"),
     ],
-    "error feedback returned after adopting alone, not after folding": [Change(Peer, "fold", "if rounds:", "if False:")],
+    "error feedback returned after adopting alone, not after folding": [
+        Change(Peer, "fold", "if rounds:", "if False:")
+    ],
     "own contribution on disk after it is published": [
-        Change(Peer, "persist_sent", "self.disk.keep_sent(round, entry, sent, self.state)",
-               f"{LATER}self.disk.keep_sent(round, entry, sent, self.state))"),
-    ],  # fmt: skip
+        Change(
+            Peer,
+            "persist_sent",
+            "self.disk.keep_sent(round, entry, sent, self.state)",
+            f"{LATER}self.disk.keep_sent(round, entry, sent, self.state))",
+        ),
+    ],
     "rounds folded in the wrong order": [
         Change(Peer, "fold", "for round in rounds:", "for round in rounds[::-1]:"),
         Change(Ledger, "fold", "if round != self.folded + 1:", "if False:"),
@@ -126,17 +132,26 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "doubt", "prevailing([mine[round], *rivals])", "rivals[-1].digest"),
         Change(Peer, "doubt", "votes > self.window.liars or everyone_spoke", "True"),
     ],
+    "a newcomer adopts a state that nobody honest may have named": [
+        Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),
+    ],
     "one liar vouches": [Change(CatchingUp, "decide", "count >= needed for", "count >= 1 for")],
     "naming an entry twice gives two votes": [
-        Change(catching_up, "_votes", "{(entry.name, entry.sha256): None for entry in answer.entries}",
-               "[(entry.name, entry.sha256) for entry in answer.entries]"),
+        Change(
+            catching_up,
+            "_votes",
+            "{(entry.name, entry.sha256): None for entry in answer.entries}",
+            "[(entry.name, entry.sha256) for entry in answer.entries]",
+        ),
     ],
     "those who catch up themselves vouch": [Change(CatchingUp, "decide", ">= needed:  #", "< 0:  #")],
     "an author that was away keeps what only it has": [
         Change(Ledger, "reconsider", "for round, authors in self.accepted.items():\n", "for round, authors in ():\n"),
     ],
     "nobody waits when all others are behind": [Change(Peer, "runs_ahead", "bool(lately)", "False")],
-    "one liar pushes the clock": [Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")],
+    "one liar pushes the clock": [
+        Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")
+    ],
     "a peer that is late goes on without catching up": [
         Change(Peer, "see", "self.fall_behind()", "self.advance(target)"),
         Change(Peer, "start", "self.fall_behind()", "self.go()"),
@@ -147,7 +162,7 @@ MUTANTS: dict[str, list[Change]] = {
     "what is lost on the way is never asked for": [
         Change(Peer, "on_keys", "self.up and", "False and"),
     ],
-}  # fmt: skip
+}
 
 
 @contextmanager

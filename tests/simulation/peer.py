@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing, prevailing
-from protocol.reconciliation import Authored, Summary, different, entries, lacking, summary
-from protocol.window import SKEW
+from protocol.ledger import Claim, Entry, Ledger, Standing
+from protocol.reconciliation import Authored
 from tests.simulation.arithmetic import ZERO, State, Vector, add, digest, subtract, term
 from tests.simulation.catching_up import Answer, CatchingUp
+from tests.simulation.comparing import SILENCE, Comparing
 from tests.simulation.disk import Disk, copied
 
 if TYPE_CHECKING:
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 PART = Part("stage-0")
 PATIENCE = 1.5
 """Rounds of work after which nobody waits for anybody."""
-SILENCE = 2.0
-"""Who has said nothing for so many rounds is not waited for."""
 CLAIMS_KEPT = 4
 BEGINNING = digest(ZERO, History())
 
 
-class Peer(CatchingUp):
+class Peer(CatchingUp, Comparing):
     """`alive`: its process runs. `up`: it has caught up, and takes part."""
 
     def __init__(self, world: World, me: PeerId, author: bool, newcomer: bool) -> None:
@@ -121,13 +119,6 @@ class Peer(CatchingUp):
             else:
                 self.world.timer(SILENCE / 4, self, "lose_patience", clock)
 
-    def runs_ahead(self) -> bool:
-        """Whether everybody that has been heard of lately is rounds behind: then this peer waits, or its window would
-        close before theirs for ever."""
-        since = self.world.now - SILENCE
-        lately = [self.clocks[other] for other, time in self.heard_at.items() if time > since]
-        return bool(lately) and self.ledger.clock > max(lately)
-
     def end_round_if_all_are_here(self) -> None:
         if not self.awaited and self.contributed and self.up and not self.runs_ahead():
             self.advance(self.ledger.clock + 1)
@@ -217,10 +208,8 @@ class Peer(CatchingUp):
         if blob is None:
             blob = self.blobs.get(entry.sha256)
         before = len(self.ledger.versions(name))
-        if blob is not None:
-            standing = self.ledger.take(entry, vouched)
-        else:
-            standing = self.ledger.offer(entry, vouched)
+        hear = self.ledger.offer if blob is None else self.ledger.take
+        standing = hear(entry, vouched)
         if standing is Standing.WANTED and source != self.me:
             self.world.send(self.me, source, "on_fetch", self.me, entry)
         if standing is Standing.ACCEPTED and len(self.ledger.versions(name)) > before:
@@ -263,79 +252,3 @@ class Peer(CatchingUp):
         blob = self.blobs.get(entry.sha256)
         if blob is not None:
             self.world.send(self.me, source, "on_told", self.me, copied(entry), blob)
-
-    # Comparing
-
-    def compare_with_others(self) -> None:
-        others = self.world.others(self.me)
-        if not self.world.calm and self.me not in self.world.schedule.united and len(others) > 2:
-            others = self.world.random.sample(others, 2)
-        mine = self.summary()
-        for other in others:
-            self.world.send(self.me, other, "on_compare", self.me, mine, self.claimed(), self.ledger.revocations)
-
-    def summary(self) -> Summary:
-        return summary(self.ledger)
-
-    def claimed(self) -> dict[int, Claim]:
-        return self.claims
-
-    def on_compare(
-        self, source: PeerId, theirs: Summary, claims: dict[int, Claim], revocations: set[Revocation]
-    ) -> None:
-        if not self.up:
-            return
-        self.on_revocations(self.me, revocations)
-        self.see(source, theirs.clock, claims)
-        if self.up and (keys := different(self.ledger, theirs)) and not self.world.holds(source):
-            self.world.send(self.me, source, "on_keys", self.me, keys)
-
-    def on_keys(self, source: PeerId, keys: list[bytes]) -> None:
-        if self.up and (wanted := lacking(self.ledger, keys)):
-            self.world.send(self.me, source, "on_asked", self.me, wanted)
-
-    def on_asked(self, source: PeerId, keys: list[bytes]) -> None:
-        for entry in entries(self.ledger, keys):
-            self.world.send(self.me, source, "on_told", self.me, copied(entry), self.blobs.get(entry.sha256))
-
-    def on_revocations(self, _source: PeerId, revocations: set[Revocation]) -> None:
-        for each in revocations - self.ledger.revocations if revocations != self.ledger.revocations else ():
-            right = self.ledger.revoke(each)
-            if each.author == self.me:
-                self.author = False
-            self.stale |= set(self.ledger.open_rounds())
-            if not right and self.up:
-                self.resync()
-
-    def see(self, source: PeerId, clock: int, claims: dict[int, Claim]) -> None:
-        """Where another peer says it is. Nobody is left behind, and no single liar pushes a clock."""
-        self.clocks[source], self.heard_at[source] = clock, self.world.now
-        self.heard[source] = claims
-        target = self.credible_clock()
-        if target > self.ledger.clock + SKEW:
-            self.fall_behind()
-        elif target > self.ledger.clock + 1:
-            self.advance(target)
-        elif any(round in self.claims and self.claims[round].digest != each.digest for round, each in claims.items()):
-            self.doubt()
-
-    def credible_clock(self) -> int:
-        """The (liars + 1)-th largest of what the others in the directory said, those not yet heard counted as 0."""
-        others = self.world.others(self.me)
-        said = sorted((self.clocks.get(other, 0) for other in others), reverse=True)
-        return said[min(self.window.liars, len(said) - 1)] if said else 0
-
-    def doubt(self) -> None:
-        """Whether the state after some closed round is not the one that stands among the others."""
-        mine = self.claims
-        others = {other: claims for other in self.world.others(self.me) if (claims := self.heard.get(other))}
-        for round in sorted(mine, reverse=True):
-            rivals = [claims[round] for claims in others.values() if round in claims]
-            if self.catching or all(claim.digest == mine[round].digest for claim in rivals):
-                continue
-            winner = prevailing([mine[round], *rivals])
-            votes = sum(claim.digest == winner and claim.author for claim in rivals)
-            everyone_spoke = self.ledger.folded >= round + SKEW
-            if winner != mine[round].digest and (votes > self.window.liars or everyone_spoke):
-                self.resync()
-                return

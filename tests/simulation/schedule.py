@@ -6,6 +6,7 @@ from random import Random
 from protocol.identity import PeerId
 from protocol.window import SKEW, Window
 
+NOBODY = PeerId("")
 AUTHOR, STANDBY, LIAR, JOINER = "author", "standby", "liar", "joiner"
 
 
@@ -29,7 +30,7 @@ class Event:
     time: float
     kind: str
     who: PeerId
-    other: PeerId = PeerId("")
+    other: PeerId = NOBODY
     length: float = 0.0
     number: int = 0
     side: tuple[PeerId, ...] = ()
@@ -118,7 +119,9 @@ def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId])
             events.append(Event(moment(), kind, peer, other, length or (1.0 if kind in ("wipe", "gasp") else 0.0)))
     if random.random() < 0.15:
         suspects = authors[core:] + schedule.of(LIAR) or authors[:1]
-        events.append(Event(moment(), "revoke", random.choice(suspects), number=random.randint(-1, 9)))
+        events.append(
+            Event(random.uniform(0.2, rounds + 4), "revoke", random.choice(suspects), number=random.randint(-1, 12))
+        )
     if not schedule.calm:
         events += [_wild(random, schedule, moment(), united) for _ in range(random.randint(1, 3))]
     return events

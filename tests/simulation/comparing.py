@@ -1,0 +1,102 @@
+"""What peers tell each other about themselves: what they hold, where they are, and what they make of that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.identity import PeerId
+from protocol.ledger import Claim, Revocation, prevailing
+from protocol.reconciliation import Summary, different, entries, lacking, summary
+from protocol.window import SKEW
+from tests.simulation.disk import copied
+
+if TYPE_CHECKING:
+    from tests.simulation.peer import Peer
+
+SILENCE = 2.0
+"""Who has said nothing for so many rounds is not waited for."""
+
+
+class Comparing:
+    """The part of a peer that asks others what it lacks, and listens where they are."""
+
+    def compare_with_others(self: Peer) -> None:
+        others = self.world.others(self.me)
+        if not self.world.calm and self.me not in self.world.schedule.united and len(others) > 2:
+            others = self.world.random.sample(others, 2)
+        mine = self.summary()
+        for other in others:
+            self.world.send(self.me, other, "on_compare", self.me, mine, self.claimed(), self.ledger.revocations)
+
+    def summary(self: Peer) -> Summary:
+        return summary(self.ledger)
+
+    def claimed(self: Peer) -> dict[int, Claim]:
+        return self.claims
+
+    def on_compare(
+        self: Peer, source: PeerId, theirs: Summary, claims: dict[int, Claim], revocations: set[Revocation]
+    ) -> None:
+        if not self.up:
+            return
+        self.on_revocations(self.me, revocations)
+        self.see(source, theirs.clock, claims)
+        if self.up and (keys := different(self.ledger, theirs)) and not self.world.holds(source):
+            self.world.send(self.me, source, "on_keys", self.me, keys)
+
+    def on_keys(self: Peer, source: PeerId, keys: list[bytes]) -> None:
+        if self.up and (wanted := lacking(self.ledger, keys)):
+            self.world.send(self.me, source, "on_asked", self.me, wanted)
+
+    def on_asked(self: Peer, source: PeerId, keys: list[bytes]) -> None:
+        for entry in entries(self.ledger, keys):
+            self.world.send(self.me, source, "on_told", self.me, copied(entry), self.blobs.get(entry.sha256))
+
+    def on_revocations(self: Peer, _source: PeerId, revocations: set[Revocation]) -> None:
+        for each in revocations - self.ledger.revocations if revocations != self.ledger.revocations else ():
+            right = self.ledger.revoke(each)
+            if each.author == self.me:
+                self.author = False
+            self.stale |= set(self.ledger.open_rounds())
+            if not right and self.up:
+                self.resync()
+
+    def see(self: Peer, source: PeerId, clock: int, claims: dict[int, Claim]) -> None:
+        """Where another peer says it is. Nobody is left behind, and no single liar pushes a clock."""
+        self.clocks[source], self.heard_at[source] = clock, self.world.now
+        self.heard[source] = claims
+        target = self.credible_clock()
+        if target > self.ledger.clock + SKEW:
+            self.fall_behind()
+        elif target > self.ledger.clock + 1:
+            self.advance(target)
+        elif any(round in self.claims and self.claims[round].digest != each.digest for round, each in claims.items()):
+            self.doubt()
+
+    def credible_clock(self: Peer) -> int:
+        """The (liars + 1)-th largest of what the others in the directory said, those not yet heard counted as 0."""
+        others = self.world.others(self.me)
+        said = sorted((self.clocks.get(other, 0) for other in others), reverse=True)
+        return said[min(self.window.liars, len(said) - 1)] if said else 0
+
+    def doubt(self: Peer) -> None:
+        """Whether the state after some closed round is not the one that stands among the others."""
+        mine = self.claims
+        others = {other: claims for other in self.world.others(self.me) if (claims := self.heard.get(other))}
+        for round in sorted(mine, reverse=True):
+            rivals = [claims[round] for claims in others.values() if round in claims]
+            if self.catching or all(claim.digest == mine[round].digest for claim in rivals):
+                continue
+            winner = prevailing([mine[round], *rivals])
+            votes = sum(claim.digest == winner and claim.author for claim in rivals)
+            everyone_spoke = self.ledger.folded >= round + SKEW
+            if winner != mine[round].digest and (votes > self.window.liars or everyone_spoke):
+                self.resync()
+                return
+
+    def runs_ahead(self: Peer) -> bool:
+        """Whether everybody that has been heard of lately is rounds behind: then this peer waits, or its window would
+        close before theirs for ever."""
+        since = self.world.now - SILENCE
+        lately = [self.clocks[other] for other, time in self.heard_at.items() if time > since]
+        return bool(lately) and self.ledger.clock > max(lately)

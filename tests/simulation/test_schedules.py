@@ -1,0 +1,79 @@
+"""Random schedules against the real ledger: no counterexample; and the machinery that would show one."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.properties import run, verdict
+from tests.simulation.schedule import LIAR, Event, draw
+from tests.simulation.shrink import shrink
+from tests.simulation.world import World
+
+SCHEDULES = int(os.environ.get("HETPEER_SCHEDULES", "10000"))
+PARTS = 10
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_schedule_splits_loses_or_counts_twice(part: int):
+    failing = [seed for seed in range(part, SCHEDULES, PARTS) if run(draw(seed))]
+    assert not failing, f"python -m tests.simulation --replay {failing[0]}"
+
+
+def test_a_schedule_is_a_function_of_its_seed():
+    for seed in range(20):
+        assert draw(seed) == draw(seed)
+        worlds = [World(draw(seed)) for _ in range(2)]
+        for world in worlds:
+            world.run()
+        one, other = worlds
+        assert (one.now, one.steps) == (other.now, other.steps)
+        assert [peer.state for peer in one.peers.values()] == [peer.state for peer in other.peers.values()]
+
+
+def test_schedules_are_worth_running():
+    """All kinds of faults and lies happen, things come late, and beyond synchrony states are adopted."""
+    kinds, resyncs, returned, calm = set[str](), 0, 0, 0
+    for seed in range(300):
+        schedule = draw(seed)
+        world = World(schedule)
+        world.run()
+        kinds |= {event.kind for event in schedule.events}
+        honest = [world.peers[me] for me in schedule.honest()]
+        resyncs += sum(peer.resyncs for peer in honest)
+        returned += sum(len(peer.authored.returned) for peer in honest)
+        calm += schedule.calm
+        assert len(schedule.of(LIAR)) <= schedule.window.liars
+    faults = {"crash", "torn", "gasp", "wipe", "pause", "part", "join", "leave", "revoke"}
+    lies = {"withhold", "equivocate", "three", "bytes", "clock", "claim", "snapshot", "late"}
+    assert kinds == faults | lies
+    assert resyncs > 5
+    assert returned > 10
+    assert 100 < calm < 200
+
+
+def test_a_broken_state_is_seen_by_every_property_it_breaks():
+    world = World(draw(0))
+    world.run()
+    assert not verdict(world)
+    broken = world.peers[world.schedule.honest()[0]]
+    broken.state.theta = broken.state.theta[0] + 1, broken.state.theta[1]
+    broken.state.computed = broken.state.computed[0] + 1, broken.state.computed[1]
+    text = " ".join(verdict(world))
+    assert "the sum over what counts" in text
+    assert "computed" in text
+    assert "have different θ" in text
+
+
+def test_shrinking_leaves_what_matters():
+    schedule = next(draw(seed) for seed in range(100) if len(draw(seed).events) > 5)
+    guilty = schedule.events[2], schedule.events[4]
+
+    def fails(candidate) -> bool:
+        return all(event in candidate.events for event in guilty)
+
+    padded = replace(schedule, events=(*schedule.events, Event(0.5, "pause", guilty[0].who, length=1.0)))
+    least = shrink(padded, fails)
+    assert least.events == guilty
+    assert least.rounds == 1
