@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -311,6 +312,7 @@ def main() -> None:
         else:
             averager_peer(int(number), address, int(rounds))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also then take the namespaces down
     results: dict[str, dict[str, Result]] = {}
     for network in (loopback, links):
         try:
