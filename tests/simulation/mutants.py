@@ -18,7 +18,7 @@ from protocol.ledger import Ledger, Revocation
 from protocol.reconciliation import Authored
 from protocol.window import Window
 from tests.simulation import catching_up, comparing
-from tests.simulation import peer as peers
+from tests.simulation import world as worlds
 from tests.simulation.arithmetic import State
 from tests.simulation.catching_up import CatchingUp
 from tests.simulation.peer import Peer
@@ -65,7 +65,10 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Ledger, "offer", "entry.receipts.pop(entry.name.author, None)", "pass"),
         Change(Ledger, "wants_receipt", "(name.author, *entry.receipts)", "entry.receipts"),
     ],
-    "entries travel without their receipts": [Change(peers, "copied", "dict(entry.receipts)", "{}")],
+    "entries travel without their receipts": [
+        Change(worlds, "copied", "dict(entry.receipts)", "{}"),
+        Change(comparing, "copied", "dict(entry.receipts)", "{}"),
+    ],
     "a receipt is signed, and nothing passed on": [
         Change(Peer, "vouch", "if (self.ledger.clock > name.round or self.world.schedule.slow) and", "if False and"),
         Change(comparing, "different", "theirs.checks.get(round) != ledger.check(round)", "round == ledger.clock"),
@@ -148,7 +151,6 @@ MUTANTS: dict[str, list[Change]] = {
     "an author that was away keeps what only it has": [
         Change(Ledger, "reconsider", "for round, authors in self.accepted.items():\n", "for round, authors in ():\n"),
     ],
-    "nobody waits when all others are behind": [Change(Peer, "runs_ahead", "bool(lately)", "False")],
     "one liar pushes the clock": [
         Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")
     ],
@@ -157,6 +159,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "start", "self.fall_behind()", "self.go()"),
     ],
     "a clock that ran ahead stays ahead": [
+        Change(Peer, "runs_ahead", "bool(lately)", "False"),
         Change(Ledger, "adopt", "min(self.clock, folded + 1 + self.window.width)", "self.clock"),
     ],
     "what is lost on the way is never asked for": [

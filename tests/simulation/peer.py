@@ -34,7 +34,7 @@ class Peer(CatchingUp, Comparing):
         self.alive = self.up = False
         self.paused_until = 0.0
         self.inbox: list[tuple[str, tuple[object, ...]]] = []
-        self.late = False
+        self.late = newcomer
         self.torn: Event | None = None
         self.resyncs = 0
         self.life = 0

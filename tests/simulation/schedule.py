@@ -105,7 +105,7 @@ def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId])
     def moment() -> float:
         return random.uniform(0.2, rounds)
 
-    events += [Event(random.uniform(1, rounds), "join", peer) for peer in schedule.of(JOINER)]
+    events += [Event(random.uniform(1, rounds + 5), "join", peer) for peer in schedule.of(JOINER)]
     for peer in expendable:
         kind = random.choice(("", "crash", "crash", "leave", "torn", "torn", "torn", "gasp", "wipe"))
         length = random.choice((0.0, random.uniform(0.05, 0.5), random.uniform(0.3, 6)))
