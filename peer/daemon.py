@@ -10,6 +10,7 @@ import grpc
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.network import operator
@@ -86,6 +87,8 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
         _require_stage(settings.stage, manifest)
     if settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device)
+    emit(Progress("getting ready to compute"))
+    await asyncio.to_thread(warm_up)
     async with _joined(settings, descriptor, device, emit) as node:
         joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]

@@ -32,7 +32,7 @@ class History:
 
     def counts(self, author: PeerId, start: int, end: int) -> bool:
         """Whether any round of an author from `start` to `end` counts."""
-        return any(first <= end and start <= last for first, last in self.ranges.get(author, []))
+        return any(max(first, start) <= min(last, end) for first, last in self.ranges.get(author, []))
 
     def copy(self) -> "History":
         """One that may change while this one does not."""
