@@ -73,9 +73,6 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "vouch", "if (self.ledger.clock > name.round or self.world.schedule.slow) and", "if False and"),
         Change(comparing, "different", "theirs.checks.get(round) != ledger.check(round)", "round == ledger.clock"),
     ],
-    "a receipt is handed out before the contribution is on disk": [
-        Change(Peer, "persist_accepted", "self.disk.keep_accepted", "(lambda *_: None)"),
-    ],
     "accepted although unproven": [
         Change(Ledger, "take", "is not Standing.WANTED", "in (Standing.CLOSED, Standing.SURPLUS)"),
     ],
