@@ -14,7 +14,7 @@ joins costs nothing. A fault's seconds are those of the replica that lost most.
 **Inner steps lost** by a replica: the steps it did twice, never, or began and rolled back (`GroupBroken`), from
 its last advance before the fault until the next fault that meets one of its members, or the end. A fault's steps
 are the sum over its replicas. The bootstrap node is in no replica: its faults are held against all of them.
-Seconds in which a replica stood still for two faults count for both.
+Seconds in which a replica stood still for two faults count for both, and once in the sum of all (`seconds_lost`).
 """
 
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ class Timed:
 @dataclass(frozen=True, slots=True)
 class Damage:
     """What one fault was and cost. `place` is the round and inner step (from 1) that the swarm had reached; `actions`
-    are in words. `seconds` None: it was never done."""
+    are in words. `seconds` None: it was never done. `stood_still` is between which times its seconds were lost."""
 
     fault: str
     actions: list[str]
@@ -49,6 +49,18 @@ class Damage:
     place: tuple[int, int]
     seconds_lost: float
     steps_lost: int
+    stood_still: tuple[float, float] | None = None
+
+
+def seconds_lost(damages: Iterable[Damage]) -> float:
+    """By all faults together: of those that kept a replica standing at the same time, the worst counts."""
+    total = worst = 0.0
+    over = float("-inf")
+    for since, until, seconds in sorted((*each.stood_still, each.seconds_lost) for each in damages if each.stood_still):
+        if since >= over:
+            total, worst = total + worst, 0.0
+        worst, over = max(worst, seconds), max(over, until)
+    return round(total + worst, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,12 @@ class Advance:
     seconds: float
     round: int
     step: int
+
+
+Cost = tuple[float, tuple[float, float] | None, int]
+"""Of a fault to one replica: seconds, between which times, and inner steps."""
+
+NOTHING: Cost = (0.0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +99,16 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
     for number, entries in sorted(told.items()):
         span = spans[number]
         costs = [_cost(log, members, span, done, rounds, steps) for members in span.replicas] if span else []
+        worst = max(costs, key=lambda cost: cost[0], default=NOTHING)
         found.append(
             Damage(
                 fault=entries[0][1].fault,
                 actions=[_words(event) for _, event in entries],
                 seconds=span.start if span else None,
                 place=_reached(log, span.start if span else entries[0][0]),
-                seconds_lost=round(max((seconds for seconds, _ in costs), default=0.0), 3),
-                steps_lost=sum(count for _, count in costs),
+                seconds_lost=round(worst[0], 3),
+                steps_lost=sum(count for _, _, count in costs),
+                stood_still=worst[1],
             )
         )
     return found
@@ -107,7 +127,9 @@ def _words(event: Injected) -> str:
     """Whom an end is of is known from the beginning."""
     if event.begins:
         return f"{event.action} {event.reason or '; '.join(event.processes)}"
-    return f"{event.action} {'; '.join(event.processes)}: {event.reason}" if event.reason else event.action
+    return (
+        f"{event.action} {'; '.join(event.processes)}".rstrip() + f": {event.reason}" if event.reason else event.action
+    )
 
 
 def _reached(log: Sequence[Timed], seconds: float) -> tuple[int, int]:
@@ -182,11 +204,11 @@ def _broken(log: Sequence[Timed], members: frozenset[str], span: Span, later: fl
 
 def _cost(
     log: Sequence[Timed], members: frozenset[str], span: Span, spans: Sequence[Span], rounds: int, steps: int
-) -> tuple[float, int]:
-    """Seconds and inner steps that one replica lost by one of the faults, `spans`."""
+) -> Cost:
+    """What one replica lost by one of the faults, `spans`."""
     advances = _advances(log, members, steps)
     if not advances:
-        return 0.0, 0
+        return NOTHING
     met = [each for each in spans if any(members & replica for replica in each.replicas)]
     later = {each.start: min((o.start for o in met if o.start > each.start), default=None) for each in met}
     over = {
@@ -205,7 +227,7 @@ def _cost(
     for entry in _broken(log, members, span, later[span.start]):
         assert isinstance(entry.event, GroupBroken)
         lost.add((entry.event.round, entry.event.step))
-    return seconds, len(lost)
+    return seconds, (spent[0].seconds, until), len(lost)
 
 
 def _jumps(advances: Sequence[Advance], until: float | None, rounds: int, steps: int) -> Iterator[tuple[int, int]]:

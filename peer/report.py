@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.damage import Damage
+from peer.damage import Damage, seconds_lost
 from peer.events import Evaluated, Event, Joined, Listener, RoundDone
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest
@@ -161,7 +161,7 @@ class Report:
         last = self.rounds.get(asked, RoundEntry()).evaluated
         return {
             "faults": [asdict(damage) for damage in chaos.damages],
-            "seconds_lost": round(sum(damage.seconds_lost for damage in chaos.damages), 3),
+            "seconds_lost": seconds_lost(chaos.damages),
             "steps_lost": sum(damage.steps_lost for damage in chaos.damages),
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
             "rounds_asked": asked,

@@ -90,7 +90,9 @@ def say(event: Event) -> str | None:
             return f"hetpeer: {message}"
         case Injected(_, _, action, processes, begins, reason):
             whom = "; ".join(processes)
-            return f"{action} {reason}" if begins and reason else f"{action} {whom}" + (f": {reason}" if reason else "")
+            if begins and reason:
+                return f"{action} {reason}"
+            return f"{action} {whom}".rstrip() + (f": {reason}" if reason else "")
         case _:
             return None
 

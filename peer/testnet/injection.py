@@ -46,6 +46,7 @@ class Injection:
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     began: float | None = None
+    under_way: int = 0
 
     def look(self) -> None:
         """Something was said: some fault may be due."""
@@ -73,6 +74,13 @@ class Injection:
         except asyncio.CancelledError:
             record.nothing("not done", [], "the run was over before")
             raise
+        self.under_way += 1
+        try:
+            await self._apply(fault, record)
+        finally:
+            self.under_way -= 1
+
+    async def _apply(self, fault: Fault, record: "Record") -> None:
         match fault:
             case Kill():
                 await self._kill(fault, record)

@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from peer.events import Evaluated, Event, Failed, Finished, Serving, from_line
@@ -34,11 +35,11 @@ LAST_EVALUATION_SECONDS = 60.0
 STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
 
-STRAGGLER_SECONDS = 120.0
-"""Under chaos: how long after the first process has finished the last may do so."""
-
 STILL_SECONDS = 300.0
 """Under chaos: a swarm in which no process says anything for so long will not recover."""
+
+STRAGGLER_SECONDS = 120.0
+"""The same once a process has finished, and the others are about to."""
 
 NAMESPACE_PORT = 7700
 
@@ -75,9 +76,8 @@ class Testnet:
 
     def __post_init__(self) -> None:
         self.swarm = Swarm.of(self.options.groups, self.options.stages, self.options.datacenters)
-        self.injection = Injection(
-            self.faults, self.swarm, self, self.namespaces, lambda event: self.take(CHAOS, event)
-        )
+        tell = partial(self.take, CHAOS)
+        self.injection = Injection(self.faults, self.swarm, self, self.namespaces, tell)
 
     async def run(self, stop: asyncio.Event) -> None:
         """From the first process to the last round; nothing is left running.
@@ -119,7 +119,7 @@ class Testnet:
         folder = self.directory / name.replace(", ", "-").replace(" ", "-")
         log = self.directory / f"{folder.name}.log"
         where = () if self.namespaces is None else await self.namespaces.enter(name)
-        with log.open("ab") as errors:
+        with log.open("ab" if name in self._latest() else "wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *where,
                 *self.command,
@@ -229,9 +229,10 @@ class Testnet:
         while not all_finished(self._trainees()):
             if all_gone(self._trainees()):
                 raise TestnetError("chaos has left nobody to train")
-            child = await self._next_end(self._patience())
+            patience = self._patience()
+            child = await self._next_end(patience)
             if child is None:
-                self._give_up()
+                self._give_up(patience or 0.0)
             elif not child.ended_as_meant and (child.name == BOOTSTRAP or not child.succeeded):
                 raise TestnetError((await self._culprit(child)).obituary())
 
@@ -246,19 +247,17 @@ class Testnet:
         return [child for child in self._latest().values() if child.name != BOOTSTRAP]
 
     def _patience(self) -> float | None:
-        """How long to wait for the next end; only chaos makes that a question."""
+        """For how long a silence may last; only chaos makes that a question."""
         if not self.faults:
             return None
         return STRAGGLER_SECONDS if any(child.succeeded for child in self._trainees()) else STILL_SECONDS
 
-    def _give_up(self) -> None:
-        """Raises TestnetError, unless there is still something to be heard."""
-        late = [child.name for child in self._trainees() if child.running]
-        if any(child.succeeded for child in self._trainees()):
-            raise TestnetError(f"{'; '.join(late)} did not finish within {STRAGGLER_SECONDS:.0f} s after the others")
-        heard = [entry.seconds for entry in self.log.entries if entry.process != CHAOS]
-        if self.log.now() - max(heard, default=0.0) > STILL_SECONDS:
-            raise TestnetError(f"no process has said anything for {STILL_SECONDS:.0f} s; waiting: {'; '.join(late)}")
+    def _give_up(self, patience: float) -> None:
+        """Raises TestnetError where all have been silent for so long, and no fault is still to end."""
+        if self.injection.under_way or self.log.now() - self.log.entries[-1].seconds < patience:
+            return
+        waiting = "; ".join(child.name for child in self._trainees() if child.running)
+        raise TestnetError(f"no process has said anything for {patience:.1f} s; unfinished: {waiting}")
 
     async def _next_end(self, seconds: float | None) -> Child | None:
         """The next process that has ended; None after so long without one."""

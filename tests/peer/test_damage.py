@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.damage import Damage, Timed, damages
+from peer.damage import Damage, Timed, damages, seconds_lost
 from peer.events import Event, GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
 
 STEPS = 4
@@ -246,3 +246,24 @@ def test_a_newcomer_costs_nothing():
 def test_a_fault_before_the_first_step_is_no_error():
     (damage,) = cost(chaos(0.5, "killed", "D"), Timed(9.0, "A", GroupFormed("the group", 0, [])))
     assert damage.place == (0, 0)
+
+
+def test_time_that_is_lost_to_two_faults_at_once_is_summed_once():
+    def lost(since: float, until: float) -> Damage:
+        return Damage("…", [], since, (1, 1), until - since, 0, (since, until))
+
+    assert seconds_lost([]) == 0.0
+    assert seconds_lost([lost(20, 21), lost(1, 4), lost(2, 3), lost(3.5, 8)]) == 4.5 + 1
+    assert seconds_lost([Damage("…", [], None, (1, 1), 0.0, 0), lost(1, 4), lost(4, 6)]) == 3 + 2
+
+
+def test_a_fault_says_when_its_replica_stood_still():
+    (damage,) = cost(
+        step(1, 1, 1, "D"),
+        chaos(1.5, "paused", "D"),
+        chaos(4.5, "resumed", "D", begins=False),
+        step(5, 1, 2, "D"),
+        step(6, 1, 3, "D"),
+        step(7, 1, 4, "D"),
+    )
+    assert damage.stood_still == (1, 5)

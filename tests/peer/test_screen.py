@@ -127,6 +127,7 @@ def test_what_chaos_does_is_a_line_and_a_rows_state():
         (Injected(0, "…", "cut off", ["A", "B"], True, "A from B"), "cut off A from B"),
         (Injected(0, "…", "healed", ["A", "B"], False), "healed A; B"),
         (Injected(0, "…", "not applied", ["A"], False, "already dead"), "not applied A: already dead"),
+        (Injected(0, "…", "not done", [], False, "the run was over before"), "not done: the run was over before"),
     ],
 )
 def test_what_chaos_does_is_said_in_words(event: Injected, line: str):

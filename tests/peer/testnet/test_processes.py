@@ -425,6 +425,25 @@ def test_a_fault_that_was_never_due_is_recorded_as_such(testnet: Callable[..., O
     assert injected(outcome) == [("not done", [])]
 
 
+def test_who_is_held_up_by_chaos_is_waited_for(testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "STRAGGLER_SECONDS", 1.0)
+    outcome = testnet({"replica": "work and finish"}, spec="pause:datacenter=0@round=1+2.5s")
+    assert outcome.error is None
+
+
+def test_who_lingers_without_reason_is_not(testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "STRAGGLER_SECONDS", 0.5)
+    outcome = testnet({"replica": "work"}, spec="kill:stage=0@round=2")
+    assert outcome.error == "no process has said anything for 0.5 s; unfinished: datacenter 1"
+
+
+def test_a_swarm_in_which_all_are_silent_is_given_up(testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "STILL_SECONDS", 0.5)
+    outcome = testnet(WORK, spec="kill:stage=0@round=2")
+    assert outcome.error is not None
+    assert outcome.error.startswith("no process has said anything for 0.5 s; unfinished: volunteer 1, stage 0;")
+
+
 def test_one_more_joins(testnet: Callable[..., Outcome]):
     outcome = testnet({"replica": "finish when not alone", "stage 1": "greet if new"}, spec="join:stage=1@round=1")
     assert outcome.error is None
