@@ -38,7 +38,7 @@ KILL_SECONDS = 5.0
 STILL_SECONDS = 300.0
 """Under chaos: a swarm in which no process says anything for so long will not recover."""
 
-STRAGGLER_SECONDS = 120.0
+STRAGGLER_SECONDS = 45.0
 """The same once a process has finished, and the others are about to."""
 
 NAMESPACE_PORT = 7700
@@ -231,6 +231,8 @@ class Testnet:
                 raise TestnetError("chaos has left nobody to train")
             patience = self._patience()
             child = await self._next_end(patience)
+            if child is None and self._came_too_late():
+                return
             if child is None:
                 self._give_up(patience or 0.0)
             elif not child.ended_as_meant and (child.name == BOOTSTRAP or not child.succeeded):
@@ -251,6 +253,14 @@ class Testnet:
         if not self.faults:
             return None
         return STRAGGLER_SECONDS if any(child.succeeded for child in self._trainees()) else STILL_SECONDS
+
+    def _came_too_late(self) -> bool:
+        """Whether all that still run were started by chaos, and came when the others had finished and gone."""
+        late = [child for child in self._trainees() if child.running]
+        first = {child.name: child for child in reversed(self.children)}
+        return any(child.succeeded for child in self._trainees()) and all(
+            child is not first[child.name] for child in late
+        )
 
     def _give_up(self, patience: float) -> None:
         """Raises TestnetError where all have been silent for so long, and no fault is still to end."""

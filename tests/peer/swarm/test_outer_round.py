@@ -109,7 +109,9 @@ async def publish(author: LoopbackPeer, blob: bytes, part: Part = EMBEDDING, rou
 async def honest(author: LoopbackPeer, seed: int = 5) -> bytes:
     """A valid contribution to the embedding in round 1, not yet published."""
     state = author.outer.followed.parts[EMBEDDING].state
-    delta = {name: torch.full(tuple(tensor.shape), seed * 1e-7) for name, tensor in state.grid.items()}
+    delta = {
+        name: torch.linspace(0, seed * 1e-7, tensor.numel()).view_as(tensor) for name, tensor in state.grid.items()
+    }
     return state.contribute(RUN, 1, author.outer.discovery.record.peer_id, 1, delta)[0]
 
 
@@ -118,11 +120,10 @@ def patched(blob: bytes, at: int, data: bytes) -> bytes:
 
 
 def out_of_range(blob: bytes) -> bytes:
-    """The same with some gap between two indices made longer, by moving one bit of its unary stream."""
+    """The same with one bit turned, of those that say where a value lies."""
     for at in range(blob.index(b"Qm") + 46 + 4, len(blob)):
-        for bit in range(7):
-            both = (blob[at] >> bit) & 3
-            changed = patched(blob, at, bytes([blob[at] ^ 3 << bit])) if both in (1, 2) else blob
+        for bit in range(8):
+            changed = patched(blob, at, bytes([blob[at] ^ 1 << bit]))
             try:
                 decode(changed, MANIFEST)
             except FormatError as error:
