@@ -31,6 +31,8 @@ class Entry:
     receipts: dict[PeerId, bytes] = field(default_factory=dict)
     vouched: bool = False
     """Enough other peers said to this one that they have accepted it. Never sent on."""
+    held: bool = False
+    """Its bytes are here. Never sent on."""
 
     @property
     def key(self) -> bytes:
@@ -135,7 +137,9 @@ class Ledger:
         standing = self.offer(entry, vouched)
         if standing is not Standing.WANTED:
             return standing
-        self._accept(self.waiting[entry.name, entry.sha256])
+        kept = self.waiting[entry.name, entry.sha256]
+        kept.held = True
+        self._accept(kept)
         return Standing.ACCEPTED
 
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
@@ -200,16 +204,25 @@ class Ledger:
         for round, authors in self.accepted.items():
             self._checks.pop(round, None)
             for author, versions in authors.items():
-                authors[author] = {
+                kept = {
                     sha256: entry
                     for sha256, entry in versions.items()
                     if (entry.name, sha256) in vouched or self._in_time(entry)
                 }
+                if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
+                    kept = {sha256: entry for sha256, entry in kept.items() if self._stands(entry)}
+                authors[author] = kept
         self.accepted = {
             round: kept
             for round, authors in self.accepted.items()
             if (kept := {author: versions for author, versions in authors.items() if versions})
         }
+
+    def _stands(self, entry: Entry) -> bool:
+        """Whether an entry can count alone; if its bytes are missing, it waits for them again."""
+        if not entry.held:
+            self.waiting[entry.name, entry.sha256] = entry
+        return entry.held
 
     def entries(self, round: int) -> list[Entry]:
         """Everything accepted of an open round, both versions of what is void included: proof for others."""

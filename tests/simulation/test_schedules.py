@@ -21,6 +21,12 @@ def test_no_schedule_splits_loses_or_counts_twice(part: int):
     assert not failing, f"python -m tests.simulation --replay {failing[0]}"
 
 
+@pytest.mark.parametrize("seed", [3005145, 3007758])
+def test_what_once_failed_does_not_again(seed: int):
+    """A void pair of which one was dropped on catching up, and the other had never had its bytes."""
+    assert not run(draw(seed))
+
+
 def test_a_schedule_is_a_function_of_its_seed():
     for seed in range(20):
         assert draw(seed) == draw(seed)
