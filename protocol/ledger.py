@@ -204,14 +204,14 @@ class Ledger:
         for round, authors in self.accepted.items():
             self._checks.pop(round, None)
             for author, versions in authors.items():
-                kept = {
+                stays = {
                     sha256: entry
                     for sha256, entry in versions.items()
                     if (entry.name, sha256) in vouched or self._in_time(entry)
                 }
-                if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
-                    kept = {sha256: entry for sha256, entry in kept.items() if self._stands(entry)}
-                authors[author] = kept
+                if len(stays) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
+                    stays = {sha256: entry for sha256, entry in stays.items() if self._stands(entry)}
+                authors[author] = stays
         self.accepted = {
             round: kept
             for round, authors in self.accepted.items()

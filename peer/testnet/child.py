@@ -110,3 +110,10 @@ def to_blame(ended: Sequence[Child]) -> Child:
     left = [child for child in ended if not child.ended_as_meant and not child.succeeded]
     by_itself = [child for child in left if child.process.returncode not in CONSEQUENCES]
     return [*from_outside, *by_itself, *left, *ended][0]
+
+
+def came_too_late(trainees: Sequence[Child], all_started: Sequence[Child]) -> bool:
+    """Whether all that still run were started by chaos, and came when the others had finished and gone."""
+    first = {child.name: child for child in reversed(all_started)}
+    late = [child for child in trainees if child.running]
+    return any(child.succeeded for child in trainees) and all(child is not first[child.name] for child in late)

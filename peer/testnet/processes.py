@@ -15,7 +15,7 @@ from pathlib import Path
 from peer.events import Evaluated, Event, Failed, Finished, Serving, from_line
 from peer.report import Report
 from peer.screen import TestnetScreen
-from peer.testnet.child import Child, Fate, all_finished, all_gone, ended_from_outside, to_blame
+from peer.testnet.child import Child, Fate, all_finished, all_gone, came_too_late, ended_from_outside, to_blame
 from peer.testnet.event_log import EventLog
 from peer.testnet.faults import Item, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
@@ -231,7 +231,7 @@ class Testnet:
                 raise TestnetError("chaos has left nobody to train")
             patience = self._patience()
             child = await self._next_end(patience)
-            if child is None and self._came_too_late():
+            if child is None and came_too_late(self._trainees(), self.children):
                 return
             if child is None:
                 self._give_up(patience or 0.0)
@@ -253,14 +253,6 @@ class Testnet:
         if not self.faults:
             return None
         return STRAGGLER_SECONDS if any(child.succeeded for child in self._trainees()) else STILL_SECONDS
-
-    def _came_too_late(self) -> bool:
-        """Whether all that still run were started by chaos, and came when the others had finished and gone."""
-        late = [child for child in self._trainees() if child.running]
-        first = {child.name: child for child in reversed(self.children)}
-        return any(child.succeeded for child in self._trainees()) and all(
-            child is not first[child.name] for child in late
-        )
 
     def _give_up(self, patience: float) -> None:
         """Raises TestnetError where all have been silent for so long, and no fault is still to end."""
