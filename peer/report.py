@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.damage import Damage, seconds_lost
-from peer.events import Evaluated, Event, Joined, Listener, RoundDone
+from peer.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest
 
@@ -58,6 +58,9 @@ class Report:
                 entry.done[process] = event
                 for part, digest in event.digests.items():
                     entry.digests[part][self._peer(process)] = digest
+            case Finished() if event.digests:
+                for part, digest in event.digests.items():
+                    self.rounds[event.rounds].digests[part][self._peer(process)] = digest
             case Evaluated():
                 self.rounds[event.round].evaluated = event
             case _:

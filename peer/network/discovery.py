@@ -109,6 +109,10 @@ class Discovery:
         here = [peer for peer in alive if not peer.gone]
         return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))
 
+    def missed(self) -> list[PeerId]:
+        """Who does not answer, and has not said goodbye."""
+        return [peer for peer in self.lost if not self.records[peer].gone]
+
     def others(self) -> Peers:
         """Everybody but this peer."""
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)

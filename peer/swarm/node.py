@@ -32,6 +32,9 @@ from protocol.run_files import BASIS, genesis_file
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all others are done, at most so long."""
 
+LOST_SECONDS = 15.0
+"""So long it waits for those that do not answer."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -128,12 +131,15 @@ class Node:
         await self.discovery.publish(**changes)
 
     async def _linger(self, outer: OuterLoop) -> None:
-        """Serve until every peer has finished the last round, and nothing is lacking anywhere."""
-        done = self.discovery.wait_until(lambda peers: all_at(peers, self.manifest.outer.rounds))
-        try:
-            await asyncio.wait_for(done, FAREWELL_SECONDS)
-        except TimeoutError:
-            return
-        for peer in self.discovery.others():
-            await self.reconciler.compare(peer)
-        await outer.settle()
+        """Serve until every peer has finished the last round, and hold what they hold. Who does not answer, and has not
+        said goodbye, may be cut off: it is waited for as well, for a while."""
+        loop = asyncio.get_running_loop()
+        farewell, patience = loop.time() + FAREWELL_SECONDS, loop.time() + LOST_SECONDS
+        while loop.time() < farewell:
+            finished = all_at(self.discovery.peers(), self.manifest.outer.rounds)
+            for peer in self.discovery.others():
+                await self.reconciler.compare(peer)
+            await outer.settle()
+            if finished and (not self.discovery.missed() or loop.time() >= patience):
+                return
+            await self.discovery.news.wait(1.0)
