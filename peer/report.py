@@ -31,11 +31,13 @@ class Chaos:
 
 @dataclass(slots=True)
 class RoundEntry:
-    """What is known of one round. `done` is by process; `digests` by part, then peer."""
+    """What is known of one round. `done` is by process; `digests` by part, then peer; `finished` are who ended with it,
+    perhaps without having taken part in it."""
 
     done: dict[str, RoundDone] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     evaluated: Evaluated | None = None
+    finished: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Report:
                 for part, digest in event.digests.items():
                     entry.digests[part][self._peer(process)] = digest
             case Finished() if event.digests:
+                self.rounds[event.rounds].finished.add(process)
                 for part, digest in event.digests.items():
                     self.rounds[event.rounds].digests[part][self._peer(process)] = digest
             case Evaluated():
@@ -98,7 +101,7 @@ class Report:
             if not self.rounds.get(round, RoundEntry()).done:
                 yield f"round {round} was not completed by anybody"
         last = self.rounds.get(asked, RoundEntry())
-        missing = sorted((self.joined.keys() & chaos.alive) - last.done.keys())
+        missing = sorted((self.joined.keys() & chaos.alive) - last.done.keys() - last.finished)
         if missing:
             yield f"round {asked} was not completed by {', '.join(missing)}"
         if different := self._different_at_the_end(chaos):

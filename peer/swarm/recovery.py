@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from peer import checkpoint
 from peer.events import Progress, Refused, Resumed, Resynchronised
@@ -77,6 +78,9 @@ async def catch_up(outer: OuterLoop) -> None:
         await _compare_with_all(outer)
         if outer.reconciler.acceptance.caught_up:
             break
+    if not (outer.reconciler.acceptance.caught_up and all(map(partial(_others_follow, outer), outer.followed.parts))):
+        outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; waiting"))
+        return
     for part in outer.followed.parts:
         outer.reconciler.acceptance.reconsider(part)
     outer.discovery.tell(round=target)
@@ -150,8 +154,12 @@ def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:
 
 
 def _witnesses(outer: OuterLoop, part: Part) -> int:
-    followers = sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
-    return min(outer.manifest.outer.liars + 1, followers)
+    return min(outer.manifest.outer.liars + 1, _others_follow(outer, part))
+
+
+def _others_follow(outer: OuterLoop, part: Part) -> int:
+    """How many others hold a part."""
+    return sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
 
 
 async def _compare_with_all(outer: OuterLoop) -> None:

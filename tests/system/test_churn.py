@@ -72,7 +72,7 @@ def test_everything_killed_at_once_goes_on_with_the_digests_it_had(tmp_path: Pat
 
 
 def test_a_datacenter_that_joins_in_the_midst_takes_the_state_from_several_peers_and_contributes_next(tmp_path: Path):
-    outcome = testnet(tmp_path, "join:datacenter@round=10", "--rounds", "14", "--inner-steps", "4")
+    outcome = testnet(tmp_path, "join:datacenter@round=9", "--rounds", "13", "--inner-steps", "14")
     assert outcome.report["chaos"]["digests_equal"]
     fetched = [
         line["doing"] for line in outcome.said("Progress", "datacenter 2") if " came from peer " in line["doing"]
