@@ -90,6 +90,5 @@ def test_two_halves_that_were_cut_off_from_each_other_become_one_again(tmp_path:
     assert outcome.report["chaos"]["digests_equal"]
     assert not outcome.said("Resynchronised")
     apart = outcome.digests([line for line in outcome.said("RoundDone") if line["round"] == 3])
-    assert len(apart["embedding"]) == 2
-    together = [line for line in outcome.said("RoundDone") if line["round"] == 7]
-    assert all(len(digests) == 1 for digests in outcome.digests(together).values())
+    assert len(apart["embedding"]) >= 2
+    assert all(len(digests) == 1 for digests in outcome.digests(outcome.said("Finished")).values())
