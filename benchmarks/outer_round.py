@@ -15,18 +15,20 @@ are no links, and bytes are those of the machine's loopback, whoever sends them.
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from protocol.keys import load_or_create
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
@@ -62,59 +64,94 @@ def wait_until(moment: float) -> None:
 
 
 async def our_peer(number: int, address: str, rounds: int) -> None:
-    """A peer with the swarm's outer state and exchange."""
+    """A peer with the swarm's outer state and exchange: signed entries, a shelf on disk, reconciliation."""
     import grpc
     import torch
-    from peer.network.contributions import ContributionService, Shelf, collect
 
+    from peer.network.acceptance import Acceptance
+    from peer.network.contacts import Contacts
+    from peer.network.discovery import Discovery
+    from peer.network.reconciliation import Reconciler
+    from peer.network.reconciliation_service import ReconciliationService
+    from peer.network.shelf import Shelf
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
     from protocol.blobs import BlobService
+    from protocol.cards import Authority, Card, issue
     from protocol.channels import listen, options
     from protocol.contribution import Contribution, decode
-    from protocol.identity import ContributionName, PeerId, RunId, stage_part
+    from protocol.identity import PeerId, RunId, stage_part
+    from protocol.keys import load_or_create
     from protocol.layout import part_layout
+    from protocol.ledger import Entry, Ledger
     from protocol.manifest import check
-    from protocol.schemas import blobs_pb2_grpc, contributions_pb2_grpc
+    from protocol.proofs import Signer
+    from protocol.records import PeerRecord
+    from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc
+    from protocol.window import Window
 
     torch.set_num_threads(1)
-    replicas = {"stages": 1, "groups": PEERS, "datacenters": 0, "compression": 1}
+    replicas = {"stages": 1, "groups": 0, "datacenters": PEERS, "compression": 1}
     manifest = check({"model": MODEL, "outer": OUTER | {"rounds": rounds}, "replicas": replicas})
     part, run = stage_part(0), RunId("00" * 32)
     layout = part_layout(manifest, part)
     genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}
-    state, shelf = OuterState.begin(manifest, part, genesis, author=True), Shelf()
-    ids = [PeerId(f"Peer{each + 1}") for each in range(PEERS)]
-    server = grpc.aio.server(options=options(manifest))
-    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, shelf.lookup), server)
-    contributions_pb2_grpc.add_ContributionsServicer_to_server(ContributionService(manifest, shelf), server)
-    port = listen(server, f"{address}:0")
-    await server.start()
-    say(address=f"{address}:{port}")
-    sources = tuple(each for each in await asyncio.to_thread(hear) if each != f"{address}:{port}")
-    generator = torch.Generator().manual_seed(number)
-    for round in range(1, rounds + 1):
-        moved = {name: torch.randn(shape, generator=generator) * 1e-3 for name, shape in layout.items()}
-        decoded: dict[ContributionName, Contribution] = {}
+    state = OuterState.begin(manifest, part, genesis, author=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        operator = load_or_create(Path(os.environ["HETPEER_BENCHMARK"]))
+        identity = load_or_create(folder)
+        card = issue(operator, run, Card(identity.peer_id, "datacenter", 0, number))
+        server = grpc.aio.server(options=options(manifest))
+        port = listen(server, f"{address}:0")
 
-        async def accept(blob: bytes, name: ContributionName, into: dict[ContributionName, Contribution]) -> None:
-            into[name] = await asyncio.to_thread(decode, blob, manifest)
+        def record(peer: str, where: str) -> PeerRecord:
+            return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        check_blob = functools.partial(accept, into=decoded)
-        collecting = asyncio.create_task(collect(sources, manifest, part, round, frozenset(ids), shelf, check_blob))
-        say(ready=True)
-        moment = await asyncio.to_thread(hear)
-        await asyncio.sleep(max(0.0, moment - time.monotonic()))
-        blob, sent = await asyncio.to_thread(state.contribute, run, round, ids[number], 1, moved)
-        decoded[sent.name] = sent
-        await shelf.put(sent.name, blob)
-        await shelf.wait_for(part, round, PEERS)
-        await asyncio.to_thread(state.apply, list(decoded.values()))
-        end = time.monotonic()
-        await collecting
-        say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
-    await asyncio.to_thread(hear)
-    await server.stop(None)
+        discovery = Discovery(None, run, record(identity.peer_id, f"{address}:{port}"))
+        contacts, shelf = Contacts(manifest), Shelf(folder)
+        ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
+        signer = Signer(identity, Authority(run, operator.peer_id), card)
+        acceptance = Acceptance(manifest, signer, contacts, shelf, {part: ledger}, discovery.news)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, lambda event: None)
+        decoded: dict[str, Contribution] = {}
+
+        async def accept(blob: bytes, entry: Entry) -> None:
+            decoded[entry.sha256] = await asyncio.to_thread(decode, blob, manifest)
+
+        acceptance.check = accept
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, shelf.lookup), server)
+        reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
+        await server.start()
+        say(address=[identity.peer_id, f"{address}:{port}"])
+        for each in await asyncio.to_thread(hear):
+            discovery.meet(record(*each), in_person=True)
+        for other in discovery.others():
+            await reconciler.compare(other)
+        generator = torch.Generator().manual_seed(number)
+        for round in range(1, rounds + 1):
+            moved = {name: torch.randn(shape, generator=generator) * 1e-3 for name, shape in layout.items()}
+            discovery.tell(round=round - 1)
+            ledger.advance(round)
+            say(ready=True)
+            moment = await asyncio.to_thread(hear)
+            await asyncio.sleep(max(0.0, moment - time.monotonic()))
+            blob, sent = await asyncio.to_thread(state.contribute, run, round, identity.peer_id, 1, moved)
+            await reconciler.publish(part, round, blob)
+            decoded[ledger.chosen(round)[identity.peer_id]] = sent
+
+            def complete(round: int = round) -> bool:
+                return len(ledger.chosen(round)) == PEERS
+
+            await discovery.news.until(complete)
+            chosen = [decoded[sha256] for sha256 in ledger.chosen(round).values()]
+            await asyncio.to_thread(state.replace, [], chosen)
+            end = time.monotonic()
+            decoded.clear()
+            say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
+        await asyncio.to_thread(hear)
+        await contacts.close()
+        await server.stop(None)
 
 
 def averager_peer(number: int, address: str, rounds: int) -> None:
@@ -247,6 +284,8 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
     """Run one side on one network: median seconds and bytes of the rounds after the first."""
     root = Path(__file__).resolve().parent.parent
     processes: list[subprocess.Popen[str]] = []
+    operator = tempfile.TemporaryDirectory()
+    load_or_create(Path(operator.name))
 
     def tell(process: subprocess.Popen[str], words: object) -> None:
         assert process.stdin is not None
@@ -265,6 +304,7 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
         for number, place in enumerate(places):
             words = [*place.within(), sys.executable, __file__, "--peer", side, str(number), place.address, str(rounds)]
             environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
+            environment["HETPEER_BENCHMARK"] = operator.name
             processes.append(
                 subprocess.Popen(
                     words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
@@ -297,6 +337,7 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
         for process in processes:
             process.kill()
             process.wait()
+        operator.cleanup()
 
 
 def main() -> None:

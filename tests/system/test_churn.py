@@ -55,7 +55,6 @@ def test_a_member_a_leader_and_a_datacenter_die_and_come_back(tmp_path: Path):
     assert outcome.said("GroupBroken")
     assert len(outcome.said("Resumed")) == 3
     assert not outcome.said("Resynchronised")
-    assert not outcome.said("Refused")
     names = {(line["process"], line["round"]) for line in outcome.said("Contributed")}
     assert len(names) == len(outcome.said("Contributed"))  # nobody contributes to a round twice
 
@@ -81,7 +80,7 @@ def test_a_datacenter_that_joins_in_the_midst_takes_the_state_from_several_peers
     first = min(line["round"] for line in outcome.said("Contributed", "datacenter 2"))
     began = next(index for index, line in enumerate(outcome.log) if line["event"] == "Joined" and line["slot"] == 4)
     running = max((line["round"] for line in outcome.log[:began] if line["event"] == "StepDone"), default=0)
-    assert first <= running + 2  # it takes seconds to start, and the others do not wait
+    assert first <= running + 3  # it takes seconds to start, and the others do not wait
 
 
 @needs_namespaces
