@@ -112,6 +112,8 @@ def translated(address: str, manifest: Manifest | None) -> Iterator[None]:
         raise translate(error, address, manifest) from None
     except TimeoutError:
         raise UnreachableError(f"no answer from {address} in time") from None
+    except grpc.aio.BaseError:  # the channel was closed under the call: this peer is leaving
+        raise UnreachableError(f"the connection to {address} was closed") from None
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:

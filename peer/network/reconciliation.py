@@ -103,11 +103,15 @@ class Reconciler:
     async def keep_comparing(self) -> None:
         """Compare with others again and again, for as long as this peer lives."""
         busy: dict[PeerId, asyncio.Task[None]] = {}
-        while True:
-            for peer in self._contacts_now():
-                if peer.peer_id not in busy or busy[peer.peer_id].done():
-                    busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
-            await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.75, 1.25))
+        try:
+            while True:
+                for peer in self._contacts_now():
+                    if peer.peer_id not in busy or busy[peer.peer_id].done():
+                        busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
+                await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.75, 1.25))
+        finally:
+            for task in (*busy.values(), *self.tasks):
+                task.cancel()
 
     def _contacts_now(self) -> list[PeerRecord]:
         known = [*self.discovery.others(), *self._returning()]
