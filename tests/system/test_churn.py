@@ -65,7 +65,7 @@ def test_everything_killed_at_once_goes_on_with_the_digests_it_had(tmp_path: Pat
     resumed = [line["round"] for line in outcome.said("Resumed")]
     assert len(resumed) >= 5
     assert min(resumed) >= 2  # contributed to round 3, which had been finished, or was about to be
-    for round in range(1, 5):
+    for round in (1, 2, 3):  # finished before the kill, and the third again after it
         lines = [line for line in outcome.said("RoundDone") if line["round"] == round]
         assert all(len(digests) == 1 for digests in outcome.digests(lines).values())
 
