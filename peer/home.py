@@ -68,5 +68,7 @@ def _try_lock(descriptor: int) -> bool:
 
 def remember(ticket: Ticket) -> None:
     """Keep the last ticket used, so that `hetpeer join --stage 2` alone finds the run again."""
+    path, line = home() / "ticket", f"{ticket}\n".encode()
     home().mkdir(parents=True, exist_ok=True)
-    write_atomically(home() / "ticket", f"{ticket}\n".encode())
+    if not path.exists() or path.read_bytes() != line:  # several peers of one run may start at the same moment
+        write_atomically(path, line)
