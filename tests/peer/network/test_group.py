@@ -89,9 +89,9 @@ def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.Mo
             membership = group("a")
             await invite(1, seat, membership, MANIFEST)
             orders = orders_to(1, seat)
+            orders.beat = None  # a stopped process says nothing, and listens to nothing
             leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
             _, reports = await service.wait_for_leader()
-            orders.beat = None  # a stopped process says nothing
             with pytest.raises(LostMemberError, match="silent"):
                 await reports.receive()
             leading.cancel()
