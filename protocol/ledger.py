@@ -228,6 +228,10 @@ class Ledger:
         """Everything accepted of an open round, both versions of what is void included: proof for others."""
         return [entry for versions in self.accepted.get(round, {}).values() for entry in versions.values()]
 
+    def all_entries(self) -> list[Entry]:
+        """Everything accepted of all open rounds."""
+        return [entry for round in self.open_rounds() for entry in self.entries(round)]
+
     def open_rounds(self) -> list[int]:
         """Open rounds of which something has been accepted."""
         return sorted(round for round, authors in self.accepted.items() if authors)

@@ -40,14 +40,14 @@ def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
 
 def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
     """Which of the other's keys to ask for. What waits here for receipts is asked for again: there may be more now."""
-    have = {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
+    have = {entry.key for entry in ledger.all_entries()}
     return [key for key in keys if key not in have]
 
 
 def entries(ledger: Ledger, keys: list[bytes]) -> list[Entry]:
     """The entries another peer asks for."""
     wanted = set(keys)
-    return [entry for round in ledger.open_rounds() for entry in ledger.entries(round) if entry.key in wanted]
+    return [entry for entry in ledger.all_entries() if entry.key in wanted]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, read_entry, read_revocation
+from protocol.reconciliation import lacking
 from protocol.records import PeerRecord
 
 FETCHES = 4
@@ -172,16 +173,15 @@ class Acceptance:
     def reconsider(self, part: Part) -> None:
         """After having been away: drop what this peer accepted by its old clock and enough others have not."""
         ledger, words = self.ledgers[part], self.vouched.get(part, {})
-        entries = (entry for round in ledger.open_rounds() for entry in ledger.entries(round))
         enough = self.witnesses.get(part, 1)
-        ledger.reconsider({(each.name, each.sha256) for each in entries if len(words.get(each.key, ())) >= enough})
+        vouched = [each for each in ledger.all_entries() if len(words.get(each.key, ())) >= enough]
+        ledger.reconsider({(each.name, each.sha256) for each in vouched})
 
     @property
     def caught_up(self) -> bool:
         """Whether everything that enough others vouch for is here."""
-        return all(
-            key in {entry.key for round in ledger.open_rounds() for entry in ledger.entries(round)}
-            for part, ledger in self.ledgers.items()
-            for key, peers in self.vouched.get(part, {}).items()
-            if len(peers) >= self.witnesses[part]
-        )
+        for part, words in self.vouched.items():
+            vouched = [key for key, peers in words.items() if len(peers) >= self.witnesses[part]]
+            if lacking(self.ledgers[part], vouched):
+                return False
+        return True

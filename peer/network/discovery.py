@@ -117,11 +117,6 @@ class Discovery:
         """Everybody but this peer."""
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
 
-    async def wait_until(self, holds: Callable[[Peers], bool]) -> Peers:
-        """Wait until what peers tell fulfils a condition."""
-        await self.news.until(lambda: holds(self.peers()))
-        return self.peers()
-
     def common_round(self, liars: int) -> int:
         """The latest round that more than `liars` others say they have finished: no liar alone can push it. Of fewer
         others, what all of them say; 0 without any."""

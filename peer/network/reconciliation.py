@@ -12,8 +12,8 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from protocol import statement
 from protocol.channels import handshake
-from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
-from protocol.identity import ContributionName, Part, PeerId
+from protocol.errors import FormatError, HetpeerError, PeerError
+from protocol.identity import Part, PeerId
 from protocol.ledger import Claim, Entry, Ledger
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
@@ -129,11 +129,9 @@ class Reconciler:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 told = await stub.Compare(self._comparison(), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
             await self._learn(peer, self.hear(told.statement), told)
-        except (UnreachableError, TimeoutError):
-            self.discovery.lose(peer.peer_id)
         except PeerError as error:
             self.emit(Refused(peer.peer_id, str(error)))
-        except HetpeerError:
+        except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
 
     async def _learn(self, peer: PeerRecord, said: PeerRecord, told: pb.Differences) -> None:
@@ -163,13 +161,10 @@ class Reconciler:
         )
 
     def _spread(self, news: list[Entry]) -> None:
-        """Tell a few peers that follow the part at once; they tell it on."""
-        for peer in self._followers(news[0].name):
+        """Tell a few peers at once; they tell it on."""
+        peers = [peer for peer in self.discovery.others() if peer.peer_id != news[0].name.author]
+        for peer in random.sample(peers, min(FANOUT, len(peers))):
             self.start(self._tell(peer, news))
-
-    def _followers(self, name: ContributionName) -> list[PeerRecord]:
-        peers = [peer for peer in self.discovery.others() if peer.peer_id != name.author]
-        return random.sample(peers, min(FANOUT, len(peers)))
 
     async def _tell(self, peer: PeerRecord, news: list[Entry]) -> None:
         message = pb.News(
@@ -190,8 +185,7 @@ class Reconciler:
         own = [
             entry
             for ledger in self.acceptance.ledgers.values()
-            for round in ledger.open_rounds()
-            for entry in ledger.entries(round)
+            for entry in ledger.all_entries()
             if entry.name.author == me
         ]
         await asyncio.gather(*(self._tell(peer, own) for peer in self.discovery.others()))

@@ -17,7 +17,7 @@ from peer.swarm.formation import fill
 from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
-from protocol.identity import EMBEDDING, PeerId, ReplicaId
+from protocol.identity import EMBEDDING, ReplicaId
 from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
@@ -49,6 +49,11 @@ class Leader:
         """A replica is named after its leader."""
         return ReplicaId(self.here.node.discovery.record.peer_id)
 
+    @property
+    def _complete(self) -> bool:
+        """Whether every other stage has a member."""
+        return len(self.seats) == self.here.node.manifest.replicas.stages - 1
+
     async def serve(self) -> None:
         """Lead a group through all rounds."""
         outer, failures = self.here.outer, 0
@@ -68,7 +73,7 @@ class Leader:
                 await self._halt(str(error) or SILENT)
             await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
             failures += 1
-        await self.here.leave()
+        await self.here.contribute()
         for stream in self.orders.values():
             stream.close()
 
@@ -77,12 +82,11 @@ class Leader:
         node, outer, attempt = self.here.node, self.here.outer, 0
         while not (outer.over or node.leaving):
             self._forget_the_lost()
-            missing = node.manifest.replicas.stages - 1 - len(self.seats)
-            if not missing:
+            if self._complete:
                 return
             for stage, seat in (await fill(node.discovery, node.manifest, self.seats, attempt)).items():
                 self._call(stage, seat)
-            if len(self.seats) == node.manifest.replicas.stages - 1:
+            if self._complete:
                 return
             node.emit(Progress("looking for volunteers of the other stages"))
             if self.here.round and outer.late(self.here.round):
@@ -173,17 +177,12 @@ class Leader:
         await self._halt("the members do not hold the same state yet")
         for stage, _ in different:
             if stage in self.seats:
-                await self._compare(self.seats[stage].peer_id)
+                await self.here.compare_with(self.seats[stage].peer_id)
         if self.here.steps or any(round > self.here.outer.clock for _, round in different):
             await self._end_round()
         else:
             await self.here.outer.settle_part(EMBEDDING)
             self.here.round = 0
-
-    async def _compare(self, peer: PeerId) -> None:
-        discovery = self.here.node.discovery
-        if peer in discovery.records:
-            await self.here.node.reconciler.compare(discovery.records[peer])
 
     async def _inner_loop(self) -> None:
         """Inner steps until the round's end.

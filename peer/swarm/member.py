@@ -44,7 +44,7 @@ class Member:
                 node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
                 await self._dissolve(reports, str(error))
         node.group.ready = False
-        await self.here.leave()
+        await self.here.contribute()
 
     async def _dissolve(self, reports: Reports, reason: str) -> None:
         """The leader is gone, and the group with it: contribute what there is, and be free."""
@@ -94,7 +94,7 @@ class Member:
         while outer.clock < order.round and not outer.over:
             await self.here.finish()
         if self.here.round != order.round and order.embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
-            await self._compare(PeerId(membership.replica))
+            await self.here.compare_with(PeerId(membership.replica))
             await outer.settle_part(EMBEDDING)
         if outer.clock > order.round:
             reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
@@ -106,11 +106,6 @@ class Member:
         self.here.open_links(self.attempt, seats)
         digest = self.here.embedding_digest
         reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round)))
-
-    async def _compare(self, peer: PeerId) -> None:
-        node = self.here.node
-        if peer in node.discovery.records:
-            await node.reconciler.compare(node.discovery.records[peer])
 
     async def _train(self, attempt: int, reports: Reports) -> None:
         """Inner steps until the round's end, or until the leader calls the step off."""

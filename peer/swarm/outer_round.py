@@ -12,13 +12,11 @@ from peer.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.events import Contributed, Listener
 from peer.network.discovery import Discovery
 from peer.network.reconciliation import Reconciler
-from peer.optim.grid import digest
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
 from peer.swarm.view import awaited, replicas
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
-from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
 from protocol.window import SKEW
 
@@ -215,8 +213,3 @@ class OuterLoop:
         for part, each in self.followed.parts.items():
             for author in each.ledger.accepted.get(round, {}):
                 self.arrivals.setdefault(part, {}).setdefault(author, now)
-
-
-def embedding_digest(grid: Mapping[str, Tensor]) -> str:
-    """What frames carry: the digest of the token embedding's grid."""
-    return digest({EMBEDDING_TENSOR: grid[EMBEDDING_TENSOR]})

@@ -37,10 +37,7 @@ async def resume(outer: OuterLoop) -> None:
     reconciler.acceptance.restore()
     for each in followed.parts.values():
         each.own |= {
-            entry.name.round: entry.sha256
-            for round in each.ledger.open_rounds()
-            for entry in each.ledger.entries(round)
-            if entry.name.author == followed.me
+            entry.name.round: entry.sha256 for entry in each.ledger.all_entries() if entry.name.author == followed.me
         }
     await outer.settle()
     if kept:

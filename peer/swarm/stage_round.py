@@ -16,7 +16,7 @@ from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import agree
 from protocol.frames import FrameRules
-from protocol.identity import EMBEDDING
+from protocol.identity import EMBEDDING, PeerId
 
 
 @dataclass(slots=True)
@@ -45,7 +45,13 @@ class StageRound:
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()
 
-    def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> PipelineStage:
+    async def compare_with(self, peer: PeerId) -> None:
+        """Take from another member what it has and this peer has not."""
+        discovery = self.node.discovery
+        if peer in discovery.records:
+            await self.node.reconciler.compare(discovery.records[peer])
+
+    def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
         """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
         node, upstream, downstream = self.node, None, None
         if node.stage > 0:
@@ -56,7 +62,6 @@ class StageRound:
         rules = FrameRules.of(node.manifest)
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
         self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
-        return self.pipeline
 
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
         """The earlier stage calls the later one."""
@@ -101,16 +106,13 @@ class StageRound:
     async def finish(self) -> None:
         """Contribute what there is, wait for the others, settle."""
         round, steps = self.round or self.outer.clock, self.steps
-        await self._contribute()
+        await self.contribute()
         counts = await self.outer.finish(round)
         self.node.emit(self._done(round, steps, counts))
         await agree(self.outer)
 
-    async def leave(self) -> None:
+    async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
-        await self._contribute()
-
-    async def _contribute(self) -> None:
         if self.steps:
             moved = await self.node.torch_thread.run(self.trainer.moved)
             optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
