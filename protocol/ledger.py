@@ -90,7 +90,7 @@ class Ledger:
         `vouched`: this peer is catching up, and takes the word of others that it was there in time.
         """
         entry.receipts.pop(entry.name.author, None)
-        if entry.name.round <= self.folded or self.clock - entry.name.round > self.window.width:
+        if entry.name.round <= self.folded or self.window.is_past(self.clock, entry.name.round):
             return Standing.CLOSED
         if not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY

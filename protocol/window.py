@@ -56,6 +56,10 @@ class Window:
         late = clock - round - self.grace
         return max(0, -(-late // SKEW))
 
+    def is_past(self, clock: int, round: int) -> bool:
+        """Whether the round is closed for a peer whose clock reads `clock`."""
+        return clock - round > self.width
+
     def is_open(self, clock: int, round: int) -> bool:
         """Whether anything of the round can still be accepted. A round ahead of the clock is not yet open."""
-        return round <= clock + SKEW and clock - round <= self.width
+        return round <= clock + SKEW and not self.is_past(clock, round)

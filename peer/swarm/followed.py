@@ -74,7 +74,8 @@ class Followed:
     async def settle_part(self, part: Part, clock: int, last: int) -> None:
         """One part of it."""
         followed = self.parts[part]
-        due = followed.ledger.advance(clock)
+        # The others' word may have set the ledger's clock further: what this peer has not caught up with stays open.
+        due = [round for round in followed.ledger.advance(clock) if followed.ledger.window.is_past(clock, round)]
         for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
             if round <= last or round in due:
                 await self._settle_round(followed, round)

@@ -353,3 +353,23 @@ def test_entries_are_given_out_in_measured_numbers_only(tmp_path: Path):
             await ask(made.peers[0].outer.discovery.record.address, 65)
 
     play(tmp_path, "ab", scene)
+
+
+def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        *awake, asleep = made.peers
+        everybody = made.peers
+        await made.round(1, everybody)
+        made.cut(asleep)
+        made.peers = awake
+        for round in range(2, 12):
+            await made.round(round, awake)
+        asleep.outer.reconciler.hear(awake[0].outer.reconciler.statement())  # the others are far ahead
+        await asleep.outer.settle()
+        assert asleep.acceptance.ledgers[EMBEDDING].folded == 0
+        made.peers = everybody
+        made.introduce()
+        await catch_up(asleep.outer)
+        assert agreed(made)
+
+    play(tmp_path, "abs", scene)
