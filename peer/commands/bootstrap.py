@@ -16,6 +16,7 @@ from protocol import ticket as tickets
 from protocol.atomic import write_atomically
 from protocol.errors import LostMemberError, UnreachableError, UserError
 from protocol.keys import load_or_create
+from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
 from protocol.ticket import Ticket
 
@@ -42,10 +43,13 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
     def serve() -> int:
         host, port = _listen_address(options)
         ticket = tickets.parse(options.join) if options.join else None
-        with locked(options.directory or home() / _folder_name(options, ticket)) as folder:
+        if ticket is not None:
+            name = f"gateway-{ticket.run_id[:12]}"
+        else:
+            manifest = _manifest(options)
+            name = f"bootstrap-{manifest.run.name}"
+        with locked(options.directory or home() / name) as folder:
             if ticket is None:
-                assert options.run_toml is not None
-                manifest = manifests.load(options.run_toml)
                 descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
 
             async def work(stop: asyncio.Event) -> None:
@@ -72,12 +76,10 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
     return told(terminal.emit, serve)
 
 
-def _folder_name(options: BootstrapOptions, ticket: Ticket | None) -> str:
-    if ticket is not None:
-        return f"gateway-{ticket.run_id[:12]}"
+def _manifest(options: BootstrapOptions) -> Manifest:
     if options.run_toml is None:
         raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
-    return f"bootstrap-{manifests.load(options.run_toml).run.name}"
+    return manifests.load(options.run_toml)
 
 
 async def _become_gateway(ticket: Ticket, folder: Path, terminal: Terminal) -> tuple[Descriptor, bytes]:

@@ -22,7 +22,7 @@ from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
-from peer.swarm.recovery import catch_up, resume
+from peer.swarm.recovery import catch_up, compare_with_all, resume
 from peer.swarm.view import all_at
 from protocol.blobs import BlobService
 from protocol.identity import Part
@@ -137,9 +137,8 @@ class Node:
         farewell, patience = loop.time() + FAREWELL_SECONDS, loop.time() + LOST_SECONDS
         while loop.time() < farewell:
             finished = all_at(self.discovery.peers(), self.manifest.outer.rounds)
-            for peer in self.discovery.others():
-                await self.reconciler.compare(peer)
-            await outer.settle()
             if finished and (not self.discovery.missed() or loop.time() >= patience):
-                return
+                break
             await self.discovery.news.wait(1.0)
+        await compare_with_all(outer)
+        await outer.settle()

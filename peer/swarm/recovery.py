@@ -10,6 +10,7 @@ from peer.network.snapshots import fetch_snapshot
 from peer.swarm.followed import to_torch
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.view import follows
+from protocol.errors import UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Claim, prevailing
 from protocol.records import PeerRecord
@@ -32,8 +33,9 @@ async def resume(outer: OuterLoop) -> None:
     outer.discovery.tell(round=max([outer.clock - 1, *(each.ledger.folded for each in followed.parts.values())]))
     for part, each in followed.parts.items():
         each.ledger.advance(outer.clock)
-        if kept and (blob := kept[0].parts[part].contribution) is not None and outer.contributed:
-            await reconciler.publish(part, kept[0].contributed, blob)
+        was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
+        if was is not None and was.contribution is not None and outer.contributed:
+            await reconciler.publish(part, kept[0].contributed, was.contribution)
     reconciler.acceptance.restore()
     for each in followed.parts.values():
         each.own |= {
@@ -60,8 +62,18 @@ def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
 
 
 async def catch_up(outer: OuterLoop) -> None:
-    """Go to where the others are: take from them, by their word, what counted while this peer was not there."""
-    await _compare_with_all(outer)
+    """Go to where the others are: take from them, by their word, what counted while this peer was not there.
+
+    If they are gone meanwhile, that waits for the next time.
+    """
+    try:
+        await _catch_up(outer)
+    except UnreachableError as error:
+        outer.emit(Progress(f"cannot catch up yet: {error}"))
+
+
+async def _catch_up(outer: OuterLoop) -> None:
+    await compare_with_all(outer)
     target = max(outer.others_at(), outer.clock - 1)
     if not target or not outer.discovery.others():
         return
@@ -72,7 +84,7 @@ async def catch_up(outer: OuterLoop) -> None:
         each.ledger.advance(target + 1)
         outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
     for _ in range(TRIES):
-        await _compare_with_all(outer)
+        await compare_with_all(outer)
         if outer.reconciler.acceptance.caught_up:
             break
     if not (outer.reconciler.acceptance.caught_up and all(map(partial(_others_follow, outer), outer.followed.parts))):
@@ -89,19 +101,31 @@ async def agree(outer: OuterLoop) -> None:
     prevails, take it over, loudly."""
     if outer.others_at() >= outer.clock + SKEW:
         await catch_up(outer)
-    for part, each in outer.followed.parts.items():
-        for mine in each.claims:
-            others = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
-            if prevailing([mine, *others]) != mine.digest:
-                held = _prevailing_state(outer, part)
-                if held is not None:
-                    returned = await take_over(outer, part, held)
-                    outer.emit(Resynchronised(part, held.folded, returned))
-                    outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
-                    await _compare_with_all(outer)
-                    outer.reconciler.acceptance.reconsider(part)
-                    await outer.settle_part(part)
-                break
+    for part in outer.followed.parts:
+        held = _prevailing_state(outer, part) if _is_alone(outer, part) else None
+        if held is None:
+            continue
+        try:
+            returned = await take_over(outer, part, held)
+        except UnreachableError as error:
+            outer.emit(
+                Progress(f"our state of {part} is not that of most peers, and theirs cannot be had yet: {error}")
+            )
+            continue
+        outer.emit(Resynchronised(part, held.folded, returned))
+        outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
+        await compare_with_all(outer)
+        outer.reconciler.acceptance.reconsider(part)
+        await outer.settle_part(part)
+
+
+def _is_alone(outer: OuterLoop, part: Part) -> bool:
+    """Whether the others closed a round with another state than this peer, and theirs prevails."""
+    for mine in outer.followed.parts[part].claims:
+        others = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
+        if prevailing([mine, *others]) != mine.digest:
+            return True
+    return False
 
 
 async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
@@ -159,5 +183,6 @@ def _others_follow(outer: OuterLoop, part: Part) -> int:
     return sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
 
 
-async def _compare_with_all(outer: OuterLoop) -> None:
+async def compare_with_all(outer: OuterLoop) -> None:
+    """Take from everybody what this peer has not."""
     await asyncio.gather(*(outer.reconciler.compare(peer) for peer in outer.discovery.others()))
