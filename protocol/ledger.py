@@ -288,6 +288,17 @@ def prevailing(claims: Iterable[Claim]) -> str | None:
     return min(votes, key=lambda digest: _weight(votes, digest), default=None)
 
 
+def outvoted(mine: Claim, others: Collection[Claim], liars: int, all_have_spoken: bool) -> str | None:
+    """The state that stands instead of `mine`, if one does; `others` are what others say of the same round.
+
+    Not before more than `liars` authors hold it, or all others have said what they hold: who has not closed the round
+    yet, or has forgotten it, may hold what this peer does.
+    """
+    standing = prevailing([mine, *others])
+    votes = sum(claim.author for claim in others if claim.digest == standing)
+    return standing if standing != mine.digest and (votes > liars or all_have_spoken) else None
+
+
 def _weight(votes: Mapping[str, list[Claim]], digest: str) -> tuple[int, int, str]:
     claims = votes[digest]
     return -sum(claim.author for claim in claims), -max(claim.contributions for claim in claims), digest

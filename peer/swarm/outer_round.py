@@ -39,6 +39,8 @@ class OuterLoop:
     """When the round began here."""
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     """When the contributions to this round came."""
+    refuted: set[str] = field(default_factory=set)
+    """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     """AdamW's state as it was kept last."""
 

@@ -12,7 +12,7 @@ from peer.swarm.outer_round import OuterLoop
 from peer.swarm.view import follows
 from protocol.errors import UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, prevailing
+from protocol.ledger import Claim, outvoted, prevailing
 from protocol.records import PeerRecord
 from protocol.window import SKEW
 
@@ -81,6 +81,8 @@ async def _catch_up(outer: OuterLoop) -> None:
         held = _prevailing_state(outer, part)
         if held is not None and held.folded > each.ledger.folded:
             await take_over(outer, part, held)
+        if each.ledger.folded < target - each.ledger.window.width:
+            raise UnreachableError(f"{part} is closed up to round {target - each.ledger.window.width} elsewhere")
         each.ledger.advance(target + 1)
         outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
     for _ in range(TRIES):
@@ -102,15 +104,14 @@ async def agree(outer: OuterLoop) -> None:
     if outer.others_at() >= outer.clock + SKEW:
         await catch_up(outer)
     for part in outer.followed.parts:
-        held = _prevailing_state(outer, part) if _is_alone(outer, part) else None
+        held = _prevailing_state(outer, part) if _is_outvoted(outer, part) else None
         if held is None:
             continue
         try:
             returned = await take_over(outer, part, held)
         except UnreachableError as error:
-            outer.emit(
-                Progress(f"our state of {part} is not that of most peers, and theirs cannot be had yet: {error}")
-            )
+            outer.refuted.add(held.digest)
+            outer.emit(Progress(f"another state of {part} is said to stand, and cannot be had: {error}"))
             continue
         outer.emit(Resynchronised(part, held.folded, returned))
         outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
@@ -119,18 +120,24 @@ async def agree(outer: OuterLoop) -> None:
         await outer.settle_part(part)
 
 
-def _is_alone(outer: OuterLoop, part: Part) -> bool:
-    """Whether the others closed a round with another state than this peer, and theirs prevails."""
+def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
+    """Whether the others closed a round with another state than this peer, and theirs stands."""
+    liars, everybody = outer.manifest.outer.liars, _others_follow(outer, part)
     for mine in outer.followed.parts[part].claims:
-        others = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
-        if prevailing([mine, *others]) != mine.digest:
+        said = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
+        credible = [claim for claim in said if claim.digest not in outer.refuted]
+        if outvoted(mine, credible, liars, all_have_spoken=len(said) == everybody) is not None:
             return True
     return False
 
 
 async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     """Fetch a state from all who hold it, and put it in the place of ours; how many of our contributions went back into
-    the error feedback."""
+    the error feedback.
+
+    Raises:
+        UnreachableError: nobody gives it, or it is not what was said of it.
+    """
     sources = [
         peer
         for peer in outer.discovery.others()
@@ -145,6 +152,8 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
 
     store = outer.followed.snapshots
     fetched = await fetch_snapshot(sources, held.digest, outer.reconciler.contacts, store, progress, distrust)
+    if fetched.header.history.total() != held.contributions:
+        raise UnreachableError(f"it has {fetched.header.history.total()} contributions, not {held.contributions}")
     tensors = await asyncio.to_thread(store.read, fetched.header)
     for peer, count in fetched.served.items():
         outer.emit(Progress(f"{count} bytes of {part} came from peer {peer[-8:]}"))
@@ -154,13 +163,15 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
 
 
 def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
-    """The latest closed state that prevails among the others."""
+    """The latest closed state that prevails among the others, and that enough of them hold, or all that there are have
+    spoken of."""
     claims = list(_claims(outer, part))
     for folded in sorted({claim.folded for claim in claims}, reverse=True):
-        same = [claim for claim in claims if claim.folded == folded]
-        if len(same) >= _witnesses(outer, part) or folded == min(claim.folded for claim in claims):
-            digest = prevailing(same)
-            return next(claim for claim in same if claim.digest == digest)
+        said = [claim for claim in claims if claim.folded == folded]
+        credible = [claim for claim in said if claim.digest not in outer.refuted]
+        standing = [claim for claim in credible if claim.digest == prevailing(credible)]
+        if len(standing) >= _witnesses(outer, part) or (standing and len(said) == _others_follow(outer, part)):
+            return standing[0]
     return None
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing, prevailing
+from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing, outvoted, prevailing
 from protocol.window import Window
 
 PART = Part("stage-0")
@@ -170,3 +170,12 @@ def claim(digest: str, contributions: int = 1, author: bool = True) -> Claim:
 )
 def test_the_state_that_most_authors_hold_stands(claims: list[Claim], standing: str | None):
     assert prevailing(claims) == standing
+
+
+def test_no_state_stands_against_ours_by_one_liars_word_before_all_have_spoken():
+    mine, other = Claim(5, "a", 9, True), Claim(5, "b", 10**6, True)
+    assert outvoted(mine, [other], 1, all_have_spoken=False) is None
+    assert outvoted(mine, [other], 1, all_have_spoken=True) == "b"
+    assert outvoted(mine, [other, other], 1, all_have_spoken=False) == "b"
+    assert outvoted(mine, [other, mine], 1, all_have_spoken=True) is None
+    assert outvoted(mine, [], 0, all_have_spoken=True) is None

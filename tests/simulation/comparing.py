@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol.identity import PeerId
-from protocol.ledger import Claim, Revocation, prevailing
+from protocol.ledger import Claim, Revocation, outvoted
 from protocol.reconciliation import Summary, different, entries, lacking, summary
 from protocol.window import SKEW
 from tests.simulation.disk import copied
@@ -82,15 +82,10 @@ class Comparing:
     def doubt(self: Peer) -> None:
         """Whether the state after some closed round is not the one that stands among the others."""
         mine = self.claims
-        others = {other: claims for other in self.world.others(self.me) if (claims := self.heard.get(other))}
+        others = self.world.others(self.me)
         for round in sorted(mine, reverse=True):
-            rivals = [claims[round] for claims in others.values() if round in claims]
-            if self.catching or all(claim.digest == mine[round].digest for claim in rivals):
-                continue
-            winner = prevailing([mine[round], *rivals])
-            votes = sum(claim.digest == winner and claim.author for claim in rivals)
-            everyone_spoke = self.ledger.folded >= round + SKEW
-            if winner != mine[round].digest and (votes > self.window.liars or everyone_spoke):
+            said = [claims[round] for other in others if round in (claims := self.heard.get(other, {}))]
+            if not self.catching and outvoted(mine[round], said, self.window.liars, len(said) == len(others)):
                 self.resync()
                 return
 

@@ -129,8 +129,14 @@ MUTANTS: dict[str, list[Change]] = {
         Change(ledgers, "_weight", "-sum(claim.author for claim in claims), ", "0, "),
     ],
     "one liar's word is enough to doubt": [
-        Change(Peer, "doubt", "prevailing([mine[round], *rivals])", "rivals[-1].digest"),
-        Change(Peer, "doubt", "votes > self.window.liars or everyone_spoke", "True"),
+        Change(comparing, "outvoted", "prevailing([mine, *others])", "([mine, *others])[-1].digest"),
+        Change(comparing, "outvoted", "votes > liars or all_have_spoken", "True"),
+    ],
+    "who has forgotten a round, or not closed it yet, does not count": [
+        Change(Peer, "doubt", "len(said) == len(others)", "True"),
+    ],
+    "a claim of a state that nobody can show counts": [
+        Change(CatchingUp, "unfounded", "names.count(name) < needed", "False"),
     ],
     "a newcomer adopts a state that nobody honest may have named": [
         Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),

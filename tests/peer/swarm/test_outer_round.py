@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.events import Refused, Resumed
+from peer.events import Refused, Resumed, Resynchronised
 from peer.swarm.recovery import agree, catch_up
 from protocol.bitstream import Integers
 from protocol.cards import Card, issue
@@ -18,7 +18,8 @@ from protocol.errors import FormatError, RefusedError
 from protocol.identity import EMBEDDING, ContributionName, Part, stage_part
 from protocol.keys import load_or_create
 from protocol.layout import part_layout
-from protocol.ledger import Revocation
+from protocol.ledger import Claim, Revocation
+from protocol.manifest import Manifest
 from protocol.proofs import Signer, revoke
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
@@ -29,9 +30,9 @@ MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_si
 """The window is 4 rounds wide."""
 
 
-def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]]) -> None:
+def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]], manifest: Manifest = MANIFEST) -> None:
     async def run() -> None:
-        async with village(MANIFEST, folder, *names) as made:
+        async with village(manifest, folder, *names) as made:
             await asyncio.wait_for(scene(made), 60)
 
     asyncio.run(run())
@@ -300,6 +301,45 @@ def test_whoever_went_another_way_takes_the_state_of_the_others_and_loses_nothin
         assert all(torch.equal(before[name], tensor) for name, tensor in state.error_feedback.items())
 
     play(tmp_path, "abcx", scene)
+
+
+def test_one_liar_convinces_nobody_who_has_not_heard_the_others(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        *honest, liar = made.peers
+        await made.round(1, made.peers)
+        made.cut(liar)
+        for side in (honest, [liar]):
+            made.peers = side
+            for round in range(2, 10):
+                await made.round(round, side)
+        one, before = honest[0], honest[0].digests()
+        for claims in liar.outer.reconciler.claims.values():
+            claims[:] = [Claim(each.folded, each.digest, 10**6, True) for each in claims]
+        one.outer.reconciler.others_claims.clear()
+        one.outer.reconciler.hear(liar.outer.reconciler.statement())
+        await agree(one.outer)
+        assert one.digests() == before
+        assert not [event for event in one.said if isinstance(event, Resynchronised)]
+
+    play(tmp_path, "abx", scene, MANIFEST.model_copy(update={"outer": MANIFEST.outer.model_copy(update={"liars": 1})}))
+
+
+def test_a_state_that_is_claimed_and_cannot_be_shown_stands_nowhere(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        one, liar = made.peers
+        for round in range(1, 8):
+            await made.round(round, made.peers)
+        before = one.digests()
+        for part, claims in liar.outer.reconciler.claims.items():
+            claims[:] = [Claim(each.folded, part.encode().hex().ljust(64, "0"), 10**6, True) for each in claims]
+        await one.outer.reconciler.compare(liar.outer.discovery.record)
+        await agree(one.outer)
+        assert one.digests() == before
+        said = len(one.said)
+        await agree(one.outer)
+        assert len(one.said) == said  # it is not asked for again
+
+    play(tmp_path, "ax", scene)
 
 
 def _positions(name: str, offsets: Integers) -> torch.Tensor:
