@@ -115,10 +115,12 @@ class Report:
 
     def _different_at_the_end(self, chaos: Chaos) -> list[str]:
         """The parts of which the processes alive at the end hold more than one state."""
-        states: dict[str, set[str]] = defaultdict(set)
-        for process, done in self.rounds.get(self.manifest.outer.rounds, RoundEntry()).done.items():
-            for part, digest in done.digests.items() if process in chaos.alive else ():
-                states[part].add(digest)
+        alive = {self._peer(process) for process in chaos.alive}
+        last = self.rounds.get(self.manifest.outer.rounds, RoundEntry())
+        states = {
+            part: {digest for peer, digest in digests.items() if peer in alive}
+            for part, digests in last.digests.items()
+        }
         return sorted(part for part, digests in states.items() if len(digests) > 1)
 
     def _worse_than_lab(self, chaos: Chaos) -> float | None:

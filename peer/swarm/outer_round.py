@@ -122,7 +122,7 @@ class OuterLoop:
         """Wait for the others, settle, and go on to the next round; the number of contributions by part."""
         await self.wait_for_others(round)
         for part in self.followed.parts:
-            self.pace.remember(self._arrived(part), self._expected(part, round))
+            self.pace.remember(self._arrived(part, round), self._expected(part, round))
         counts: dict[str, int] = {part: len(each.ledger.chosen(round)) for part, each in self.followed.parts.items()}
         self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
@@ -161,7 +161,9 @@ class OuterLoop:
             if interrupted():
                 return False
             self._note_arrivals(round)
-            waits = [self.pace.wait(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
+            waits = [
+                self.pace.wait(self.started, self._arrived(p, round), self._expected(p, round)) for p in self._parts
+            ]
             known = [wait for wait in waits if wait is not None]
             left = max(known) - time.monotonic() if len(known) == len(waits) else None
             if left is not None and left <= 0:
@@ -183,7 +185,7 @@ class OuterLoop:
             return True
         self._note_arrivals(round)
         now = time.monotonic()
-        stops = [self.pace.stop(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
+        stops = [self.pace.stop(self.started, self._arrived(p, round), self._expected(p, round)) for p in self._parts]
         return any(stop is not None and now > stop for stop in stops)
 
     @property
@@ -207,8 +209,11 @@ class OuterLoop:
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         return awaited(self.discovery.peers(), part, round)
 
-    def _arrived(self, part: Part) -> list[float]:
-        return list(self.arrivals.get(part, {}).values())
+    def _arrived(self, part: Part, round: int) -> list[float]:
+        """When the contributions came of those who are waited for. That of a broken group comes early, and says nothing
+        of the others' pace."""
+        awaited = self._awaited(part, round)
+        return [seconds for author, seconds in self.arrivals.get(part, {}).items() if author in awaited]
 
     def _note_arrivals(self, round: int) -> None:
         now = time.monotonic()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peer.damage import Damage
-from peer.events import Evaluated, Joined, RoundDone
+from peer.events import Evaluated, Finished, Joined, RoundDone
 from peer.report import LIMIT_NATS, Chaos, Report
 from tests.reference.small_manifest import small_manifest
 
@@ -118,6 +118,14 @@ def test_who_is_there_at_the_end_must_agree():
     made.take("volunteer", done(2, "other"))
     assert made.verdict() == "at the end the peers of stage-0 hold different states"
     assert not made.result()["chaos"]["digests_equal"]
+
+
+def test_who_ended_the_last_round_without_a_late_contribution_may_have_it_when_it_ends():
+    made = disturbed()
+    digests = made.rounds[2].done["volunteer"].digests
+    made.take("volunteer", done(2, "other"))
+    made.take("volunteer", Finished(2, digests))
+    assert made.verdict() == "completed"
 
 
 def test_who_is_there_at_the_end_must_have_the_last_round():
