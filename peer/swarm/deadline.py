@@ -18,9 +18,10 @@ EARLY_SHARE = 0.8
 
 @dataclass(slots=True)
 class Pace:
-    """Delays of past rounds: seconds from the arrival of half of the contributions to that of the last."""
+    """What past rounds took: seconds until half of the contributions were here, and from there to the last."""
 
     patience: float
+    halves: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
 
     def wait(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
@@ -28,7 +29,7 @@ class Pace:
 
         `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
         """
-        half = halfway(arrivals, expected)
+        half = self._half(started, arrivals, expected)
         if half is None:
             return None
         length = max(0.0, half - started)
@@ -37,14 +38,20 @@ class Pace:
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """When a replica that is not done yet ends its inner loop."""
-        until, half = self.wait(started, arrivals, expected), halfway(arrivals, expected)
+        until, half = self.wait(started, arrivals, expected), self._half(started, arrivals, expected)
         return None if until is None or half is None else half + EARLY_SHARE * (until - half)
 
-    def remember(self, arrivals: Sequence[float], expected: int) -> None:
+    def remember(self, started: float, arrivals: Sequence[float], expected: int) -> None:
         """A round has ended."""
         half = halfway(arrivals, expected)
         if half is not None:
+            self.halves.append(half - started)
             self.delays.append(max(arrivals) - half)
+
+    def _half(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
+        """When half were here, but not before they usually are: what a broken group had done comes early."""
+        half = halfway(arrivals, expected)
+        return half if half is None or not self.halves else max(half, started + median(self.halves))
 
 
 def halfway(arrivals: Sequence[float], expected: int) -> float | None:

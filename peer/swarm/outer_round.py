@@ -57,8 +57,9 @@ class OuterLoop:
     @property
     def begun(self) -> bool:
         """A run begins when all the replicas of its manifest have formed; who comes later finds it under way."""
-        formed = len(replicas(self.discovery.peers())) >= self.manifest.replicas.total
-        return formed or self.clock > 1 or self.others_at() > 0
+        peers = self.discovery.peers()
+        formed = len(replicas(peers)) >= self.manifest.replicas.total
+        return formed or self.clock > 1 or any(peer.round or peer.contributed for peer in peers)
 
     @property
     def contributed(self) -> bool:
@@ -122,7 +123,7 @@ class OuterLoop:
         """Wait for the others, settle, and go on to the next round; the number of contributions by part."""
         await self.wait_for_others(round)
         for part in self.followed.parts:
-            self.pace.remember(self._arrived(part, round), self._expected(part, round))
+            self.pace.remember(self.started, self._arrived(part), self._expected(part, round))
         counts: dict[str, int] = {part: len(each.ledger.chosen(round)) for part, each in self.followed.parts.items()}
         self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
@@ -161,9 +162,7 @@ class OuterLoop:
             if interrupted():
                 return False
             self._note_arrivals(round)
-            waits = [
-                self.pace.wait(self.started, self._arrived(p, round), self._expected(p, round)) for p in self._parts
-            ]
+            waits = [self.pace.wait(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
             known = [wait for wait in waits if wait is not None]
             left = max(known) - time.monotonic() if len(known) == len(waits) else None
             if left is not None and left <= 0:
@@ -185,7 +184,7 @@ class OuterLoop:
             return True
         self._note_arrivals(round)
         now = time.monotonic()
-        stops = [self.pace.stop(self.started, self._arrived(p, round), self._expected(p, round)) for p in self._parts]
+        stops = [self.pace.stop(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
         return any(stop is not None and now > stop for stop in stops)
 
     @property
@@ -204,16 +203,13 @@ class OuterLoop:
         return self.manifest.replicas.total if round == 1 else 1
 
     def _expected(self, part: Part, round: int) -> int:
-        return max(len(self._awaited(part, round)), self._least(round))
+        return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         return awaited(self.discovery.peers(), part, round)
 
-    def _arrived(self, part: Part, round: int) -> list[float]:
-        """When the contributions came of those who are waited for. That of a broken group comes early, and says nothing
-        of the others' pace."""
-        awaited = self._awaited(part, round)
-        return [seconds for author, seconds in self.arrivals.get(part, {}).items() if author in awaited]
+    def _arrived(self, part: Part) -> list[float]:
+        return list(self.arrivals.get(part, {}).values())
 
     def _note_arrivals(self, round: int) -> None:
         now = time.monotonic()

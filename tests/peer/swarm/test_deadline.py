@@ -19,13 +19,20 @@ def test_without_experience_a_round_waits_for_its_own_length():
 def test_with_experience_it_waits_for_the_usual_delay():
     pace = Pace(3.0)
     for last in (115.0, 114.0, 116.0):
-        pace.remember([110.0, 112.0, last], 3)  # half of them were here at 112
+        pace.remember(100.0, [110.0, 112.0, last], 3)  # half of them were here at 112
     assert pace.wait(200.0, [212.0, 212.0], 3) == pytest.approx(212 + 3 * 3)
+
+
+def test_a_contribution_that_comes_before_its_time_hurries_nobody():
+    pace = Pace(3.0)
+    for last in (115.0, 114.0, 116.0):
+        pace.remember(100.0, [110.0, 112.0, last], 3)
+    assert pace.wait(200.0, [201.0], 2) == pytest.approx(212 + 3 * 3)  # of a group that has broken
 
 
 def test_a_slow_replica_stops_before_the_others_go_on():
     pace = Pace(2.0)
-    pace.remember([100.0, 105.0], 2)
+    pace.remember(100.0, [100.0, 105.0], 2)
     stop, wait = pace.stop(0.0, [30.0], 2), pace.wait(0.0, [30.0], 2)
     assert wait == 40.0
     assert stop == 30 + EARLY_SHARE * 10
@@ -33,13 +40,13 @@ def test_a_slow_replica_stops_before_the_others_go_on():
 
 def test_delays_too_small_to_measure_do_not_hurry_anybody():
     pace = Pace(2.0)
-    pace.remember([100.0, 100.001], 2)
+    pace.remember(99.0, [100.0, 100.001], 2)
     assert pace.wait(0.0, [100.0], 2) == pytest.approx(100 + 2 * 0.1 * 100)
-    assert pace.wait(99.9, [100.0], 2) == pytest.approx(100 + 2 * LEAST_SECONDS)
+    assert pace.wait(99.0, [100.0], 2) == pytest.approx(100 + 2 * LEAST_SECONDS)
 
 
 def test_old_rounds_are_forgotten():
     pace = Pace(1.0)
     for round in range(3 * ROUNDS_REMEMBERED):
-        pace.remember([0.0, 50.0 if round < ROUNDS_REMEMBERED else 4.0], 2)
+        pace.remember(0.0, [0.0, 50.0 if round < ROUNDS_REMEMBERED else 4.0], 2)
     assert pace.wait(0.0, [10.0], 2) == pytest.approx(14.0)

@@ -342,24 +342,6 @@ def test_a_state_that_is_claimed_and_cannot_be_shown_stands_nowhere(tmp_path: Pa
     play(tmp_path, "ax", scene)
 
 
-def test_what_a_broken_group_had_done_hurries_nobody(tmp_path: Path):
-    async def scene(made: Village) -> None:
-        a, b, c = made.peers
-        await made.round(1, made.peers)
-        b.outer.pace.patience = 0.0  # to wait no longer than for half of those who train
-        await a.contribute(2, 1)
-        a.outer.discovery.tell(replica="")
-        made.introduce()
-        await made.compare_all()
-        assert not b.outer.late(2)
-        await c.contribute(2, 1)
-        made.introduce()
-        await made.compare_all()
-        assert b.outer.late(2)
-
-    play(tmp_path, "abc", scene)
-
-
 def _positions(name: str, offsets: Integers) -> torch.Tensor:
     shape = part_layout(MANIFEST, EMBEDDING)[name]
     return torch.from_numpy(chunk_grid(shape, 4, 2).positions(offsets))
