@@ -291,8 +291,8 @@ def prevailing(claims: Iterable[Claim]) -> str | None:
 def outvoted(mine: Claim, others: Collection[Claim], liars: int, all_have_spoken: bool) -> str | None:
     """The state that stands instead of `mine`, if one does; `others` are what others say of the same round.
 
-    Not before more than `liars` authors hold it, or all others have said what they hold: who has not closed the round
-    yet, or has forgotten it, may hold what this peer does.
+    Not before more than `liars` authors hold it, or all others have spoken of the round, but for those far behind: who
+    has not closed it yet, or has forgotten it, may hold what this peer does.
     """
     standing = prevailing([mine, *others])
     votes = sum(claim.author for claim in others if claim.digest == standing)

@@ -122,11 +122,11 @@ async def agree(outer: OuterLoop) -> None:
 
 def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
     """Whether the others closed a round with another state than this peer, and theirs stands."""
-    liars, everybody = outer.manifest.outer.liars, _others_follow(outer, part)
+    liars, everybody = outer.manifest.outer.liars, _abreast(outer, part)
     for mine in outer.followed.parts[part].claims:
         said = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
-        if outvoted(mine, credible, liars, all_have_spoken=len(said) == everybody) is not None:
+        if outvoted(mine, credible, liars, all_have_spoken=len(said) >= everybody) is not None:
             return True
     return False
 
@@ -170,7 +170,7 @@ def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
         said = [claim for claim in claims if claim.folded == folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
         standing = [claim for claim in credible if claim.digest == prevailing(credible)]
-        if len(standing) >= _witnesses(outer, part) or (standing and len(said) == _others_follow(outer, part)):
+        if len(standing) >= _witnesses(outer, part) or (standing and len(said) >= _abreast(outer, part)):
             return standing[0]
     return None
 
@@ -192,6 +192,12 @@ def _witnesses(outer: OuterLoop, part: Part) -> int:
 def _others_follow(outer: OuterLoop, part: Part) -> int:
     """How many others hold a part."""
     return sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
+
+
+def _abreast(outer: OuterLoop, part: Part) -> int:
+    """How many others hold a part and are not far behind: who is will take over what stands."""
+    least = max(outer.clock - 1, outer.others_at()) - SKEW
+    return sum(follows(peer, part, outer.manifest) and peer.round >= least for peer in outer.discovery.others())
 
 
 async def compare_with_all(outer: OuterLoop) -> None:

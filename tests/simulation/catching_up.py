@@ -61,10 +61,11 @@ class CatchingUp:
         self.attempts += 1
         self.answers = {}
         for other in self.world.others(self.me):
-            self.world.send(self.me, other, "on_catching_up", self.me)
+            self.world.send(self.me, other, "on_catching_up", self.me, self.ledger.clock)
         self.world.timer(ANSWERS, self, "decide")
 
-    def on_catching_up(self: Peer, source: PeerId) -> None:
+    def on_catching_up(self: Peer, source: PeerId, clock: int) -> None:
+        self.clocks[source] = clock
         if self.up or not self.newcomer:
             self.world.send(self.me, source, "on_answer", self.me, self.answer())
 
@@ -96,14 +97,13 @@ class CatchingUp:
             return self.catch_up() if self.newcomer or not last else self.resume(0, {})
         folded = _largest([answer.folded for answer in answers], needed)
         claims = [answer.claims[folded] for answer in answers if folded in answer.claims]
-        unfounded = self.unfounded(claims, answers, needed)
-        claims = [claim for claim in claims if claim.digest not in unfounded]
         mine = self.claims.get(folded)
         standing = prevailing([*claims, mine] if mine else claims)
         adopting = mine is None or mine.digest != standing
         donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
         support = sum(claim.digest == standing for claim in claims)
-        all_said = last and len(claims) + len(unfounded) == len(self.world.others(self.me))
+        clock = _largest([answer.clock for answer in answers], needed)
+        all_said = last and len(claims) >= len(self.abreast(clock))
         if adopting and not (donors and (support >= needed or all_said)):
             if self.newcomer or not last:
                 return self.catch_up()
@@ -117,12 +117,7 @@ class CatchingUp:
         if adopting:
             self.adopt(self.world.random.choice(donors))
         vouched = {key: count >= needed for key, count in votes.items()}
-        return self.resume(_largest([answer.clock for answer in answers], needed), vouched)
-
-    def unfounded(self: Peer, claims: list[Claim], answers: list[Answer], needed: int) -> set[str]:
-        """States that too few claim to be believed, and that none of them can show."""
-        names = [claim.digest for claim in claims]
-        return {name for name in names if names.count(name) < needed} - {answer.digest() for answer in answers}
+        return self.resume(clock, vouched)
 
     def trusts(self: Peer, donor: Answer, standing: str | None) -> bool:
         """Whether a snapshot is what it is said to be."""

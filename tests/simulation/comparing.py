@@ -82,12 +82,16 @@ class Comparing:
     def doubt(self: Peer) -> None:
         """Whether the state after some closed round is not the one that stands among the others."""
         mine = self.claims
-        others = self.world.others(self.me)
+        others = self.abreast(self.ledger.clock)
         for round in sorted(mine, reverse=True):
             said = [claims[round] for other in others if round in (claims := self.heard.get(other, {}))]
             if not self.catching and outvoted(mine[round], said, self.window.liars, len(said) == len(others)):
                 self.resync()
                 return
+
+    def abreast(self: Peer, clock: int) -> list[PeerId]:
+        """The others, but for those far behind, who will adopt what stands."""
+        return [other for other in self.world.others(self.me) if self.clocks.get(other, clock) >= clock - SKEW]
 
     def runs_ahead(self: Peer) -> bool:
         """Whether everybody that has been heard of lately is rounds behind: then this peer waits, or its window would

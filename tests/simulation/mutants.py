@@ -135,8 +135,8 @@ MUTANTS: dict[str, list[Change]] = {
     "who has forgotten a round, or not closed it yet, does not count": [
         Change(Peer, "doubt", "len(said) == len(others)", "True"),
     ],
-    "a claim of a state that nobody can show counts": [
-        Change(CatchingUp, "unfounded", "names.count(name) < needed", "False"),
+    "newcomers are waited for until they speak of closed rounds": [
+        Change(Peer, "abreast", "if self.clocks.get(other, clock) >= clock - SKEW", ""),
     ],
     "a newcomer adopts a state that nobody honest may have named": [
         Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),

@@ -37,7 +37,7 @@ KILLERS = {
     "a newcomer adopts a state that nobody honest may have named": 1004726,
     "one liar's word is enough to doubt": 9,
     "who has forgotten a round, or not closed it yet, does not count": 9,
-    "a claim of a state that nobody can show counts": 10029617,
+    "newcomers are waited for until they speak of closed rounds": 20050531,
     "one liar vouches": 386,
     "those who catch up themselves vouch": 662,
     "a snapshot adopted without checking it against claims": 641,
