@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from protocol.claims import Claim
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Claim, Entry
+from protocol.ledger import Entry
 from protocol.reconciliation import Summary
 from tests.simulation.arithmetic import Vector
 from tests.simulation.catching_up import Answer
