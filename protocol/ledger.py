@@ -89,11 +89,8 @@ class Ledger:
     accepted: Entries = field(default_factory=dict)
     waiting: Entries = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
-    checks: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of each open round 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
-
-    def __post_init__(self) -> None:
-        self._sum_up()
+    checks: dict[int, bytes] = field(default_factory=dict)
+    """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
@@ -224,7 +221,9 @@ class Ledger:
             for round, authors in self.accepted.items()
             if (kept := {author: versions for author, versions in authors.items() if versions})
         }
-        self._sum_up()
+        self.checks = {}
+        for entry in self.all_entries():
+            self._count(entry)
 
     def _stands(self, entry: Entry) -> bool:
         """Whether an entry can count alone; if its bytes are missing, it waits for them again."""
@@ -243,11 +242,6 @@ class Ledger:
     def open_rounds(self) -> list[int]:
         """Open rounds of which something has been accepted."""
         return sorted(self.accepted)
-
-    def _sum_up(self) -> None:
-        self.checks = {}
-        for entry in self.all_entries():
-            self._count(entry)
 
     def _count(self, entry: Entry) -> None:
         check = int.from_bytes(self.checks.get(entry.name.round, b""), "big") ^ int.from_bytes(entry.key, "big")

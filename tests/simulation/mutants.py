@@ -152,7 +152,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "those who catch up themselves vouch": [Change(CatchingUp, "decide", ">= needed:  #", "< 0:  #")],
     "an author that was away keeps what only it has": [
-        Change(Ledger, "reconsider", "for round, authors in self.accepted.items():\n", "for round, authors in ():\n"),
+        Change(Ledger, "reconsider", "for authors in self.accepted.values():\n", "for authors in ():\n"),
     ],
     "one liar pushes the clock": [
         Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")
