@@ -121,8 +121,9 @@ class Liar(Peer):
 
     def answer(self) -> Answer:
         answer = super().answer()
-        answer.entries += [copied(entry) for entry, _ in self.secrets]
-        answer.blobs |= {entry.sha256: blob for entry, blob in self.secrets}
+        if not self.world.schedule.secretive:
+            answer.entries += [copied(entry) for entry, _ in self.secrets]
+            answer.blobs |= {entry.sha256: blob for entry, blob in self.secrets}
         answer.clock = max(1, answer.clock + self.clock_lie)
         if self.false_snapshots:
             answer.theta = answer.theta[0] + 1, answer.theta[1]

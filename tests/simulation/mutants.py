@@ -117,6 +117,14 @@ MUTANTS: dict[str, list[Change]] = {
             f"{LATER}self.disk.keep_sent(round, entry, sent, self.state))",
         ),
     ],
+    "a receipt is handed out before what it is for is on disk": [
+        Change(
+            Peer,
+            "persist_accepted",
+            "self.disk.keep_accepted(entry, self.blobs.get(entry.sha256))",
+            f"{LATER}self.disk.keep_accepted(entry, self.blobs.get(entry.sha256)))",
+        ),
+    ],
     "rounds folded in the wrong order": [
         Change(Peer, "fold", "for round in rounds:", "for round in rounds[::-1]:"),
         Change(Ledger, "fold", "if round != self.folded + 1:", "if False:"),
