@@ -4,7 +4,7 @@ The outer state is a function of this set, so two peers whose ledgers say the sa
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -33,12 +33,19 @@ class Entry:
     """Enough other peers said to this one that they have accepted it. Never sent on."""
     held: bool = False
     """Its bytes are here. Never sent on."""
+    _key: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def key(self) -> bytes:
         """8 bytes that stand for name and content where peers compare what they have."""
-        said = f"{self.name.part} {self.name.round} {self.name.author} {self.sha256}"
-        return blake2b(said.encode(), digest_size=8).digest()
+        if not self._key:
+            said = f"{self.name.part} {self.name.round} {self.name.author} {self.sha256}"
+            self._key = blake2b(said.encode(), digest_size=8).digest()
+        return self._key
+
+
+Entries = dict[int, dict[PeerId, dict[str, Entry]]]
+"""Round → author → SHA-256 → entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +86,11 @@ class Ledger:
     clock: int = 1
     folded: int = 0
     history: History = field(default_factory=History)
-    accepted: dict[int, dict[PeerId, dict[str, Entry]]] = field(default_factory=dict)
-    waiting: dict[tuple[ContributionName, str], Entry] = field(default_factory=dict)
+    accepted: Entries = field(default_factory=dict)
+    waiting: Entries = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
-    _checks: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    checks: dict[int, bytes] = field(default_factory=dict)
+    """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
@@ -94,50 +102,45 @@ class Ledger:
             return Standing.CLOSED
         if not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY
-        known = self.versions(entry.name)
+        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
         if entry.sha256 in known:
             self._merge(known[entry.sha256], entry)
             return Standing.ACCEPTED
         if len(known) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        kept = self.waiting.get((entry.name, entry.sha256), entry)
+        kept = others.get(entry.sha256, entry)
         self._merge(kept, entry)
         kept.vouched |= vouched
         if self._in_time(kept):
             return self._hold(kept)
-        others = sum(name == entry.name and sha256 != entry.sha256 for name, sha256 in self.waiting)
-        if others >= VERSIONS_KEPT:
+        if len(others.keys() - {entry.sha256}) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        self.waiting[entry.name, entry.sha256] = kept
+        _put(self.waiting, kept)
         return Standing.UNPROVEN
 
     def _hold(self, entry: Entry) -> Standing:
         """An entry in time waits for its bytes, unless another version is in time too: then both are void, and so
         accepted without bytes. Or an author could keep a third version out by naming two that it never hands out."""
-        known = self.versions(entry.name)
-        rivals = [
-            other
-            for (name, sha256), other in self.waiting.items()
-            if name == entry.name and sha256 != entry.sha256 and self._in_time(other)
-        ]
+        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
+        rivals = [each for each in others.values() if each.sha256 != entry.sha256 and self._in_time(each)]
         if not known and not rivals:
-            self.waiting[entry.name, entry.sha256] = entry
+            _put(self.waiting, entry)
             return Standing.WANTED
         for each in [entry, *rivals][: VERSIONS_KEPT - len(known)]:
             self._accept(each)
         return Standing.ACCEPTED
 
     def _accept(self, entry: Entry) -> None:
-        self.waiting.pop((entry.name, entry.sha256), None)
-        self.accepted.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = entry
-        self._checks.pop(entry.name.round, None)
+        _under(self.waiting, entry.name).pop(entry.sha256, None)
+        _put(self.accepted, entry)
+        self._count(entry)
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
         standing = self.offer(entry, vouched)
         if standing is not Standing.WANTED:
             return standing
-        kept = self.waiting[entry.name, entry.sha256]
+        kept = _under(self.waiting, entry.name)[entry.sha256]
         kept.held = True
         self._accept(kept)
         return Standing.ACCEPTED
@@ -147,7 +150,7 @@ class Ledger:
         entry = self.versions(name).get(sha256)
         return (
             entry is not None
-            and self.me not in (name.author, *entry.receipts)
+            and self.me not in {name.author, *entry.receipts}
             and len(entry.receipts) < self.window.most_receipts
         )
 
@@ -164,10 +167,11 @@ class Ledger:
 
     def chosen(self, round: int) -> dict[PeerId, str]:
         """S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
+        revoked = self._revoked(round)
         return {
             author: next(iter(versions))
             for author, versions in sorted(self.accepted.get(round, {}).items())
-            if len(versions) == 1 and not self._revoked(author, round)
+            if len(versions) == 1 and author not in revoked
         }
 
     def advance(self, clock: int) -> list[int]:
@@ -182,8 +186,8 @@ class Ledger:
         chosen = self.chosen(round)
         self.history.add(round, chosen)
         self.accepted.pop(round, None)
-        self._checks.pop(round, None)
-        self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > round}
+        self.checks.pop(round, None)
+        self.waiting.pop(round, None)
         self.folded = round
         return chosen
 
@@ -195,14 +199,14 @@ class Ledger:
         """
         self.folded, self.history = folded, history
         self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
-        self.accepted = {round: authors for round, authors in self.accepted.items() if round > folded}
-        self.waiting = {key: entry for key, entry in self.waiting.items() if key[0].round > folded}
+        for table in (self.accepted, self.waiting, self.checks):
+            for round in [round for round in table if round <= folded]:
+                del table[round]
 
     def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
         """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
         has not been accepted by enough others. Or a newcomer might take it over from here."""
-        for round, authors in self.accepted.items():
-            self._checks.pop(round, None)
+        for authors in self.accepted.values():
             for author, versions in authors.items():
                 stays = {
                     sha256: entry
@@ -217,11 +221,14 @@ class Ledger:
             for round, authors in self.accepted.items()
             if (kept := {author: versions for author, versions in authors.items() if versions})
         }
+        self.checks = {}
+        for entry in self.all_entries():
+            self._count(entry)
 
     def _stands(self, entry: Entry) -> bool:
         """Whether an entry can count alone; if its bytes are missing, it waits for them again."""
         if not entry.held:
-            self.waiting[entry.name, entry.sha256] = entry
+            _put(self.waiting, entry)
         return entry.held
 
     def entries(self, round: int) -> list[Entry]:
@@ -234,20 +241,15 @@ class Ledger:
 
     def open_rounds(self) -> list[int]:
         """Open rounds of which something has been accepted."""
-        return sorted(round for round, authors in self.accepted.items() if authors)
+        return sorted(self.accepted)
 
-    def check(self, round: int) -> bytes:
-        """8 bytes that are equal for equal sets of a round: the exclusive or of its entries' keys."""
-        if round not in self._checks:
-            total = 0
-            for entry in self.entries(round):
-                total ^= int.from_bytes(entry.key, "big")
-            self._checks[round] = total.to_bytes(8, "big")
-        return self._checks[round]
+    def _count(self, entry: Entry) -> None:
+        check = int.from_bytes(self.checks.get(entry.name.round, b""), "big") ^ int.from_bytes(entry.key, "big")
+        self.checks[entry.name.round] = check.to_bytes(8, "big")
 
     def versions(self, name: ContributionName) -> dict[str, Entry]:
         """What has been accepted under a name, by SHA-256: two of them void each other."""
-        return self.accepted.get(name.round, {}).get(name.author, {})
+        return _under(self.accepted, name)
 
     def _in_time(self, entry: Entry) -> bool:
         if entry.vouched:
@@ -263,42 +265,13 @@ class Ledger:
             if len(kept.receipts) < self.window.most_receipts:
                 kept.receipts.setdefault(signer, receipt)
 
-    def _revoked(self, author: PeerId, round: int) -> bool:
-        return any(each.author == author and round >= each.effective(self.window) for each in self.revocations)
+    def _revoked(self, round: int) -> set[PeerId]:
+        return {each.author for each in self.revocations if round >= each.effective(self.window)}
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a peer says of its closed rounds: up to `folded`, `contributions` counted, and the state is `digest`, which
-    covers the history too."""
-
-    folded: int
-    digest: str
-    contributions: int
-    author: bool
-    """Whether it contributes itself. Those who only follow do not decide."""
+def _under(entries: Entries, name: ContributionName) -> dict[str, Entry]:
+    return entries.get(name.round, {}).get(name.author, {})
 
 
-def prevailing(claims: Iterable[Claim]) -> str | None:
-    """Which of several states after the same round stands: the one that most authors hold; of equals, that with more
-    contributions, then the smaller digest. None without claims."""
-    votes: dict[str, list[Claim]] = {}
-    for claim in claims:
-        votes.setdefault(claim.digest, []).append(claim)
-    return min(votes, key=lambda digest: _weight(votes, digest), default=None)
-
-
-def outvoted(mine: Claim, others: Collection[Claim], liars: int, all_have_spoken: bool) -> str | None:
-    """The state that stands instead of `mine`, if one does; `others` are what others say of the same round.
-
-    Not before more than `liars` authors hold it, or all others have spoken of the round, but for those far behind: who
-    has not closed it yet, or has forgotten it, may hold what this peer does.
-    """
-    standing = prevailing([mine, *others])
-    votes = sum(claim.author for claim in others if claim.digest == standing)
-    return standing if standing != mine.digest and (votes > liars or all_have_spoken) else None
-
-
-def _weight(votes: Mapping[str, list[Claim]], digest: str) -> tuple[int, int, str]:
-    claims = votes[digest]
-    return -sum(claim.author for claim in claims), -max(claim.contributions for claim in claims), digest
+def _put(entries: Entries, entry: Entry) -> None:
+    entries.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = entry

@@ -27,15 +27,13 @@ class Summary:
 
 def summary(ledger: Ledger) -> Summary:
     """What to send when comparing."""
-    checks = {round: ledger.check(round) for round in ledger.open_rounds()}
-    return Summary(ledger.part, ledger.clock, ledger.folded, checks)
+    return Summary(ledger.part, ledger.clock, ledger.folded, dict(sorted(ledger.checks.items())))
 
 
 def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
     """Keys of our entries in the rounds where the other's check is not ours, and that it has not closed."""
-    rounds = [round for round in ledger.open_rounds() if round > theirs.folded]
-    rounds = [round for round in rounds if theirs.checks.get(round) != ledger.check(round)]
-    return [entry.key for round in rounds for entry in ledger.entries(round)]
+    rounds = [round for round, check in ledger.checks.items() if theirs.checks.get(round) != check]
+    return [entry.key for round in sorted(rounds) if round > theirs.folded for entry in ledger.entries(round)]
 
 
 def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:

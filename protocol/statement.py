@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol import signed
+from protocol.claims import Claim
 from protocol.errors import FormatError
 from protocol.identity import Part, PeerId, RunId
 from protocol.keys import Identity
-from protocol.ledger import Claim
 from protocol.records import PeerRecord, pack, unpack
 
 KIND = "statement"

@@ -12,9 +12,10 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from protocol import statement
 from protocol.channels import handshake
+from protocol.claims import Claim
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger
+from protocol.ledger import Entry, Ledger
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.reconciliation import Summary, lacking, summary

@@ -12,10 +12,11 @@ from peer.network.snapshots import SnapshotStore
 from peer.optim.bounds import check_magnitudes
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
+from protocol.claims import Claim
 from protocol.contribution import Contribution, decode
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part, PeerId, RunId
-from protocol.ledger import Claim, Entry, Ledger
+from protocol.ledger import Entry, Ledger
 from protocol.manifest import Manifest
 from protocol.reconciliation import Authored
 from protocol.snapshot import Header

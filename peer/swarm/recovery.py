@@ -10,9 +10,9 @@ from peer.network.snapshots import fetch_snapshot
 from peer.swarm.followed import to_torch
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.view import follows
+from protocol.claims import Claim, outvoted, prevailing
 from protocol.errors import UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, outvoted, prevailing
 from protocol.records import PeerRecord
 from protocol.window import SKEW
 

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger, Revocation, Standing, outvoted, prevailing
+from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.window import Window
 
 PART = Part("stage-0")
@@ -30,7 +30,7 @@ def test_an_entry_in_time_waits_for_its_bytes_and_then_counts():
     assert mine.take(entry(5)) is Standing.ACCEPTED
     assert mine.offer(entry(5)) is Standing.ACCEPTED
     assert mine.chosen(5) == {ANN: "v1"}
-    assert not mine.waiting
+    assert not mine.waiting[5][ANN]
 
 
 @pytest.mark.parametrize(("clock", "needed"), [(5, 0), (7, 0), (8, 1), (9, 1), (10, 2), (11, 2)])
@@ -148,34 +148,15 @@ def test_an_author_counts_itself_only_if_others_can_when_they_hear_of_it():
 def test_equal_sets_have_equal_checks_whatever_their_order_and_receipts():
     one = ledger(5, entry(5), entry(5, BOB))
     other = ledger(5, entry(5, BOB, "v1", EVE), entry(5))
-    assert one.check(5) == other.check(5) != ledger(5).check(5)
+    assert one.checks == other.checks != ledger(5).checks
     assert one.offer(entry(5, BOB, "v2")) is Standing.ACCEPTED
-    assert one.check(5) != other.check(5)
+    assert one.checks != other.checks
 
 
-def claim(digest: str, contributions: int = 1, author: bool = True) -> Claim:
-    return Claim(9, digest, contributions, author)
-
-
-@pytest.mark.parametrize(
-    ("claims", "standing"),
-    [
-        ([], None),
-        ([claim("x"), claim("y"), claim("y")], "y"),
-        ([claim("x", 10**6), claim("y"), claim("y")], "y"),
-        ([claim("x"), claim("y", author=False), claim("y", author=False)], "x"),
-        ([claim("x", 3), claim("y", 4)], "y"),
-        ([claim("y"), claim("x")], "x"),
-    ],
-)
-def test_the_state_that_most_authors_hold_stands(claims: list[Claim], standing: str | None):
-    assert prevailing(claims) == standing
-
-
-def test_no_state_stands_against_ours_by_one_liars_word_before_all_have_spoken():
-    mine, other = Claim(5, "a", 9, True), Claim(5, "b", 10**6, True)
-    assert outvoted(mine, [other], 1, all_have_spoken=False) is None
-    assert outvoted(mine, [other], 1, all_have_spoken=True) == "b"
-    assert outvoted(mine, [other, other], 1, all_have_spoken=False) == "b"
-    assert outvoted(mine, [other, mine], 1, all_have_spoken=True) is None
-    assert outvoted(mine, [], 0, all_have_spoken=True) is None
+def test_checks_follow_what_is_taken_dropped_and_closed():
+    mine = ledger(5, entry(4), entry(5), entry(5, BOB))
+    mine.advance(8)
+    mine.reconsider([(ContributionName(PART, 5, BOB), "v1")])
+    assert mine.checks == ledger(5, entry(5, BOB)).checks
+    mine.adopt(5, History())
+    assert mine.checks == {}

@@ -6,10 +6,11 @@ import pytest
 
 from protocol import signed, statement
 from protocol.cards import Authority, Card, issue
+from protocol.claims import Claim
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
 from protocol.keys import Identity, load_or_create
-from protocol.ledger import Claim, Revocation
+from protocol.ledger import Revocation
 from protocol.proofs import Signer, read_entry, read_revocation, revoke
 from protocol.records import PeerRecord
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mypy_extensions import trait
+
+from protocol.claims import Claim, prevailing
 from protocol.history import History
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Claim, Entry, Revocation, prevailing
+from protocol.ledger import Entry, Revocation
 from tests.simulation.arithmetic import Vector, digest
 from tests.simulation.disk import copied
 
@@ -40,6 +43,7 @@ class Answer:
         return digest(self.theta, self.history)
 
 
+@trait
 class CatchingUp:
     """The part of a peer that talks to donors."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mypy_extensions import trait
+
+from protocol.claims import Claim, outvoted
 from protocol.identity import PeerId
-from protocol.ledger import Claim, Revocation, outvoted
+from protocol.ledger import Revocation
 from protocol.reconciliation import Summary, different, entries, lacking, summary
 from protocol.window import SKEW
 from tests.simulation.disk import copied
@@ -17,6 +20,7 @@ SILENCE = 2.0
 """Who has said nothing for so many rounds is not waited for."""
 
 
+@trait
 class Comparing:
     """The part of a peer that asks others what it lacks, and listens where they are."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from protocol.ledger import Claim, Entry, Ledger
+from protocol.claims import Claim
+from protocol.ledger import Entry, Ledger
 from protocol.reconciliation import Authored
 from tests.simulation.arithmetic import State, Vector
 
@@ -85,15 +86,14 @@ def copied(entry: Entry) -> Entry:
 
 def _copy(saved: Checkpoint) -> Checkpoint:
     old = saved.ledger
-    ledger = Ledger(old.part, old.me, old.window, old.clock, old.folded)
-    ledger.history = old.history.copy()
-    ledger.accepted = {
+    accepted = {
         round: {
             author: {sha256: copied(each) for sha256, each in versions.items()} for author, versions in authors.items()
         }
         for round, authors in old.accepted.items()
     }
-    ledger.revocations = set(old.revocations)
+    ledger = Ledger(old.part, old.me, old.window, old.clock, old.folded, old.history.copy(), accepted)
+    ledger.revocations, ledger.checks = set(old.revocations), dict(old.checks)
     authored = Authored(dict(saved.authored.sent), dict(saved.authored.returned))
     state = saved.state.copy()
     return Checkpoint(ledger, authored, state, dict(saved.claims), dict(saved.blobs))

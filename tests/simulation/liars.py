@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from protocol.claims import Claim
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Claim, Entry
+from protocol.ledger import Entry
 from protocol.reconciliation import Summary
 from tests.simulation.arithmetic import Vector
 from tests.simulation.catching_up import Answer
@@ -120,8 +121,9 @@ class Liar(Peer):
 
     def answer(self) -> Answer:
         answer = super().answer()
-        answer.entries += [copied(entry) for entry, _ in self.secrets]
-        answer.blobs |= {entry.sha256: blob for entry, blob in self.secrets}
+        if not self.world.schedule.secretive:
+            answer.entries += [copied(entry) for entry, _ in self.secrets]
+            answer.blobs |= {entry.sha256: blob for entry, blob in self.secrets}
         answer.clock = max(1, answer.clock + self.clock_lie)
         if self.false_snapshots:
             answer.theta = answer.theta[0] + 1, answer.theta[1]

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from protocol import ledger as ledgers
+from protocol import claims
 from protocol.history import History
 from protocol.ledger import Ledger, Revocation
 from protocol.reconciliation import Authored
 from protocol.window import Window
 from tests.simulation import catching_up, comparing
-from tests.simulation import world as worlds
+from tests.simulation import peer as peers
 from tests.simulation.arithmetic import State
 from tests.simulation.catching_up import CatchingUp
 from tests.simulation.peer import Peer
@@ -63,15 +63,15 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "the author's own receipt counts": [
         Change(Ledger, "offer", "entry.receipts.pop(entry.name.author, None)", "pass"),
-        Change(Ledger, "wants_receipt", "(name.author, *entry.receipts)", "entry.receipts"),
+        Change(Ledger, "wants_receipt", "{name.author, *entry.receipts}", "entry.receipts"),
     ],
     "entries travel without their receipts": [
-        Change(worlds, "copied", "dict(entry.receipts)", "{}"),
+        Change(peers, "copied", "dict(entry.receipts)", "{}"),
         Change(comparing, "copied", "dict(entry.receipts)", "{}"),
     ],
     "a receipt is signed, and nothing passed on": [
         Change(Peer, "vouch", "if (self.ledger.clock > name.round or self.world.schedule.slow) and", "if False and"),
-        Change(comparing, "different", "theirs.checks.get(round) != ledger.check(round)", "round == ledger.clock"),
+        Change(comparing, "different", "theirs.checks.get(round) != check", "round == ledger.clock"),
     ],
     "accepted although unproven": [
         Change(Ledger, "take", "is not Standing.WANTED", "in (Standing.CLOSED, Standing.SURPLUS)"),
@@ -82,7 +82,7 @@ MUTANTS: dict[str, list[Change]] = {
             Ledger,
             "offer",
             "if self._in_time(kept):",
-            "if self._in_time(kept) and sum(name == entry.name for name, _ in self.waiting) < VERSIONS_KEPT:",
+            "if self._in_time(kept) and len(others) < VERSIONS_KEPT:",
         ),
         Change(Ledger, "_hold", "if not known and not rivals:", "if True:"),
     ],
@@ -117,6 +117,14 @@ MUTANTS: dict[str, list[Change]] = {
             f"{LATER}self.disk.keep_sent(round, entry, sent, self.state))",
         ),
     ],
+    "a receipt is handed out before what it is for is on disk": [
+        Change(
+            Peer,
+            "persist_accepted",
+            "self.disk.keep_accepted(entry, self.blobs.get(entry.sha256))",
+            f"{LATER}self.disk.keep_accepted(entry, self.blobs.get(entry.sha256)))",
+        ),
+    ],
     "rounds folded in the wrong order": [
         Change(Peer, "fold", "for round in rounds:", "for round in rounds[::-1]:"),
         Change(Ledger, "fold", "if round != self.folded + 1:", "if False:"),
@@ -126,7 +134,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(CatchingUp, "trusts", "donor.digest() == standing", "True"),
     ],
     "the state with the most contributions claimed stands": [
-        Change(ledgers, "_weight", "-sum(claim.author for claim in claims), ", "0, "),
+        Change(claims, "_weight", "-sum(claim.author for claim in claims), ", "0, "),
     ],
     "one liar's word is enough to doubt": [
         Change(comparing, "outvoted", "prevailing([mine, *others])", "([mine, *others])[-1].digest"),
@@ -152,7 +160,7 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "those who catch up themselves vouch": [Change(CatchingUp, "decide", ">= needed:  #", "< 0:  #")],
     "an author that was away keeps what only it has": [
-        Change(Ledger, "reconsider", "for round, authors in self.accepted.items():\n", "for round, authors in ():\n"),
+        Change(Ledger, "reconsider", "for authors in self.accepted.values():\n", "for authors in ():\n"),
     ],
     "one liar pushes the clock": [
         Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocol.claims import Claim
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Claim, Entry, Ledger, Standing
+from protocol.ledger import Entry, Ledger, Standing
 from protocol.reconciliation import Authored
 from tests.simulation.arithmetic import ZERO, State, Vector, add, digest, subtract, term
 from tests.simulation.catching_up import Answer, CatchingUp
@@ -26,6 +27,14 @@ BEGINNING = digest(ZERO, History())
 
 class Peer(CatchingUp, Comparing):
     """`alive`: its process runs. `up`: it has caught up, and takes part."""
+
+    ledger: Ledger
+    state: State
+    disk: Disk
+    claims: dict[int, Claim]
+    answers: dict[PeerId, Answer]
+    attempts: int
+    resyncs: int
 
     def __init__(self, world: World, me: PeerId, author: bool, newcomer: bool) -> None:
         self.world, self.me, self.author, self.newcomer = world, me, author, newcomer
@@ -148,8 +157,9 @@ class Peer(CatchingUp, Comparing):
     def tell(self, entry: Entry, blob: Vector | None, others: list[PeerId], last_words: str) -> None:
         """Spread an entry. A schedule may have it that this peer dies over it, and one alone hears."""
         dying = self.torn if self.torn and self.torn.kind == last_words else None
+        said = copied(entry)
         for other in [dying.other] if dying else others:
-            self.world.spread(self, other, entry, blob)
+            self.world.spread(self, other, said, blob)
         if dying:
             self.world.crash(dying, self)
 
@@ -232,15 +242,17 @@ class Peer(CatchingUp, Comparing):
             self.persist_accepted(entry)
             self.ledger.sign(name, entry.sha256, b"")
         if (self.ledger.clock > name.round or self.world.schedule.slow) and name.author != self.me and not known_to_all:
-            others = [each for each in self.world.others(self.me) if each not in (name.author, *entry.receipts)]
+            others = [each for each in self.world.others(self.me) if each not in {name.author, *entry.receipts}]
             self.tell(entry, self.blobs.get(entry.sha256), others, "gasp")
 
     def persist_accepted(self, entry: Entry) -> None:
         self.disk.keep_accepted(entry, self.blobs.get(entry.sha256))
 
     def on_told(self, source: PeerId, entry: Entry, blob: Vector | None) -> None:
+        """All who are told share one `entry`: what is known here already need not be copied."""
         if self.up:
-            self.hear(entry, blob, source)
+            known = entry.sha256 in self.ledger.versions(entry.name)
+            self.hear(entry if known else copied(entry), blob, source)
 
     def on_announced(self, name: ContributionName) -> None:
         """Somebody has published: no need to wait for it any longer, though its bytes are still under way."""

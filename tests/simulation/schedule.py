@@ -54,6 +54,8 @@ class Schedule:
     united: frozenset[PeerId]
     slow: frozenset[PeerId]
     events: tuple[Event, ...]
+    secretive: bool = False
+    """Liars say nothing of what few have heard of, not even to who asks for everything."""
 
     def honest(self) -> list[PeerId]:
         return [peer for peer, role in self.roles.items() if role != LIAR]
@@ -73,8 +75,10 @@ LIES = ("withhold", "withhold", "equivocate", "equivocate", "three", "bytes", "c
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """The schedule of a seed. Negative ones are of a family of their own, which chance alone would hardly draw."""
     random = Random(seed)
+    if seed < 0:
+        return _last_words(random, seed)
     liars = random.choice((0, 1, 1, 1, 2))
     calm = random.random() < 0.5
     window = Window(SKEW + (random.random() < 0.2), liars)
@@ -94,6 +98,22 @@ def draw(seed: int) -> Schedule:
     slow = random.sample(schedule.of(AUTHOR)[:core], random.randint(0, core - 1)) if calm else []
     events = sorted([*lies, *_faults(random, schedule, core, united)], key=lambda event: event.time)
     return replace(schedule, united=frozenset(united), slow=frozenset(slow), events=tuple(events))
+
+
+def _last_words(random: Random, seed: int) -> Schedule:
+    """An author dies publishing, a witness passing on, and only a liar hears them: it tells the witness of the author's
+    contribution when a receipt is needed, and a victim when the witness's is needed too."""
+    liars = random.choice((1, 1, 2))
+    window, authors = Window(SKEW, liars), [PeerId(each) for each in "abcd"[: liars + 2]]
+    witness, heard = PeerId("w"), [PeerId(each) for each in "xy"[:liars]]
+    roles = dict.fromkeys(authors, AUTHOR) | {witness: STANDBY} | dict.fromkeys(heard, LIAR)
+    asked, late = window.grace + random.randint(0, SKEW), window.width - random.randint(0, 1)
+    events = (
+        Event(0.1, "gasp", witness, heard[0], random.uniform(0.1, 0.3), late, (random.choice(authors[:-1]),)),
+        Event(random.uniform(0.2, 3), "torn", authors[-1], heard[0], 0.0, asked, (witness,)),
+    )
+    rounds, nobody = random.randint(3, 6), frozenset[PeerId]()
+    return Schedule(seed, window, roles, rounds, True, 0.0, 0.0, frozenset(authors[:-1]), nobody, events, True)
 
 
 def _faults(random: Random, schedule: Schedule, core: int, united: list[PeerId]) -> list[Event]:

@@ -32,6 +32,7 @@ KILLERS = {
     "returned, and not taken again when it counts after all": 999,
     "error feedback returned after adopting alone, not after folding": 0,
     "own contribution on disk after it is published": 22,
+    "a receipt is handed out before what it is for is on disk": -42,
     "rounds folded in the wrong order": 165,
     "the state with the most contributions claimed stands": 3,
     "a newcomer adopts a state that nobody honest may have named": 1004726,

@@ -21,6 +21,11 @@ def test_no_schedule_splits_loses_or_counts_twice(part: int):
     assert not failing, f"python -m tests.simulation --replay {failing[0]}"
 
 
+def test_what_only_a_liar_heard_of_splits_nothing():
+    failing = [seed for seed in range(-500, 0) if run(draw(seed))]
+    assert not failing, f"python -m tests.simulation --replay {failing[0]}"
+
+
 @pytest.mark.parametrize("seed", [3005145, 3007758, 10029617, 10044406, 10076953, 20050531])
 def test_what_once_failed_does_not_again(seed: int):
     """A void pair of which one was dropped on catching up, and the other had never had its bytes. A liar's claim of a

@@ -10,7 +10,6 @@ from protocol.identity import ContributionName, PeerId
 from protocol.ledger import Entry, Revocation
 from protocol.window import SKEW
 from tests.simulation.arithmetic import Vector
-from tests.simulation.disk import copied
 from tests.simulation.liars import Liar
 from tests.simulation.peer import Peer
 from tests.simulation.schedule import JOINER, LIAR, LIES, Event, Schedule
@@ -123,7 +122,7 @@ class World:
         self.directory = {each: [other for other in names if other != each] for each in names}
 
     def send(self, source: PeerId, target: PeerId, action: str, *args: object) -> None:
-        if any((source in side) != (target in side) for side in self.sides.values()):
+        if self.sides and any((source in side) != (target in side) for side in self.sides.values()):
             return
         random = self.random.random
         if self.calm or (source in self.schedule.united and target in self.schedule.united):
@@ -139,9 +138,9 @@ class World:
     def spread(self, sender: Peer, target: PeerId, entry: Entry, blob: Vector | None) -> None:
         """An entry with its bytes. To slow peers it takes as long as synchrony allows."""
         if not self.holds(target) or isinstance(sender, Liar):
-            return self.send(sender.me, target, "on_told", sender.me, copied(entry), blob)
+            return self.send(sender.me, target, "on_told", sender.me, entry, blob)
         due = sender.ledger.clock + SKEW
-        self.held.setdefault(target, []).append((due, sender.me, copied(entry), blob))
+        self.held.setdefault(target, []).append((due, sender.me, entry, blob))
         self.send(sender.me, target, "on_announced", entry.name)
         return None
 
@@ -251,7 +250,10 @@ class World:
         self.steps += 1
         key = self.steps
         self.sides[key] = frozenset(event.side)
-        self.at(self.now + event.length, self.sides.pop, key, None)
+        self.at(self.now + event.length, self.unite, key)
+
+    def unite(self, side: int) -> None:
+        self.sides.pop(side, None)
 
     def revoke(self, event: Event, peer: Peer) -> None:
         """The operator's node follows the rounds, and tells everybody it knows."""

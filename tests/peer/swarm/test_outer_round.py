@@ -13,12 +13,13 @@ from protocol.bitstream import Integers
 from protocol.cards import Card, issue
 from protocol.channels import connect, handshake
 from protocol.chunks import chunk_grid
+from protocol.claims import Claim
 from protocol.contribution import decode, digest
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import EMBEDDING, ContributionName, Part, stage_part
 from protocol.keys import load_or_create
 from protocol.layout import part_layout
-from protocol.ledger import Claim, Revocation
+from protocol.ledger import Revocation
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, revoke
 from protocol.schemas import reconciliation_pb2 as pb
