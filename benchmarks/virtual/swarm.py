@@ -1,8 +1,9 @@
 """M replicas of one stage in the round in which all of them contribute at the same moment.
 
-What is real: every decision of `peer/network/spreading.py` (with whom to compare, whom to tell, what to fetch from whom,
-how many at once), its constants, and the ledgers (`protocol/ledger.py`, `protocol/reconciliation.py`) of the peers in
-`real`, which must say what the others' plain bit sets say. What is a model: time, links, and who hears what when.
+What is real: every decision of `peer/network/spreading.py` (with whom to compare, whom to tell, what to fetch from
+whom, how many at once), its constants, and the ledgers (`protocol/ledger.py`, `protocol/reconciliation.py`) of `real`
+peers drawn at random, which must say what the others' plain bit sets say. What is a model: time, links, and the glue
+that calls those decisions when a message arrives, as `peer/network/reconciliation.py` and `fetching.py` do.
 """
 
 import random
@@ -26,6 +27,11 @@ WINDOW = Window(grace=3, liars=1)
 def entry_of(author: int) -> Entry:
     """What a peer contributes."""
     return Entry(ContributionName(PART, ROUND, PeerId(str(author))), f"{author:064x}", 1)
+
+
+def empty(me: int) -> Ledger:
+    """The ledger of a peer at the beginning."""
+    return Ledger(PART, PeerId(str(me)), WINDOW, clock=ROUND)
 
 
 @dataclass(slots=True)
@@ -55,14 +61,8 @@ class Swarm:
         self.clock, self.network, self.sizes = clock, network, sizes
         self.random = random.Random(seed)
         count = len(network.links)
-        self.ranks = range(count)
         sampled = set(self.random.sample(range(count), min(real, count)))
-        self.peers = [
-            VirtualPeer(
-                me, range(1, count), Ledger(PART, PeerId(str(me)), WINDOW, clock=ROUND) if me in sampled else None
-            )
-            for me in range(count)
-        ]
+        self.peers = [VirtualPeer(me, range(1, count), empty(me) if me in sampled else None) for me in range(count)]
         self.authors = {entry_of(author).key: author for author in range(count)} if sampled else {}
         self.incomplete = count
         self.compared = 0
@@ -187,7 +187,7 @@ class Swarm:
 
     def ledger_of(self, peer: VirtualPeer) -> Ledger:
         """A real ledger that holds what a modelled peer does."""
-        ledger = Ledger(PART, PeerId(str(peer.me)), WINDOW, clock=ROUND)
+        ledger = empty(peer.me)
         for author in peer.order:
             ledger.take(entry_of(author))
         return ledger
