@@ -109,7 +109,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         def record(peer: str, where: str) -> PeerRecord:
             return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        discovery = Discovery(None, run, record(identity.peer_id, f"{address}:{port}"))
+        discovery = Discovery(None, run, manifest, record(identity.peer_id, f"{address}:{port}"))
         contacts, shelf = Contacts(manifest), Shelf(folder)
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)

@@ -131,7 +131,7 @@ async def _joined(
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device)
         record = _record(identity, address, settings.role, card.stage, card.slot)
-        discovery = Discovery(dht, descriptor.run_id, record)
+        discovery = Discovery(dht, descriptor.run_id, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)

@@ -6,7 +6,7 @@ under it. A write finds those nodes, and stores one record at each holder.
 
 from dataclasses import dataclass
 
-from peer.network.discovery import READ_SECONDS
+from peer.network.spreading import read_seconds
 from protocol.limits import HEARTBEAT_SECONDS
 
 from .sizes import Sizes
@@ -35,15 +35,16 @@ class Directory:
     busiest_up: float
 
 
-def directory(peers: int, seconds: float, sizes: Sizes) -> Directory:
-    """In a swarm of so many peers, in a round that takes so long."""
+def directory(peers: int, keys: int, seconds: float, sizes: Sizes) -> Directory:
+    """In a swarm of so many peers, in a round that takes so long, with the records under so many keys."""
     asked, holders = min(ASKED, peers - 1), min(HOLDERS, peers - 1)
     search = asked * (2 * sizes.call + asked * NAMED_BYTES)
-    reads, writes = seconds / READ_SECONDS, seconds / HEARTBEAT_SECONDS + CHANGES
+    period = read_seconds(peers - 1)
+    reads, writes = seconds / period, seconds / HEARTBEAT_SECONDS + CHANGES
     return Directory(
         reads=reads,
         writes=writes,
-        calls=reads * asked + writes * (asked + holders),
-        bytes=reads * (search + holders * peers * sizes.record) + writes * (search + holders * sizes.record),
-        busiest_up=peers * peers * sizes.record / READ_SECONDS,
+        calls=reads * keys * asked + writes * (asked + holders),
+        bytes=reads * (keys * search + holders * peers * sizes.record) + writes * (search + holders * sizes.record),
+        busiest_up=peers * peers / keys * sizes.record / period,
     )

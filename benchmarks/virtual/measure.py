@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from protocol.identity import Part
 from protocol.manifest import Manifest
+from protocol.records import peers_keys
 
 from .directory import Directory, directory
 from .network import Clock, Link, Network, Traffic
-from .sizes import sizes
+from .sizes import RUN, sizes
 from .swarm import Swarm
 
 
@@ -86,10 +87,16 @@ def measure(manifest: Manifest, part: Part, replicas: int, conditions: Condition
         control_down=over_peers(lambda traffic: traffic.control_down),
         blobs_up=over_peers(lambda traffic: traffic.blobs_up),
         blobs_down=over_peers(lambda traffic: traffic.blobs_down),
-        directory=directory(replicas, conditions.inner + seconds, said),
+        directory=directory(replicas, _keys(manifest, replicas), conditions.inner + seconds, said),
         real_ledgers=sum(peer.ledger is not None for peer in swarm.peers),
         real_comparisons=swarm.compared,
     )
+
+
+def _keys(manifest: Manifest, replicas: int) -> int:
+    """Over how many keys of the DHT the records of so many peers are spread."""
+    sized = manifest.replicas.model_copy(update={"groups": 0, "datacenters": replicas})
+    return len(peers_keys(RUN, manifest.model_copy(update={"replicas": sized})))
 
 
 def _links(replicas: int, conditions: Conditions) -> list[Link]:

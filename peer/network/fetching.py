@@ -41,14 +41,13 @@ class Fetcher:
         self.addresses[holder.peer_id] = holder.address
         if not self.wanted.want(entry.key, holder.peer_id):
             return None
-        while entry.key in self.wanted.sources:
+        blob = None
+        while blob is None and entry.key in self.wanted.sources:
             turn = self.turns[entry.key] = asyncio.get_running_loop().create_future()
             self._go_on()
             blob = await self._from(await turn, entry)
-            self._go_on()
-            if blob is not None:
-                return blob
-        return None
+        self._go_on()
+        return blob
 
     async def _from(self, source: PeerId, entry: Entry) -> bytes | None:
         begun = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from protocol.identity import Part
 from protocol.layout import parts_followed
+from protocol.limits import RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.records import PeerRecord
 
@@ -32,16 +33,24 @@ PEERS_A_SECOND = 100
 """In a larger swarm, a peer compares the less often: the answer has 8 bytes for each contribution that is out, and a
 round takes the longer, the more of them there are."""
 
+READ_SECONDS = 2.0
+"""How often a peer reads the directory in the DHT, in a small swarm. It is where peers meet first; those who know each
+other tell each other in person."""
+
+RECORDS_A_SECOND = 25
+"""In a larger one it reads the less often, so that what it reads in a second stays the same; yet twice while a record
+lives."""
+
 FETCHES = 8
 """Blobs that come in at the same time."""
 
 FETCHES_FROM_ONE = 4
 """And from the same peer: the others wait for its uplink, too."""
 
-MOST_SOURCES = 16
+MOST_SOURCES = 32
 """Of one blob are remembered; more would not make it come any sooner."""
 
-LOOKED_AT = 8
+LOOKED_AT = 4
 """Blobs that are looked at before the next fetch, drawn at random: so peers fetch different ones, and have something
 for each other."""
 
@@ -69,6 +78,11 @@ def partners(known: Sequence[Item], chance: Chance) -> list[Item]:
 def compare_seconds(known: int) -> float:
     """How long to wait until the next comparison, knowing so many peers."""
     return COMPARE_SECONDS * max(1.0, known / PEERS_A_SECOND)
+
+
+def read_seconds(known: int) -> float:
+    """How long to wait until the directory is read again, knowing so many peers."""
+    return min(max(READ_SECONDS, known / RECORDS_A_SECOND), RECORD_SECONDS / 2)
 
 
 def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
@@ -126,7 +140,7 @@ class Wanted(Generic[Key, Source]):
         free = [each for each in choices if self.busy[each[1]] < FETCHES_FROM_ONE]
         if not free:
             return None
-        place, source = max(chance.sample(free, len(free)), key=lambda each: self._promise(each[1]))
+        place, source = max(free, key=lambda each: self._promise(each[1]))
         key, self.waiting[place] = self.waiting[place], self.waiting[-1]
         self.waiting.pop()
         self.under_way += 1

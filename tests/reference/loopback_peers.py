@@ -46,7 +46,7 @@ class NoDht:
     async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
         return True
 
-    async def read(self, key: str) -> dict[str, object]:
+    async def read_all(self, keys: list[str]) -> dict[str, object]:
         return {}
 
 
@@ -167,7 +167,7 @@ class Village:
         card = issue(self.operator, RUN, Card(identity.peer_id, "datacenter", 0, 0))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
-            Discovery(NoDht(), RUN, record),
+            Discovery(NoDht(), RUN, manifest, record),
             Contacts(manifest),
             Shelf(folder / "contributions"),
         )
