@@ -95,10 +95,10 @@ class Reconciler:
         Raises:
             HetpeerError: it does not answer when asked.
         """
-        for each in held:
-            ledger = self.acceptance.ledgers.get(Part(each.part))
-            if ledger is not None:
-                await self._ask(peer, ledger, [key.to_bytes(8, "big") for key in each.keys])
+        ledgers = self.acceptance.ledgers
+        known = [(ledgers[Part(each.part)], each.keys) for each in held if each.part in ledgers]
+        asking = (self._ask(peer, ledger, [key.to_bytes(8, "big") for key in keys]) for ledger, keys in known)
+        await asyncio.gather(*asking)
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
         """Heed the operator's revocations, whoever passes them on."""
