@@ -198,7 +198,7 @@ def _others_follow(outer: OuterLoop, part: Part) -> int:
 def _abreast(outer: OuterLoop, part: Part) -> int:
     """How many others hold a part and are not far behind: who is will take over what stands."""
     least = max(outer.clock - 1, outer.others_at()) - SKEW
-    return sum(follows(peer, part, outer.manifest) and peer.round >= least for peer in outer.discovery.others())
+    return sum(peer.round >= least for peer in outer.reconciler.followers(part))
 
 
 async def compare_with_all(outer: OuterLoop) -> None:
