@@ -71,6 +71,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from peer.network.acceptance import Acceptance
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
+    from peer.network.fetching import Fetcher
     from peer.network.reconciliation import Reconciler
     from peer.network.reconciliation_service import ReconciliationService
     from peer.network.shelf import Shelf
@@ -108,11 +109,12 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         def record(peer: str, where: str) -> PeerRecord:
             return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        discovery = Discovery(None, run, record(identity.peer_id, f"{address}:{port}"))
+        discovery = Discovery(None, run, manifest, record(identity.peer_id, f"{address}:{port}"))
         contacts, shelf = Contacts(manifest), Shelf(folder)
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)
-        acceptance = Acceptance(manifest, signer, contacts, shelf, {part: ledger}, discovery.news)
+        fetcher = Fetcher(contacts, lambda event: None)
+        acceptance = Acceptance(manifest, signer, fetcher, shelf, {part: ledger}, discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, lambda event: None)
         decoded: dict[str, Contribution] = {}
 

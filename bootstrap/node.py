@@ -20,7 +20,7 @@ from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
-from protocol.records import PeerRecord, peers_key, unpack
+from protocol.records import PeerRecord, peers_keys, unpack
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
 from protocol.schemas import run_pb2 as pb
@@ -73,7 +73,8 @@ class RunService(run_pb2_grpc.RunServicer):
 
     async def _records(self) -> list[PeerRecord]:
         records = []
-        for owner, value in (await self.dht.read(peers_key(self.descriptor.run_id))).items():
+        keys = peers_keys(self.descriptor.run_id, self.descriptor.manifest)
+        for owner, value in (await self.dht.read_all(keys)).items():
             with suppress(FormatError):
                 records.append(unpack(value, owner))
         return records

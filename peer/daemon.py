@@ -17,6 +17,7 @@ from peer.network import operator
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.fetching import Fetcher
 from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
@@ -130,11 +131,12 @@ async def _joined(
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device)
         record = _record(identity, address, settings.role, card.stage, card.slot)
-        discovery = Discovery(dht, descriptor.run_id, record)
+        discovery = Discovery(dht, descriptor.run_id, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
-        acceptance = Acceptance(manifest, signer, contacts, shelf, _ledgers(manifest, record), discovery.news)
+        fetcher = Fetcher(contacts, emit)
+        acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
         node = Node(
             manifest=manifest,
             directory=directory,

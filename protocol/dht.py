@@ -70,6 +70,13 @@ class Dht:
             return {}
         return {str(subkey): entry.value for subkey, entry in found.value.items()}
 
+    async def read_all(self, keys: Sequence[str]) -> dict[str, object]:
+        """Everything stored under any of several keys."""
+        found: dict[str, object] = {}
+        for each in await asyncio.gather(*map(self.read, keys)):
+            found |= each
+        return found
+
     async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:
         """Do `work`, unless libp2p's daemon dies first: hivemind itself would go on and find nothing.
 

@@ -1,5 +1,6 @@
 """What peers tell about themselves in the DHT. A record is checked before anybody reads it."""
 
+from hashlib import sha256
 from typing import Literal
 
 import msgpack
@@ -8,6 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from protocol.errors import FormatError
 from protocol.identity import PeerId, ReplicaId, RunId
 from protocol.limits import RECORD_BYTES
+from protocol.manifest import Manifest
+
+RECORDS_UNDER_A_KEY = 64
+"""As many are expected under each of a large run's keys."""
 
 Role = Literal["volunteer", "datacenter", "observer"]
 
@@ -61,6 +66,15 @@ def unpack(data: object, owner: str) -> PeerRecord:
     return record
 
 
-def peers_key(run_id: RunId) -> str:
-    """The DHT key under which every peer of a run has a subkey, its peer id."""
-    return f"hetpeer.{run_id}.peers"
+def peers_keys(run_id: RunId, manifest: Manifest) -> list[str]:
+    """The DHT keys under which the peers of a run have subkeys, their peer ids. As many as keep the records under one
+    key few, since the nodes that hold it answer everybody with all of them."""
+    replicas = manifest.replicas
+    count = -(-(replicas.groups * replicas.stages + replicas.datacenters) // RECORDS_UNDER_A_KEY)
+    return [f"hetpeer.{run_id}.peers.{number}" for number in range(count)]
+
+
+def peers_key(run_id: RunId, manifest: Manifest, peer_id: PeerId) -> str:
+    """The one of them for a peer's own record."""
+    keys = peers_keys(run_id, manifest)
+    return keys[int.from_bytes(sha256(peer_id.encode()).digest()[:8]) % len(keys)]

@@ -66,7 +66,7 @@ async def _revoke(
         dht = await dhts.start(load_or_create(Path(temporary)), host, 0, ticket.addresses)
         contacts = Contacts(descriptor.manifest)
         try:
-            peers = await read_peers(dht, descriptor.run_id)
+            peers = await read_peers(dht, descriptor.run_id, descriptor.manifest)
             revocation = _revocation(options, peers)
             signed = sign(identity, Authority(descriptor.run_id, descriptor.operator), revocation)
             reached = sum(await asyncio.gather(*(tell_revocation(peer.address, signed, contacts) for peer in peers)))

@@ -4,21 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from peer.network.contacts import Contacts
 from peer.network.discovery import News
+from peer.network.fetching import Fetcher
 from peer.network.shelf import Shelf
-from protocol.blobs import fetch
 from protocol.contribution import digest, max_bytes
-from protocol.errors import FormatError, RefusedError, UnreachableError
+from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, read_entry, read_revocation
 from protocol.reconciliation import lacking
 from protocol.records import PeerRecord
-
-FETCHES = 4
-"""Blobs that come in at the same time."""
 
 MOST_INVALID = 4096
 """So many contributions that were found invalid are remembered, not to be fetched again."""
@@ -38,7 +34,7 @@ class Acceptance:
 
     manifest: Manifest
     signer: Signer
-    contacts: Contacts
+    fetcher: Fetcher
     shelf: Shelf
     ledgers: dict[Part, Ledger]
     news: News
@@ -50,9 +46,7 @@ class Acceptance:
     """Rounds up to this one are taken from others' word."""
     witnesses: dict[Part, int] = field(default_factory=dict)
     """So many must give it."""
-    fetching: set[str] = field(default_factory=set)
     invalid: dict[str, str] = field(default_factory=dict)
-    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES))
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution; None if it is too late for it."""
@@ -64,7 +58,8 @@ class Acceptance:
         return entry
 
     async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
-        """Take what a peer passed on, and fetch the bytes from it. What is accepted now and was not before.
+        """Take what a peer passed on, and fetch the bytes from it, or from another who has them. What is accepted now
+        and was not before.
 
         Raises:
             FormatError: it, or what it stands for, is not valid.
@@ -78,31 +73,16 @@ class Acceptance:
         known = set(ledger.versions(entry.name))
         vouched = self._is_vouched(entry)
         standing = ledger.offer(entry, vouched)
-        if standing is Standing.WANTED and entry.sha256 not in self.fetching:
-            await self._bring(entry, sender)
-            if self.shelf.lookup(entry.sha256) is not None:
+        if standing is not Standing.WANTED:
+            self.fetcher.wanted.forget([entry.key])
+        elif (blob := await self.fetcher.bring(entry, sender)) is not None:
+            try:
+                await self._check(blob, entry)
+                await asyncio.to_thread(self.shelf.put, entry, blob)
                 ledger.take(entry, vouched)
+            finally:
+                self.fetcher.wanted.drop(entry.key)
         return await self._attest(ledger, entry.name, known)
-
-    async def _bring(self, entry: Entry, sender: PeerRecord) -> None:
-        """Fetch the bytes and check them.
-
-        Raises:
-            FormatError: they are not valid.
-        """
-        self.fetching.add(entry.sha256)
-        try:
-            blob = await self._fetch(entry, sender)
-            await self._check(blob, entry)
-            await asyncio.to_thread(self.shelf.put, entry, blob)
-        except (UnreachableError, RefusedError):
-            return  # another has it, too
-        finally:
-            self.fetching.discard(entry.sha256)
-
-    async def _fetch(self, entry: Entry, sender: PeerRecord) -> bytes:
-        async with self.slots, self.contacts.to(sender.address) as channel:
-            return await fetch(channel, self.manifest, entry.sha256, entry.size)
 
     async def _check(self, blob: bytes, entry: Entry) -> None:
         try:

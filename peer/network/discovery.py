@@ -6,14 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from peer.network.spreading import read_seconds
 from protocol.dht import Dht
 from protocol.errors import FormatError
 from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
-from protocol.records import PeerRecord, pack, peers_key, unpack
-
-READ_SECONDS = 2.0
-"""How often the DHT is read. It is where peers meet first; those who know each other tell each other in person."""
+from protocol.manifest import Manifest
+from protocol.records import PeerRecord, pack, peers_key, peers_keys, unpack
 
 Peers = tuple[PeerRecord, ...]
 
@@ -46,6 +45,7 @@ class Discovery:
 
     dht: Dht
     run_id: RunId
+    manifest: Manifest
     record: PeerRecord
     records: dict[PeerId, PeerRecord] = field(default_factory=dict)
     seen: dict[PeerId, float] = field(default_factory=dict)
@@ -63,7 +63,8 @@ class Discovery:
     async def publish(self, **changes: object) -> None:
         """Tell everybody something new about this peer."""
         self.tell(**changes)
-        await self.dht.store(peers_key(self.run_id), self.record.peer_id, pack(self.record), RECORD_SECONDS)
+        key = peers_key(self.run_id, self.manifest, self.record.peer_id)
+        await self.dht.store(key, self.record.peer_id, pack(self.record), RECORD_SECONDS)
 
     async def keep_publishing(self) -> None:
         """Renew the record for as long as this peer lives."""
@@ -75,11 +76,11 @@ class Discovery:
         """Read the DHT for as long as this peer lives."""
         while True:
             await self.read()
-            await asyncio.sleep(READ_SECONDS)
+            await asyncio.sleep(read_seconds(len(self.records)))
 
     async def read(self) -> None:
         """Take from the DHT what is newer than what is known."""
-        for record in await read_peers(self.dht, self.run_id):
+        for record in await read_peers(self.dht, self.run_id, self.manifest):
             self.meet(record, in_person=False)
 
     def meet(self, record: PeerRecord, in_person: bool) -> None:
@@ -124,9 +125,9 @@ class Discovery:
         return rounds[min(liars, len(rounds) - 1)] if rounds else 0
 
 
-async def read_peers(dht: Dht, run_id: RunId) -> Peers:
+async def read_peers(dht: Dht, run_id: RunId, manifest: Manifest) -> Peers:
     """Every valid record of a run, by peer id."""
-    found = await dht.read(peers_key(run_id))
+    found = await dht.read_all(peers_keys(run_id, manifest))
     peers = []
     for owner in sorted(found):
         try:

@@ -2,14 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from peer.events import Listener, Refused
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, follows, partners, some
 from protocol import statement
 from protocol.channels import handshake
 from protocol.claims import Claim
@@ -23,16 +26,8 @@ from protocol.records import PeerRecord
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 
-COMPARE_SECONDS = 1.0
-"""How often a peer compares. Also its heartbeat: who does not answer in `ANSWER_SECONDS` is gone."""
-
 ANSWER_SECONDS = 3.0
-
-ALL_CONTACTS = 12
-"""Up to so many peers all are compared with; of more, a random few each time, since news spreads by itself."""
-
-FANOUT = 3
-"""To so many peers news is told at once. They tell it on, so all have it in about log₃ M steps."""
+"""Comparing is also a peer's heartbeat: who does not answer in so long is gone."""
 
 ENTRIES_ASKED = 64
 """At most so many in one message: 1 KiB each."""
@@ -51,6 +46,9 @@ class Reconciler:
     """This peer's own closed rounds."""
     others_claims: dict[PeerId, statement.Claims] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    untold: dict[Part, list[bytes]] = field(default_factory=dict)
+    """Keys of what has been accepted since others were told last."""
+    telling: asyncio.TimerHandle | None = None
 
     def statement(self) -> bytes:
         """What this peer says of itself: its record and its closed rounds, signed."""
@@ -61,7 +59,8 @@ class Reconciler:
         """Keep and announce this peer's own contribution."""
         entry = await self.acceptance.own(part, round, blob)
         if entry is not None:
-            self._spread([entry])
+            for peer in some(self.followers(part), FANOUT, random):
+                self.start(self._tell(peer, [entry]))
 
     def hear(self, said: bytes) -> PeerRecord:
         """Check a peer's statement, and remember it.
@@ -78,18 +77,29 @@ class Reconciler:
         return heard.record
 
     async def receive(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> None:
-        """Take what another peer passed on, and tell on what is new."""
-        taken = await asyncio.gather(*(self._take(message, sender) for message in messages))
-        news = [entry for entries in taken for entry in entries]
-        if news:
-            self._spread(news)
+        """Take what another peer passed on, and tell on what is new. It goes on if nobody waits for it any longer."""
+        if taking := self._begin(messages, sender):
+            await asyncio.wait(taking)
 
-    async def _take(self, message: pb.Entry, sender: PeerRecord) -> list[Entry]:
+    def _begin(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> list[asyncio.Task[None]]:
+        return [self.start(self._take(message, sender)) for message in messages]
+
+    async def _take(self, message: pb.Entry, sender: PeerRecord) -> None:
         try:
-            return await self.acceptance.take(message.proof, list(message.receipts), sender)
+            self._spread(await self.acceptance.take(message.proof, list(message.receipts), sender))
         except PeerError as error:
             self.emit(Refused(sender.peer_id, str(error)))
-            return []
+
+    async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
+        """A peer says what it holds: take from it, or from whoever else says so, what is lacking here.
+
+        Raises:
+            HetpeerError: it does not answer when asked.
+        """
+        ledgers = self.acceptance.ledgers
+        known = [(ledgers[Part(each.part)], each.keys) for each in held if each.part in ledgers]
+        asking = (self._ask(peer, ledger, [key.to_bytes(8, "big") for key in keys]) for ledger, keys in known)
+        await asyncio.gather(*asking)
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
         """Heed the operator's revocations, whoever passes them on."""
@@ -109,14 +119,25 @@ class Reconciler:
                 for peer in self._contacts_now():
                     if peer.peer_id not in busy or busy[peer.peer_id].done():
                         busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
-                await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.75, 1.25))
+                pause = compare_seconds(len(self.discovery.others()))
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         finally:
+            if self.telling is not None:
+                self.telling.cancel()
             for task in (*busy.values(), *self.tasks):
                 task.cancel()
 
     def _contacts_now(self) -> list[PeerRecord]:
-        known = [*self.discovery.others(), *self._returning()]
-        return known if len(known) <= ALL_CONTACTS else random.sample(known, FANOUT)
+        """In a large swarm, some of those who follow one of this peer's parts, each time another."""
+        others = self.discovery.others()
+        chosen = partners(others, random)
+        if len(chosen) < len(others):
+            chosen = partners(self.followers(random.choice([*self.acceptance.ledgers])), random)
+        return [*chosen, *self._returning()]
+
+    def followers(self, part: Part) -> list[PeerRecord]:
+        """Others that hold a part."""
+        return [peer for peer in self.discovery.others() if follows(peer, part, self.manifest)]
 
     def _returning(self) -> list[PeerRecord]:
         """One of those that did not answer: it may be back."""
@@ -139,39 +160,64 @@ class Reconciler:
         if said.peer_id != peer.peer_id:
             raise FormatError(f"peer {said.peer_id[-8:]} answers at the address of {peer.peer_id[-8:]}")
         self.revoke(told.revocations, said.peer_id)
-        for part_keys in told.parts:
-            ledger = self.acceptance.ledgers.get(Part(part_keys.part))
-            if ledger is not None:
-                await self._ask(said, ledger, [key.to_bytes(8, "big") for key in part_keys.keys])
+        await self.learn(told.parts, said)
+
+    async def heed(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
+        """Learn what a peer told unasked. If it does not answer a question, comparing will find out."""
+        with suppress(HetpeerError):
+            await self.learn(held, peer)
 
     async def _ask(self, peer: PeerRecord, ledger: Ledger, keys: list[bytes]) -> None:
         for key in keys:
             self.acceptance.vouch(ledger.part, key, peer.peer_id)
-        missing = lacking(ledger, keys)
-        for start in range(0, len(missing), ENTRIES_ASKED):
-            wanted = [int.from_bytes(key, "big") for key in missing[start : start + ENTRIES_ASKED]]
-            question = pb.Question(part=ledger.part, keys=wanted)
-            async with self.contacts.to(peer.address) as channel:
-                stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                answer = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
-            await self.receive(answer.entries, peer)
+        unknown = self.acceptance.fetcher.hear(lacking(ledger, keys), peer)
+        taking: list[asyncio.Task[None]] = []
+        try:
+            for at in range(0, len(unknown), ENTRIES_ASKED):
+                answer = await self._entries(peer, ledger.part, unknown[at : at + ENTRIES_ASKED])
+                taking += self._begin(answer.entries, peer)
+            if taking:
+                await asyncio.wait(taking)
+        finally:
+            self.acceptance.fetcher.wanted.forget(unknown)
+
+    async def _entries(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> pb.Entries:
+        question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
+        async with self.contacts.to(peer.address) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            entries: pb.Entries = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+        return entries
 
     def _comparison(self) -> pb.Comparison:
         return pb.Comparison(
             statement=self.statement(), parts=[_to_wire(summary(ledger)) for ledger in self.acceptance.ledgers.values()]
         )
 
-    def _spread(self, news: list[Entry]) -> None:
-        """Tell a few peers at once; they tell it on."""
-        peers = [peer for peer in self.discovery.others() if peer.peer_id != news[0].name.author]
-        for peer in random.sample(peers, min(FANOUT, len(peers))):
-            self.start(self._tell(peer, news))
+    def _spread(self, news: Iterable[Entry]) -> None:
+        """Tell others what is here now: at once, but what comes shortly after goes with the next message."""
+        for entry in news:
+            self.untold.setdefault(entry.name.part, []).append(entry.key)
+        if self.telling is None:
+            self._tell_on()
 
-    async def _tell(self, peer: PeerRecord, news: list[Entry]) -> None:
+    def _tell_on(self) -> None:
+        told, self.untold = self.untold, {}
+        self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if told else None
+        heard: dict[PeerId, dict[Part, list[bytes]]] = {}
+        for part, keys in told.items():
+            for peer in some(self.followers(part), HEARERS, random):
+                heard.setdefault(peer.peer_id, {})[part] = keys
+        for peer_id, held in heard.items():
+            self.start(self._tell(self.discovery.records[peer_id], held=held))
+
+    async def _tell(
+        self, peer: PeerRecord, news: Iterable[Entry] = (), held: Mapping[Part, list[bytes]] = MappingProxyType({})
+    ) -> None:
         message = pb.News(
             statement=self.statement(),
             entries=[entry_to_wire(entry) for entry in news],
             revocations=list(self.acceptance.revocations.values()),
+            held=[keys_to_wire(part, keys) for part, keys in held.items()],
         )
         try:
             async with self.contacts.to(peer.address) as channel:
@@ -181,7 +227,7 @@ class Reconciler:
             return  # comparing will find out
 
     async def hand_out(self) -> None:
-        """Tell everybody this peer's own contributions and its record, and wait until they have them: it leaves."""
+        """Tell others this peer's own contributions and its record, and wait until they have them: it leaves."""
         me = self.discovery.record.peer_id
         own = [
             entry
@@ -189,18 +235,24 @@ class Reconciler:
             for entry in ledger.all_entries()
             if entry.name.author == me
         ]
-        await asyncio.gather(*(self._tell(peer, own) for peer in self.discovery.others()))
+        await asyncio.gather(*(self._tell(peer, own) for peer in some(self.discovery.others(), HEARERS, random)))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside everything else."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
 
 def _to_wire(mine: Summary) -> pb.PartSummary:
     rounds = [pb.RoundCheck(round=round, check=int.from_bytes(check, "big")) for round, check in mine.checks.items()]
     return pb.PartSummary(part=mine.part, clock=mine.clock, folded=mine.folded, rounds=rounds)
+
+
+def keys_to_wire(part: Part, keys: list[bytes]) -> pb.PartKeys:
+    """Keys of a part's entries as they travel."""
+    return pb.PartKeys(part=part, keys=[int.from_bytes(key, "big") for key in keys])
 
 
 def entry_to_wire(entry: Entry) -> pb.Entry:

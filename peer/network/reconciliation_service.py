@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire
+from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire, keys_to_wire
 from protocol.channels import refuse, require_manifest
 from protocol.errors import FormatError
 from protocol.identity import Part
@@ -26,8 +26,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         for theirs in map(_from_wire, request.parts):
             ledger = reconciler.acceptance.ledgers.get(theirs.part)
             if ledger is not None and (keys := different(ledger, theirs)):
-                numbers = [int.from_bytes(key, "big") for key in keys]
-                parts.append(pb.PartKeys(part=theirs.part, keys=numbers))
+                parts.append(keys_to_wire(theirs.part, keys))
         return pb.Differences(
             statement=reconciler.statement(), parts=parts, revocations=list(reconciler.acceptance.revocations.values())
         )
@@ -43,6 +42,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
     async def Tell(self, request: pb.News, context: Any) -> pb.Heard:
         sender = await self._hear(request.statement, context)
         self.reconciler.revoke(request.revocations, sender.peer_id)
+        self.reconciler.start(self.reconciler.heed(request.held, sender))
         await self.reconciler.receive(request.entries, sender)
         return pb.Heard()
 

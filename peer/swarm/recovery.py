@@ -1,15 +1,16 @@
 """How a peer comes to the state of the others: from its own folder, by catching up, or by taking theirs over."""
 
 import asyncio
+import random
 from collections.abc import Iterable
 from functools import partial
 
 from peer import checkpoint
 from peer.events import Progress, Refused, Resumed, Resynchronised
 from peer.network.snapshots import fetch_snapshot
+from peer.network.spreading import ALL_CONTACTS, some
 from peer.swarm.followed import to_torch
 from peer.swarm.outer_round import OuterLoop
-from peer.swarm.view import follows
 from protocol.claims import Claim, outvoted, prevailing
 from protocol.errors import UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
@@ -191,15 +192,19 @@ def _witnesses(outer: OuterLoop, part: Part) -> int:
 
 def _others_follow(outer: OuterLoop, part: Part) -> int:
     """How many others hold a part."""
-    return sum(follows(peer, part, outer.manifest) for peer in outer.discovery.others())
+    return len(outer.reconciler.followers(part))
 
 
 def _abreast(outer: OuterLoop, part: Part) -> int:
     """How many others hold a part and are not far behind: who is will take over what stands."""
     least = max(outer.clock - 1, outer.others_at()) - SKEW
-    return sum(follows(peer, part, outer.manifest) and peer.round >= least for peer in outer.discovery.others())
+    return sum(peer.round >= least for peer in outer.reconciler.followers(part))
 
 
 async def compare_with_all(outer: OuterLoop) -> None:
-    """Take from everybody what this peer has not."""
-    await asyncio.gather(*(outer.reconciler.compare(peer) for peer in outer.discovery.others()))
+    """Take from the others what this peer has not: from everybody, or in a large swarm from some of each part."""
+    others = outer.discovery.others()
+    if len(others) > ALL_CONTACTS:
+        by_part = [some(outer.reconciler.followers(part), ALL_CONTACTS, random) for part in outer.followed.parts]
+        others = tuple({peer.peer_id: peer for peers in by_part for peer in peers}.values())
+    await asyncio.gather(*(outer.reconciler.compare(peer) for peer in others))

@@ -1,8 +1,7 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
 from protocol.identity import Part, PeerId, ReplicaId
-from protocol.layout import parts_authored, parts_followed
-from protocol.manifest import Manifest
+from protocol.layout import parts_authored
 from protocol.records import PeerRecord
 
 Peers = tuple[PeerRecord, ...]
@@ -23,11 +22,6 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     if peer.role == "volunteer":
         return part in parts_authored(peer.stage)
     return peer.role == "datacenter"
-
-
-def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
-    """Whether a peer of this role and stage holds the outer state of a part."""
-    return peer.role != "volunteer" or part in parts_followed(manifest, peer.stage)
 
 
 def awaited(peers: Peers, part: Part, round: int) -> frozenset[PeerId]:

@@ -75,14 +75,16 @@ class Entries(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class News(_message.Message):
-    __slots__ = ("statement", "entries", "revocations")
+    __slots__ = ("statement", "entries", "revocations", "held")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, statement: _Optional[bytes] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[PartKeys]
+    def __init__(self, statement: _Optional[bytes] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., held: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ...) -> None: ...
 
 class Revocations(_message.Message):
     __slots__ = ("revocations",)

@@ -76,7 +76,8 @@ class ReconciliationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tell(self, request, context):
-        """"I have just accepted these." The answer comes when the other has them, too.
+        """"I have made these", or "I hold these from now on: ask, if you lack any." The answer comes when the other has those
+        that were told whole, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

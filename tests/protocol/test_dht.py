@@ -22,6 +22,9 @@ def test_what_one_node_stores_another_reads(tmp_path: Path):
                 for node in (first, second):
                     assert await node.read("run.peers") == {"a": b"one", "b": b"two"}
                     assert await node.read("nothing") == {}
+                await first.store("run.more", "c", b"three", 30)
+                found = await second.read_all(["run.peers", "nothing", "run.more"])
+                assert found == {"a": b"one", "b": b"two", "c": b"three"}
             finally:
                 await second.stop()
         finally:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import FormatError
-from protocol.identity import PeerId
+from protocol.identity import PeerId, RunId
 from protocol.limits import RECORD_BYTES
-from protocol.records import PeerRecord, pack, unpack
+from protocol.records import RECORDS_UNDER_A_KEY, PeerRecord, pack, peers_key, peers_keys, unpack
+from tests.reference.small_manifest import small_manifest
 
 RECORD = PeerRecord(peer_id=PeerId("QmA"), address="127.0.0.1:1", role="volunteer", stage=1, slot=0)
 
@@ -41,3 +42,14 @@ def test_a_long_record_is_refused_before_it_is_parsed():
 def test_garbage_is_refused(garbage: object):
     with pytest.raises(FormatError):
         unpack(garbage, "QmA")
+
+
+def test_the_peers_of_a_small_run_share_one_key_and_those_of_a_large_one_spread_over_many():
+    run = RunId("ab" * 32)
+    assert len(peers_keys(run, small_manifest())) == 1
+    large = small_manifest(replicas={"groups": 500, "stages": 2, "datacenters": 24})
+    keys = peers_keys(run, large)
+    assert len(keys) == 16
+    under = [peers_key(run, large, PeerId(f"Qm{number}")) for number in range(1024)]
+    assert set(under) == set(keys)
+    assert max(map(under.count, keys)) < 2 * RECORDS_UNDER_A_KEY

@@ -14,6 +14,7 @@ from peer.handoff import TorchThread
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.fetching import Fetcher
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
 from peer.network.shelf import Shelf
@@ -45,7 +46,7 @@ class NoDht:
     async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
         return True
 
-    async def read(self, key: str) -> dict[str, object]:
+    async def read_all(self, keys: list[str]) -> dict[str, object]:
         return {}
 
 
@@ -166,14 +167,15 @@ class Village:
         card = issue(self.operator, RUN, Card(identity.peer_id, "datacenter", 0, 0))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
-            Discovery(NoDht(), RUN, record),
+            Discovery(NoDht(), RUN, manifest, record),
             Contacts(manifest),
             Shelf(folder / "contributions"),
         )
         window = Window(manifest.outer.grace, manifest.outer.liars)
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in model_layout(manifest)}
         said: list[Event] = []
-        acceptance = Acceptance(manifest, signer, contacts, shelf, ledgers, discovery.news)
+        fetcher = Fetcher(contacts, said.append)
+        acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers, discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, said.append)
         snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
         parts = {

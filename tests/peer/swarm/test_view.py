@@ -1,9 +1,8 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.view import all_at, authors, awaited, follows, free, replicas
+from peer.swarm.view import all_at, authors, awaited, free, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.records import PeerRecord
-from tests.reference.small_manifest import small_manifest
 
 
 def peer(name: str, role="volunteer", stage=0, replica="", round=0, contributed=0) -> PeerRecord:
@@ -45,10 +44,3 @@ def test_awaited_are_those_who_are_at_the_round_yet_and_those_who_say_that_their
     passed_over = peer("p", replica="p", round=5, contributed=3)
     idle = peer("i", round=4)
     assert awaited((working, out, passed_over, idle), stage_part(0), 5) == {"w", "o"}
-
-
-def test_a_compressed_groups_stages_all_follow_the_embedding():
-    assert follows(MEMBER, EMBEDDING, small_manifest(replicas={"compression": 2}))
-    assert not follows(MEMBER, EMBEDDING, small_manifest(replicas={"compression": 1}))
-    assert follows(DATACENTER, EMBEDDING, small_manifest())
-    assert not follows(MEMBER, stage_part(0), small_manifest())

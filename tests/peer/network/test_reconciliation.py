@@ -1,0 +1,82 @@
+"""Who tells whom, over real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from peer.network.spreading import FANOUT, HEARERS
+from protocol.channels import connect, handshake
+from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.ledger import Entry
+from protocol.manifest import Manifest
+from protocol.records import PeerRecord
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+from tests.reference.loopback_peers import LoopbackPeer, Village, village
+from tests.reference.small_manifest import small_manifest
+
+
+def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]], manifest: Manifest) -> None:
+    async def run() -> None:
+        async with village(manifest, folder, *names) as made:
+            await asyncio.wait_for(scene(made), 60)
+
+    asyncio.run(run())
+
+
+def holds(peer: LoopbackPeer, author: LoopbackPeer, parts: list[Part]) -> bool:
+    return all(author.id in peer.acceptance.ledgers[part].chosen(1) for part in parts)
+
+
+def test_everybody_hears_of_a_contribution_though_its_author_tells_few_and_nobody_compares(tmp_path: Path):
+    names = "abcdefg"
+    assert FANOUT < len(names) - 1 <= HEARERS
+
+    async def scene(made: Village) -> None:
+        author = made.peers[0]
+        await author.contribute(1, 1)
+        for peer in made.peers:
+            parts = list(peer.acceptance.ledgers)
+            await peer.outer.discovery.news.until(lambda peer=peer, parts=parts: holds(peer, author, parts))
+
+    play(tmp_path, names, scene, small_manifest())
+
+
+def test_what_was_begun_goes_on_when_who_told_it_hangs_up(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        made.cut(b)
+        await a.contribute(1, 1)
+        made.introduce()
+        begun, may_end, check = asyncio.Event(), asyncio.Event(), b.acceptance.check
+
+        async def slow(blob: bytes, entry: Entry) -> None:
+            begun.set()
+            await may_end.wait()
+            await check(blob, entry)
+
+        b.acceptance.check = slow
+        (entry,) = a.acceptance.ledgers[EMBEDDING].entries(1)
+        news = pb.News(statement=a.outer.reconciler.statement(), entries=[pb.Entry(proof=entry.proof)])
+        async with connect(b.outer.discovery.record.address, made.manifest) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            call = stub.Tell(news, metadata=handshake(made.manifest))
+            await begun.wait()
+            call.cancel()
+        may_end.set()
+        await b.outer.discovery.news.until(lambda: holds(b, a, [EMBEDDING]))
+
+    play(tmp_path, "ab", scene, small_manifest())
+
+
+def test_a_part_is_told_to_those_who_follow_it(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        (a,) = made.peers
+        for stage in (0, 1):
+            fields = {"peer_id": PeerId(f"v{stage}"), "address": "h:1", "role": "volunteer", "stage": stage, "slot": 0}
+            a.outer.discovery.meet(PeerRecord.model_validate(fields), in_person=True)
+        followers = a.outer.reconciler.followers
+        assert [peer.peer_id for peer in followers(stage_part(1))] == ["v1"]
+        assert [peer.peer_id for peer in followers(EMBEDDING)] == ["v0", "v1"]
+
+    play(tmp_path, "a", scene, small_manifest(replicas={"compression": 2, "stages": 2}))
