@@ -19,6 +19,7 @@ from protocol.identity import EMBEDDING, ContributionName, Part, stage_part
 from protocol.keys import load_or_create
 from protocol.layout import part_layout
 from protocol.ledger import Revocation
+from protocol.manifest import Manifest
 from protocol.proofs import Signer, revoke
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
@@ -29,9 +30,9 @@ MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_si
 """The window is 4 rounds wide."""
 
 
-def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]]) -> None:
+def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]], manifest: Manifest = MANIFEST) -> None:
     async def run() -> None:
-        async with village(MANIFEST, folder, *names) as made:
+        async with village(manifest, folder, *names) as made:
             await asyncio.wait_for(scene(made), 60)
 
     asyncio.run(run())
