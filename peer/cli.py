@@ -188,6 +188,9 @@ def testnet(
     no_compare: Annotated[
         bool, typer.Option("--no-compare", help="After chaos, do not run the undisturbed lab to compare the loss with.")
     ] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Begin each round at once; contributions are applied one round later.")
+    ] = False,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.commands.testnet import testnet as run
@@ -206,6 +209,7 @@ def testnet(
         report,
         chaos,
         not no_compare,
+        overlap,
     )
     sys.exit(run(options, _terminal()))
 

@@ -58,7 +58,8 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """One outer round: contributions are applied, and `digests` tell the state (part → hex)."""
+    """The end of one outer round. `contributions` counts those it has applied (part → number), and `digests` tell the
+    state that the next inner loop starts from (part → hex)."""
 
     round: int
     seconds: float

@@ -22,15 +22,15 @@ BLOCK = 32
 """Magnitudes looked at together: seldom one of them lies near the border."""
 
 
-def absolute(values: Integers) -> tuple[Naturals, int, int]:
-    """(|v| of each value, the smallest, the largest)."""
+def absolute(values: Integers) -> tuple[Naturals, int, int, int]:
+    """(|v| of each value, the smallest, the largest, their sum)."""
     magnitudes = np.empty(len(values), np.uint32)
-    smallest, largest = _absolute(values, magnitudes)
-    return magnitudes, int(smallest), int(largest)
+    return magnitudes, *_absolute(values, magnitudes)
 
 
-def fit_levels(magnitudes: Naturals, smallest: int, largest: int) -> tuple[int, int]:
-    """The two levels of least squared error, of magnitudes that go from `smallest` to `largest`. One value is both.
+def fit_levels(magnitudes: Naturals, smallest: int, largest: int, total: int) -> tuple[int, int]:
+    """The two levels of least squared error, of magnitudes that go from `smallest` to `largest` and sum up to `total`.
+    One value is both.
 
     Only the author computes this, so it may use floats; the sums are integers, since large magnitudes that lie close
     together cancel.
@@ -38,23 +38,25 @@ def fit_levels(magnitudes: Naturals, smallest: int, largest: int) -> tuple[int, 
     if smallest == largest:
         return smallest, smallest
     count, shift = len(magnitudes), max(0, (largest - smallest).bit_length() - BUCKET_BITS)
+    total -= count * smallest  # from here on a magnitude's height above the smallest
     buckets = np.zeros(1 << BUCKET_BITS, np.uint32)
     _count(magnitudes, smallest, shift, buckets)
     first, last = _around_the_border(buckets, float(1 << shift), count)
-    near = np.empty(int(buckets[first : last + 1].sum()), np.uint32)
-    total, sum_below = _gather(magnitudes, smallest, first << shift, (last + 1 << shift) - 1, near)
-    below = int(buckets[:first].sum())
+    below, near = int(buckets[:first].sum()), np.empty(int(buckets[first : last + 1].sum()), np.uint32)
+    sum_below = _sum_below(magnitudes, smallest + (first << shift)) - below * smallest
+    _gather(magnitudes, smallest, first << shift, (last + 1 << shift) - 1, near)
     low, high = _best_split(np.sort(near), largest - smallest, count, below, total, sum_below)
     return smallest + round(low), smallest + round(high)
 
 
 @compiled
-def _absolute(values: Integers, magnitudes: Naturals) -> tuple[int, int]:
-    smallest, largest = np.uint32(0xFFFFFFFF), np.uint32(0)
+def _absolute(values: Integers, magnitudes: Naturals) -> tuple[int, int, int]:
+    smallest, largest, total = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint64(0)
     for i in range(len(values)):
         magnitudes[i] = np.uint32(abs(values[i]))
         smallest, largest = min(smallest, magnitudes[i]), max(largest, magnitudes[i])
-    return int(smallest), int(largest)
+        total += np.uint64(magnitudes[i])
+    return int(smallest), int(largest), int(np.int64(total))
 
 
 @compiled
@@ -75,17 +77,16 @@ def _around_the_border(buckets: Naturals, width: float, count: int) -> tuple[int
     for bucket in range(len(buckets)):
         whole += buckets[bucket] * (bucket * width)
     first, last, previous = -1, 0, 0
-    below, least = 0, 0.0
+    below, least, middle = 0, 0.0, whole / count / 2
     for bucket in range(len(buckets)):
         if below == count:
             break
-        start, here = bucket * width, np.int64(buckets[bucket])
+        start, here, lowest = bucket * width, np.int64(buckets[bucket]), middle
         # A border in this bucket has the lowest means if all of the bucket is above it, the highest if all is below.
-        lowest = ((least / below if below > 0 else 0.0) + (whole - least) / (count - below)) / 2
         below += int(here)
         least += here * start
-        highest = (least / below + ((whole - least) / (count - below) if below < count else start)) / 2 + width
-        if lowest <= start + width + 1 and highest + 1 >= start:
+        middle = (least / below + ((whole - least) / (count - below) if below < count else start)) / 2
+        if lowest <= start + width + 1 and middle + width + 1 >= start:
             first, last = previous if first < 0 else first, bucket
         if here > 0:
             previous = bucket
@@ -93,25 +94,26 @@ def _around_the_border(buckets: Naturals, width: float, count: int) -> tuple[int
 
 
 @compiled
-def _gather(magnitudes: Naturals, smallest: int, start: int, end: int, near: Naturals) -> tuple[int, int]:
-    """Collect the heights from `start` to `end`; (sum of all heights, sum of those below `start`)."""
-    base, low, span = np.uint32(smallest), np.uint32(start), np.uint32(end - start)
-    total, sum_below, found = np.uint64(0), np.uint64(0), np.uint64(0)
+def _sum_below(magnitudes: Naturals, start: int) -> int:
+    total, low = np.uint64(0), np.uint32(start)
     for i in range(len(magnitudes)):
-        height = np.uint32(magnitudes[i] - base)
-        total += np.uint64(height)
-        sum_below += np.uint64(height if height < low else np.uint32(0))
+        total += np.uint64(magnitudes[i] if magnitudes[i] < low else np.uint32(0))
+    return int(np.int64(total))
+
+
+@compiled
+def _gather(magnitudes: Naturals, smallest: int, start: int, end: int, near: Naturals) -> None:
+    """Collect the heights from `start` to `end`."""
+    base, low, span, found = np.uint32(smallest), np.uint32(smallest + start), np.uint32(end - start), np.uint64(0)
     for at in range(0, len(magnitudes), BLOCK):
         block, some = magnitudes[at : at + BLOCK], np.uint32(0)
         for i in range(len(block)):
-            some |= np.uint32(np.uint32(np.uint32(block[i] - base) - low) <= span)
+            some |= np.uint32(np.uint32(block[i] - low) <= span)
         if some > 0:
             for i in range(len(block)):
-                height = np.uint32(block[i] - base)
-                if np.uint32(height - low) <= span:
-                    near[found] = height
+                if np.uint32(block[i] - low) <= span:
+                    near[found] = np.uint32(block[i] - base)
                     found += np.uint64(1)
-    return int(np.int64(total)), int(np.int64(sum_below))
 
 
 @compiled

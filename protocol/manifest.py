@@ -101,7 +101,14 @@ class Inner(Section):
 
 
 class Outer(Section):
-    """The outer step: SparseLoCo (paper, equations 1 and 2)."""
+    """The outer step: SparseLoCo (paper, equations 1 and 2).
+
+    Inner loop t starts from θ_t = θ_genesis − Σ F(S_s) over s ≤ t − 1 − `delay`, and Δ_t = θ_t − (its end). With
+    `overlap` the delay is 1, so no inner loop waits for the network: the one-step-delayed outer update of DiLoCoX
+    (arXiv 2506.21263), in "Eager Updates" (arXiv 2502.12996) the naive delay. A replica's own movement, too, comes
+    into its weights one round late, and so all start from one θ. Error feedback knows no delay: Δ_t enters it at
+    the end of inner loop t, and what is sent leaves it there. The end of the last round applies all that is left.
+    """
 
     rounds: int = Field(100, ge=1, lt=2**31)
     top_k: int = Field(32, ge=1, le=4096, description="values kept of each full chunk")
@@ -110,7 +117,7 @@ class Outer(Section):
     learning_rate: float = Field(1.0, gt=0, le=16, description="η")
     aggregate: Literal["all", "senders"] = "all"
     values: Literal["bf16", "2bit"] = "bf16"
-    overlap: bool = Field(False, description="go on at once; contributions are applied one round later")
+    overlap: bool = Field(False, description="go on at once; contributions are applied one boundary later")
     grace: int = Field(3, ge=2, le=64, description="rounds in which a late contribution needs no receipts")
     liars: int = Field(1, ge=0, le=16, description="peers of a part that may lie without splitting the others")
     patience: float = Field(3.0, gt=0, le=100, description="how long a slow replica is waited for, in usual delays")
@@ -120,6 +127,19 @@ class Outer(Section):
         if self.top_k > self.chunk_side**2:
             raise ValueError(f"top_k = {self.top_k} is more than a chunk of {self.chunk_side**2} holds")
         return self
+
+    @property
+    def delay(self) -> int:
+        """Rounds between a contribution and its effect: 0, or 1 with `overlap`."""
+        return int(self.overlap)
+
+    def last_applied(self, round: int) -> int:
+        """The last round whose contributions are in θ when `round` has ended; 0 if there is none."""
+        return round if round >= self.rounds else max(0, round - self.delay)
+
+    def applied(self, round: int) -> range:
+        """The rounds whose contributions the end of `round` brings into θ."""
+        return range(self.last_applied(round - 1) + 1, self.last_applied(round) + 1)
 
 
 class Evaluation(Section):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from protocol.bitstream import Integers, Shorts, fixed_bytes, pack_fixed, unpack_fixed
+from protocol.bitstream import Integers, Octets, fixed_bytes
 from protocol.compiled import compiled
 from protocol.errors import FormatError
 from protocol.levels import absolute, fit_levels
@@ -34,15 +34,15 @@ def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
     if codec == "bf16":
         _round_significant(values, sent)
         return (sent.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes(), sent
-    magnitudes, smallest, largest = absolute(values)
-    low, high = fit_levels(magnitudes, smallest, largest)
+    magnitudes, smallest, largest, total = absolute(values)
+    low, high = fit_levels(magnitudes, smallest, largest, total)
     if 2 * largest <= low + high:  # one level is enough, and is then said in the one way there is
         high = low
     elif 2 * smallest > low + high:
         low = high
-    codes = np.empty(len(values), np.uint16)
-    _encode(values, low, high, codes, sent)
-    return LEVELS.pack(low, high) + pack_fixed(codes, 2), sent
+    packed = np.zeros(fixed_bytes(len(values), 2), np.uint8)
+    _encode(values, low, high, packed, sent)
+    return LEVELS.pack(low, high) + packed.tobytes(), sent
 
 
 def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
@@ -68,12 +68,15 @@ def _from_two_bits(payload: bytes, count: int) -> Integers:
     low, high = LEVELS.unpack_from(payload)
     if not low <= high <= LARGEST:
         raise FormatError(f"magnitudes {low} and {high} are out of order or range")
-    codes, values = unpack_fixed(payload[LEVELS.size :], count, 2), np.empty(count, np.int32)
-    some_large, all_large, minus_low = _codes_used(codes)
+    values = np.empty(count, np.int32)
+    some_large, all_large, minus_low, beyond = _decode(
+        np.frombuffer(payload, np.uint8)[LEVELS.size :], low, high, values
+    )
+    if beyond:
+        raise FormatError("bits are set beyond the last value")
     used = some_large and not all_large if low < high else not some_large
     if not used or (minus_low and low == 0):
         raise FormatError("a value is coded in another way than the one there is")
-    _decode(codes, low, high, values)
     return values
 
 
@@ -95,33 +98,36 @@ def _round_significant(values: Integers, rounded: Integers) -> None:
 
 
 @compiled
-def _encode(values: Integers, low: int, high: int, codes: Shorts, sent: Integers) -> None:
-    """The nearer level, the lower of two equally near, and the sign, which zero has not."""
-    cut, base, step = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high - low)
-    signs = np.int32(low > 0)
-    for i in range(len(values)):
-        large = np.int32(values[i] > cut) | np.int32(values[i] < -cut)
-        negative = np.int32(values[i] < 0) & (signs | large)
-        magnitude = np.int32(base + np.int32(step * large))
-        codes[i] = np.uint16(2 * negative + large)
-        sent[i] = np.int32(np.int32(magnitude ^ np.int32(-negative)) + negative)
+def _encode(values: Integers, low: int, high: int, packed: Octets, sent: Integers) -> None:
+    """The nearer level, the lower of two equally near, and the sign, which zero has not: as fields of two bits
+    (`protocol/bitstream.py`), the higher one the sign, into bytes that are zero."""
+    cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high)
+    for row in range(4):
+        given, made = values[row * len(packed) :][: len(packed)], sent[row * len(packed) :][: len(packed)]
+        for i in range(len(given)):
+            large = (given[i] > cut) | (given[i] < -cut)
+            negative = (given[i] < 0) & ((low > 0) | large)
+            magnitude = larger if large else smaller
+            made[i] = -magnitude if negative else magnitude
+            code = (np.uint8(2) if negative else np.uint8(0)) | np.uint8(large)
+            packed[i] |= np.uint8(code << np.uint8(2 * row))
 
 
 @compiled
-def _codes_used(codes: Shorts) -> tuple[bool, bool, bool]:
-    """Whether some magnitudes are large, whether all are, and whether some are `low` with a minus."""
-    some, every, minus_low = np.uint16(0), np.uint16(1), np.uint16(0)
-    for i in range(len(codes)):
-        some |= codes[i]
-        every &= codes[i]
-        minus_low |= np.uint16(codes[i] == 2)
-    return some & 1 != 0, every != 0, minus_low != 0
-
-
-@compiled
-def _decode(codes: Shorts, low: int, high: int, values: Integers) -> None:
-    base, step = np.int32(low), np.int32(high - low)
-    for i in range(len(codes)):
-        large, negative = np.int32(codes[i] & np.uint16(1)), np.int32(codes[i] >> 1)
-        magnitude = np.int32(base + np.int32(step * large))
-        values[i] = np.int32(np.int32(magnitude ^ np.int32(-negative)) + negative)
+def _decode(packed: Octets, low: int, high: int, values: Integers) -> tuple[bool, bool, bool, bool]:
+    """What `_encode` packed. Whether some magnitudes are large, whether all are, whether some are `low` with a minus,
+    and whether bits are set beyond the last value."""
+    smaller, larger = np.int32(low), np.int32(high)
+    some, every, minus_low, beyond = np.uint8(0), np.uint8(1), np.uint8(0), np.uint8(0)
+    for row in range(4):
+        made, down = values[row * len(packed) :][: len(packed)], np.uint8(2 * row)
+        for i in range(len(made)):
+            code = np.uint8(packed[i] >> down) & np.uint8(3)
+            magnitude = larger if code & np.uint8(1) != 0 else smaller
+            made[i] = -magnitude if code & np.uint8(2) != 0 else magnitude
+            some |= code
+            every &= code
+            minus_low |= np.uint8(code == 2)
+        for i in range(len(made), len(packed)):
+            beyond |= np.uint8(packed[i] >> down) & np.uint8(3)
+    return some & 1 != 0, every != 0, minus_low != 0, beyond != 0

@@ -24,7 +24,7 @@ def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
     gaps = np.empty(grid.kept, np.uint16)
     _gaps(np.asarray(offsets, np.int16), grid.k, gaps)
     r = parameter(grid)
-    return pack_unary(gaps >> np.uint16(r)), pack_fixed(gaps, r)
+    return pack_unary(gaps, r), pack_fixed(gaps, r)
 
 
 def longest_unary_bytes(grid: ChunkGrid) -> int:
@@ -47,8 +47,9 @@ def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
     if len(unary) > longest_unary_bytes(grid):
         raise FormatError(f"a unary stream of {len(unary)} bytes, at most {longest_unary_bytes(grid)} are possible")
     r = parameter(grid)
-    quotients, steps = unpack_unary(unary, grid.kept, CHUNK_SIZE >> r), unpack_fixed(rests, grid.kept, r)
-    _steps(quotients, r, steps)
+    steps = unpack_unary(unary, grid.kept, CHUNK_SIZE >> r, r)
+    unpack_fixed(rests, r, steps)
+    steps += np.uint16(1)  # from a place to the next: 16 bits hold it, since r is at most 11
     offsets = np.empty(grid.kept, np.int16)
     if not _offsets(steps, grid.full, grid.k, grid.size, grid.tail, offsets):
         raise FormatError("an offset lies outside its chunk")
@@ -62,13 +63,6 @@ def _gaps(offsets: Offsets, k: int, gaps: Shorts) -> None:
         gaps[i] = np.uint16(offsets[i] - offsets[i - 1] - 1)
     for start in range(0, len(offsets), k):
         gaps[start] = np.uint16(offsets[start])
-
-
-@compiled
-def _steps(quotients: Shorts, r: int, steps: Shorts) -> None:
-    """Make rests into gaps plus one: 16 bits hold it, since r is at most 11."""
-    for i in range(len(steps)):
-        steps[i] += np.uint16(quotients[i] << r) + np.uint16(1)
 
 
 @compiled

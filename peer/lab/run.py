@@ -5,7 +5,7 @@ turns. The same manifest gives the same losses and, with one torch thread, the s
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import base58
@@ -48,6 +48,8 @@ class Lab:
     replicas: list[LabReplica]
     tokens: Tokens
     evaluator: Evaluator
+    waiting: dict[int, dict[Part, list[Contribution]]] = field(default_factory=dict)
+    """Contributions that are not applied yet, by round."""
     contribution_bytes: int = 0
 
     @staticmethod
@@ -76,20 +78,23 @@ class Lab:
         emit(Finished(self.manifest.outer.rounds))
 
     def round(self, round: int, emit: Listener) -> None:
-        """One round: every replica's inner loop, then the outer step over the set of contributions."""
+        """One round: every replica's inner loop, then the outer step over the set of contributions that is due."""
         started = time.monotonic()
-        sent: dict[Part, list[Contribution]] = {part: [] for part in self.grids}
+        sent = self.waiting[round] = {part: [] for part in self.grids}
         for replica in self.replicas:
             for part, contribution in self._inner_loop(replica, round, emit).items():
                 sent[part].append(contribution)
-        for part, contributions in sent.items():
-            self.replicas[0].outer[part].replace([], contributions)
+        counts: dict[str, int] = dict.fromkeys(self.grids, 0)
+        for due in self.manifest.outer.applied(round):
+            for part, contributions in self.waiting.pop(due).items():
+                self.replicas[0].outer[part].replace([], contributions)
+                counts[part] += len(contributions)
         emit(
             RoundDone(
                 round=round,
                 seconds=time.monotonic() - started,
                 tokens=self.manifest.tokens_per_step * self.manifest.inner.steps * len(self.replicas),
-                contributions={part: len(contributions) for part, contributions in sent.items()},
+                contributions=counts,
                 digests={part: digest(grid) for part, grid in self.grids.items()},
                 pipeline_sent=0,
                 outer_sent=self.contribution_bytes,

@@ -25,6 +25,18 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 
 
 @dataclass(slots=True)
+class Seen:
+    """One round as this peer saw it: when it began here, and when each contribution came."""
+
+    started: float = field(default_factory=time.monotonic)
+    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
+
+    def arrived(self, part: Part) -> list[float]:
+        """When the contributions to a part came."""
+        return list(self.arrivals.get(part, {}).values())
+
+
+@dataclass(slots=True)
 class OuterLoop:
     """The rounds as this peer goes through them."""
 
@@ -35,10 +47,8 @@ class OuterLoop:
     reconciler: Reconciler
     emit: Listener
     pace: Pace
-    started: float = field(default_factory=time.monotonic)
-    """When the round began here."""
-    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
-    """When the contributions to this round came."""
+    seen: dict[int, Seen] = field(default_factory=dict)
+    """The rounds whose contributions are not applied yet."""
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
@@ -120,17 +130,20 @@ class OuterLoop:
         await self.followed.torch_thread.run(checkpoint.write, self.folder, kept)
 
     async def finish(self, round: int) -> dict[str, int]:
-        """Wait for the others, settle, and go on to the next round; the number of contributions by part."""
-        await self.wait_for_others(round)
-        for part in self.followed.parts:
-            self.pace.remember(self.started, self._arrived(part), self._expected(part, round))
-        counts: dict[str, int] = {part: len(each.ledger.chosen(round)) for part, each in self.followed.parts.items()}
+        """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
+        that were due, by part."""
+        counts: dict[str, int] = dict.fromkeys(self.followed.parts, 0)
+        for due in self.manifest.outer.applied(round):
+            await self.wait_for_others(due)
+            for part, each in self.followed.parts.items():
+                self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
+                counts[part] += len(each.ledger.chosen(due))
         self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
         if self.discovery.record.contributed < round:
             await self.save({})
-        self.arrivals.clear()
-        self.started = time.monotonic()
+        self.seen = {due: seen for due, seen in self.seen.items() if due > self._last_settled}
+        self._seen(self.clock)
         await self.discovery.publish()
         return counts
 
@@ -146,8 +159,7 @@ class OuterLoop:
 
     @property
     def _last_settled(self) -> int:
-        """With `overlap`, the last round's contributions wait for the next time."""
-        return self.clock - 1 - int(self.manifest.outer.overlap and not self.over)
+        return self.manifest.outer.last_applied(self.clock - 1)
 
     def tell_claims(self) -> None:
         """Say in every statement from now on what is closed."""
@@ -155,22 +167,32 @@ class OuterLoop:
 
     # Waiting
 
+    def note_arrivals(self) -> None:
+        """Look at what has come since the last time: deadlines follow from when."""
+        now = time.monotonic()
+        for round in {*self.seen, self.clock}:
+            arrivals = self._seen(round).arrivals
+            for part, each in self.followed.parts.items():
+                for author in each.ledger.accepted.get(round, {}):
+                    arrivals.setdefault(part, {}).setdefault(author, now)
+
     async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
         if interrupted before."""
         while not self._complete(round):
             if interrupted():
                 return False
-            self._note_arrivals(round)
-            waits = [self.pace.wait(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
+            self.note_arrivals()
+            seen, parts = self._seen(round), self.followed.parts
+            waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
             known = [wait for wait in waits if wait is not None]
             left = max(known) - time.monotonic() if len(known) == len(waits) else None
             if left is not None and left <= 0:
-                if not self._runs_ahead(round):
+                if not self._runs_ahead(round + self.manifest.outer.delay):
                     break
                 left = None
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
-        self._note_arrivals(round)
+        self.note_arrivals()
         return True
 
     def _runs_ahead(self, round: int) -> bool:
@@ -180,19 +202,19 @@ class OuterLoop:
 
     def late(self, round: int) -> bool:
         """Whether a replica that still trains in this round should end its inner loop with the steps it has."""
-        if self.others_at() >= round:
+        if self.others_at() >= round + self.manifest.outer.delay:  # they have applied it
             return True
-        self._note_arrivals(round)
-        now = time.monotonic()
-        stops = [self.pace.stop(self.started, self._arrived(p), self._expected(p, round)) for p in self._parts]
+        self.note_arrivals()
+        seen, now = self._seen(round), time.monotonic()
+        parts = self.followed.parts
+        stops = [self.pace.stop(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
         return any(stop is not None and now > stop for stop in stops)
 
-    @property
-    def _parts(self) -> list[Part]:
-        return list(self.followed.parts)
+    def _seen(self, round: int) -> Seen:
+        return self.seen.setdefault(round, Seen())
 
     def _complete(self, round: int) -> bool:
-        return self.others_at() > round or all(
+        return self.others_at() > round + self.manifest.outer.delay or all(
             self._awaited(part, round) <= each.ledger.accepted.get(round, {}).keys()
             and len(each.ledger.accepted.get(round, {})) >= self._least(round)
             for part, each in self.followed.parts.items()
@@ -206,13 +228,4 @@ class OuterLoop:
         return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        return awaited(self.discovery.peers(), part, round)
-
-    def _arrived(self, part: Part) -> list[float]:
-        return list(self.arrivals.get(part, {}).values())
-
-    def _note_arrivals(self, round: int) -> None:
-        now = time.monotonic()
-        for part, each in self.followed.parts.items():
-            for author in each.ledger.accepted.get(round, {}):
-                self.arrivals.setdefault(part, {}).setdefault(author, now)
+        return awaited(self.discovery.peers(), part, round, self.manifest.outer.delay)

@@ -88,6 +88,7 @@ class StageRound:
         agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
         self.steps += 1
+        self.outer.note_arrivals()
         return agreed
 
     async def abandon(self, reason: str) -> None:

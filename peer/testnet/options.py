@@ -1,5 +1,6 @@
 """What `hetpeer testnet` was asked for, and the manifest that follows from it."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class TestnetOptions:
     report: Path | None = None
     chaos: str | None = None
     compare: bool = True
+    overlap: bool = False
 
     __test__ = False
 
@@ -41,7 +43,7 @@ class TestnetOptions:
                 "learning_rate": 4e-3,
                 "warmup": min(40, total // 4),
             },
-            "outer": {"rounds": self.rounds},
+            "outer": {"rounds": self.rounds, "overlap": self.overlap},
             "evaluation": {"sequences": 64},
         }
 
@@ -56,12 +58,10 @@ def check_manifest(options: TestnetOptions) -> manifests.Manifest:
 
 
 def to_toml(tables: dict[str, dict[str, Any]]) -> str:
-    """Tables of numbers and strings as TOML."""
+    """Tables of numbers, strings and booleans as TOML: for these, JSON's notation is the same."""
     lines: list[str] = []
     for table, fields in tables.items():
         lines.append(f"[{table}]")
-        lines += [
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in fields.items()
-        ]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
         lines.append("")
     return "\n".join(lines)

@@ -36,6 +36,14 @@ def test_a_difference_names_the_field_and_both_values():
     assert words == "inner.steps: ours is 20, theirs is 50"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is_left_at_the_end(overlap: bool):
+    outer = nano(outer={"rounds": 5, "overlap": overlap}).outer
+    applied = [list(outer.applied(round)) for round in range(1, 6)]
+    assert applied == ([[], [1], [2], [3], [4, 5]] if overlap else [[1], [2], [3], [4], [5]])
+    assert [outer.last_applied(round) for round in range(6)] == ([0, 0, 1, 2, 3, 5] if overlap else [0, 1, 2, 3, 4, 5])
+
+
 @pytest.mark.parametrize(
     ("tables", "words"),
     [

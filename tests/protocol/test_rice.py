@@ -45,7 +45,7 @@ def test_offsets_round_trip_in_the_streams_of_the_definition(grid: ChunkGrid, se
     offsets = random_offsets(grid, seed)
     unary, rests = rice.encode(offsets, grid)
     quotients, remainders = plain(offsets.tolist(), grid)
-    assert unary == pack_unary(np.array(quotients, np.uint16))
+    assert unary == pack_unary(np.array(quotients, np.uint16), 0)
     assert rests == pack_fixed(np.array(remainders, np.uint16), rice.parameter(grid))
     assert len(unary) <= rice.longest_unary_bytes(grid)
     assert (rice.decode(unary, rests, grid) == offsets).all()

@@ -26,7 +26,7 @@ microbatch = 2
 learning_rate = 3e-3
 warmup = 4
 [outer]
-rounds = 2
+rounds = 4
 {outer}
 """
 
@@ -37,6 +37,8 @@ VARIANTS = {
     ),
     "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
     "no datacenter, an observer evaluates": ("datacenters = 0", "beta = 0.5"),
+    "overlap": ("compression = 4", "overlap = true"),
+    "overlap, an observer evaluates": ("datacenters = 0", 'overlap = true\nvalues = "2bit"'),
 }
 
 
@@ -59,11 +61,12 @@ def test_losses_and_digests_are_the_labs(tmp_path: Path, variant: str):
         whole = "observe" if "observer" in variant else "replica"
         swarm = finish([peer("join", "--stage", "0"), peer("join", "--stage", "1"), peer(whole)])
         expected = lab(load_run(tmp_path / "run" / "b"), tmp_path / "run" / "b")
-    digests = {event.round: event.digests for event in expected if isinstance(event, RoundDone)}
-    assert len(digests) == 2
+    rounds = {event.round: event for event in expected if isinstance(event, RoundDone)}
+    assert len(rounds) == 4
     for process in swarm:
         done = [event for event in process if isinstance(event, RoundDone)]
-        assert [event.round for event in done] == [1, 2]
-        assert all(event.digests.items() <= digests[event.round].items() for event in done)
+        assert [event.round for event in done] == [1, 2, 3, 4]
+        assert all(event.digests.items() <= rounds[event.round].digests.items() for event in done)
+        assert all(event.contributions.items() <= rounds[event.round].contributions.items() for event in done)
     evaluated = [event for event in swarm[2] if isinstance(event, Evaluated)]
     assert evaluated == [event for event in expected if isinstance(event, Evaluated)]

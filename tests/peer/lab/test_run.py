@@ -1,14 +1,26 @@
 """The lab: the whole swarm in one process."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bootstrap.genesis import create_run
+from peer.compute.replica import WholeReplica
+from peer.compute.trainer import Kind
+from peer.data.batches import batch
+from peer.data.tokens import open_tokens
 from peer.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from peer.lab.run import Lab
+from peer.optim.grid import digest
+from peer.optim.outer import Grid, OuterState, outer_term
+from protocol.contribution import Contribution
+from protocol.identity import Part, PeerId, RunId
+from protocol.layout import model_layout
 from protocol.manifest import Manifest
+from protocol.run_files import BASIS, TRAIN, genesis_file
 from tests.reference.small_manifest import small_manifest
 
 TEXT = "\n\n".join(f"Line {number} of a text about {number % 7} things." for number in range(400))
@@ -51,6 +63,61 @@ def test_the_same_manifest_gives_the_same_bits(tmp_path: Path):
     assert digests(run(tmp_path / "a", manifest())) == digests(run(tmp_path / "b", manifest()))
 
 
+def states(run_manifest: Manifest, folder: Path) -> list[dict[Part, Grid]]:
+    """θ from which each inner loop starts, and after the last what is left, as the manifest's docstring has it: every
+    time summed up again from the genesis, over all rounds that are to be in it."""
+    basis = load_file(folder / BASIS)["basis"]
+    genesis = {part: load_file(folder / genesis_file(part)) for part in model_layout(run_manifest)}
+    tokens = open_tokens(folder / TRAIN, run_manifest.model.vocabulary)
+    outer, steps, total = run_manifest.outer, run_manifest.inner.steps, run_manifest.replicas.total
+    kinds: list[Kind] = ["group", "group", "datacenter"]
+    replicas = [WholeReplica(run_manifest, kind, basis, torch.device("cpu")) for kind in kinds]
+    residuals = [
+        {part: OuterState.begin(run_manifest, part, genesis[part], author=True) for part in genesis} for _ in kinds
+    ]
+    sent: list[list[dict[Part, Contribution]]] = []
+
+    def theta(rounds: int) -> dict[Part, Grid]:
+        grids = {
+            part: {name: tensor.to(torch.int64) for name, tensor in each.items()} for part, each in genesis.items()
+        }
+        for contributions, (part, layout) in product(sent[: max(0, rounds)], model_layout(run_manifest).items()):
+            term = outer_term([each[part] for each in contributions], layout, run_manifest)
+            grids[part] = {name: grids[part][name] - term[name] for name in layout}
+        return {part: {name: each[name].to(torch.int32) for name in each} for part, each in grids.items()}
+
+    loaded = []
+    for round in range(1, outer.rounds + 1):
+        loaded.append(theta(round - 1 - outer.overlap))
+        made = []
+        for slot in range(total):
+            replicas[slot].load(loaded[-1])
+            for step in range(steps):
+                rows = torch.from_numpy(batch(tokens, run_manifest, round, step, slot))
+                replicas[slot].inner_step(rows, (round - 1) * steps + step)
+            moved, author = replicas[slot].moved(), PeerId(f"R{slot + 1}")
+            kept = {
+                part: residuals[slot][part].contribute(RunId("ab" * 32), round, author, steps, moved[part])[1]
+                for part in moved
+            }
+            made.append(kept)
+        sent.append(made)
+    return [*loaded, theta(outer.rounds)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_inner_loop_starts_from_the_sum_of_all_rounds_before_or_with_overlap_of_all_but_one(
+    tmp_path: Path, overlap: bool
+):
+    run_manifest = manifest(outer={"overlap": overlap, "rounds": 4})
+    done = [event for event in run(tmp_path, run_manifest) if isinstance(event, RoundDone)]
+    genesis, *after = states(run_manifest, tmp_path / "run")
+    assert [event.digests for event in done] == [{part: digest(grid) for part, grid in each.items()} for each in after]
+    if overlap:
+        assert done[0].digests == {part: digest(genesis[part]) for part in genesis}
+    assert [event.contributions["embedding"] for event in done] == ([0, 3, 3, 6] if overlap else [3, 3, 3, 3])
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -58,6 +125,7 @@ def test_the_same_manifest_gives_the_same_bits(tmp_path: Path):
         {"outer": {"values": "2bit"}},
         {"outer": {"learning_rate": 0.5}},
         {"outer": {"beta": 0.0}},
+        {"outer": {"overlap": True}},
         {"replicas": {"compression": 2}},
         {"replicas": {"compression": 1}},
         {"replicas": {"wire": "fp32"}},
