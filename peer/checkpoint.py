@@ -1,10 +1,11 @@
 """Everything a peer must keep to go on after a crash: written before its contribution goes out, read at its next start.
 
-<folder>/checkpoint-00000007/
+<folder>/checkpoint-00000007/              numbered as they are written
     state.json                       the round, what was sent, and the SHA-256 of every file beside it
     <part>.error_feedback.safetensors
     <part>.contribution              its own, of the round: published only once this is durable
     optimizer.safetensors            AdamW's moments, by parameter
+    bequest.safetensors              what was set aside for a successor that has not answered (protocol/bequest.py)
 <folder>/snapshots/                  the closed rounds (peer/network/snapshots.py)
 <folder>/contributions/              the open rounds (peer/network/shelf.py)
 """
@@ -23,14 +24,16 @@ from torch import Tensor
 
 from peer.optim.outer import Grid
 from protocol.atomic import sync_folder, write_atomically
+from protocol.bequest import Heritage
 from protocol.errors import ResourceError
-from protocol.identity import Part
+from protocol.identity import Part, PeerId
 
 KEPT = 2
 """Checkpoints on disk: if the last one is damaged, the one before is taken."""
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+BEQUEST = "bequest.safetensors"
 
 
 class PartState(BaseModel):
@@ -43,7 +46,8 @@ class PartState(BaseModel):
 
 
 class State(BaseModel):
-    """`state.json`. `round` is the last one finished, `contributed` the last one contributed to."""
+    """`state.json`. `round` is the last one finished, `contributed` the last one contributed to; `given`, `heir` and
+    `taken` are those of `Heritage`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -52,6 +56,9 @@ class State(BaseModel):
     contributed: int
     parts: dict[str, PartState]
     files: dict[str, str]
+    given: int = 0
+    heir: str = ""
+    taken: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +78,17 @@ class Checkpoint:
     contributed: int
     parts: dict[Part, PartCheckpoint]
     optimizer: Mapping[str, Tensor]
+    heritage: Heritage = field(default_factory=Heritage)
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; when this returns, it outlives a power cut. Older ones but the last are removed.
+def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
+    """Write a checkpoint; when this returns, it outlives a power cut. Of all there are, the last `keep` stay.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.
     """
-    final = folder / f"checkpoint-{checkpoint.contributed:08d}-{checkpoint.round:08d}"
+    number = max(map(_number, _newest_first(folder)), default=0) + 1
+    final = folder / f"checkpoint-{number:08d}"
     partial = final.with_suffix(".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -88,20 +97,29 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         for name, data in _files(checkpoint):
             write_atomically(partial / name, data)
             files[name] = hashlib.sha256(data).hexdigest()
-        states = {str(part): each.state for part, each in checkpoint.parts.items()}
-        state = State(round=checkpoint.round, contributed=checkpoint.contributed, parts=states, files=files)
+        heritage = checkpoint.heritage
+        state = State(
+            round=checkpoint.round,
+            contributed=checkpoint.contributed,
+            parts={str(part): each.state for part, each in checkpoint.parts.items()},
+            files=files,
+            given=heritage.given,
+            heir=heritage.heir,
+            taken={str(giver): number for giver, number in heritage.taken.items()},
+        )
         write_atomically(partial / STATE, state.model_dump_json().encode())
-        shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
         sync_folder(folder)
     except OSError as error:
         raise ResourceError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
-    for old in _newest_first(folder)[KEPT:]:
+    for old in _newest_first(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
     files = [(OPTIMIZER, save(dict(checkpoint.optimizer)))] if checkpoint.optimizer else []
+    if checkpoint.heritage.blob:
+        files.append((BEQUEST, checkpoint.heritage.blob))
     for part, each in checkpoint.parts.items():
         if each.error_feedback:
             files.append((f"{part}.error_feedback.safetensors", save(each.error_feedback)))
@@ -122,7 +140,12 @@ def candidates(folder: Path) -> list[Checkpoint]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("checkpoint-*") if path.suffix != ".partial"), reverse=True)
+    paths = (path for path in folder.glob("checkpoint-*") if path.suffix != ".partial")
+    return sorted(paths, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def _read(path: Path) -> Checkpoint:
@@ -139,4 +162,6 @@ def _read(path: Path) -> Checkpoint:
             each, load(error_feedback) if error_feedback else {}, data.get(f"{part}.contribution")
         )
     optimizer = load(data[OPTIMIZER]) if OPTIMIZER in data else {}
-    return Checkpoint(state.round, state.contributed, parts, optimizer)
+    taken = {PeerId(giver): number for giver, number in state.taken.items()}
+    heritage = Heritage(state.given, PeerId(state.heir) if state.heir else "", data.get(BEQUEST, b""), taken)
+    return Checkpoint(state.round, state.contributed, parts, optimizer, heritage)

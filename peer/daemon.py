@@ -24,13 +24,14 @@ from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
+from peer.network.succession import SuccessionService
 from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
-from protocol.blobs import BlobService
+from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
 from protocol.errors import ManifestError, ResourceError, UserError
@@ -48,6 +49,7 @@ from protocol.schemas import (
     pipeline_pb2_grpc,
     reconciliation_pb2_grpc,
     snapshots_pb2_grpc,
+    succession_pb2_grpc,
 )
 from protocol.ticket import Ticket
 from protocol.window import Window
@@ -137,6 +139,12 @@ async def _joined(
         signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
         fetcher = Fetcher(contacts, emit)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, emit)
+        succession = SuccessionService(reconciler, card.stage)
+
+        def served(sha256: str) -> Blob | None:
+            return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)
+
         node = Node(
             manifest=manifest,
             directory=directory,
@@ -144,11 +152,12 @@ async def _joined(
             stage=card.stage,
             slot=card.slot,
             discovery=discovery,
-            reconciler=Reconciler(manifest, discovery, contacts, acceptance, emit),
+            reconciler=reconciler,
             snapshots=snapshots,
-            blobs=BlobService(manifest, lambda sha256: shelf.lookup(sha256) or snapshots.lookup(sha256)),
+            blobs=BlobService(manifest, served),
             pipeline=PipelineService(manifest),
             group=GroupService(manifest, card.stage, identity.peer_id),
+            succession=succession,
             torch_thread=torch_thread,
             emit=emit,
         )
@@ -208,6 +217,7 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
     if node.discovery.record.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
         group_pb2_grpc.add_GroupServicer_to_server(node.group, server)
+        succession_pb2_grpc.add_SuccessionServicer_to_server(node.succession, server)
 
 
 async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener) -> None:

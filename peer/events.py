@@ -115,6 +115,21 @@ class Resynchronised:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """This peer leaves, and another of its stage has taken over its error feedback and AdamW's state."""
+
+    heir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """This peer has taken over the error feedback of one that leaves; and AdamW's state, if `optimizer`."""
+
+    giver: str
+    optimizer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """What another peer sent is not valid. Nothing of it is acted on."""
 
@@ -162,6 +177,8 @@ Event = (
     | RoundDone
     | Resumed
     | Resynchronised
+    | HandedOver
+    | Inherited
     | Refused
     | Evaluated
     | Finished

@@ -18,6 +18,8 @@ from peer.events import (
     Finished,
     GroupBroken,
     GroupFormed,
+    HandedOver,
+    Inherited,
     Injected,
     Joined,
     Progress,
@@ -76,6 +78,10 @@ def say(event: Event) -> str | None:
         case Resynchronised(part, round, returned):
             own = f" {returned} of our contributions went back into the error feedback." if returned else ""
             return f"WARNING: our state of {part} was not that of most peers; took theirs, of round {round}.{own}"
+        case HandedOver(heir):
+            return f"Handed over to peer {heir[-8:]}: error feedback and optimizer."
+        case Inherited(giver, optimizer):
+            return f"Took over from peer {giver[-8:]}: error feedback" + (" and optimizer." if optimizer else ".")
         case Refused(peer, reason):
             return f"Refused what peer {peer[-8:]} sent: {reason}"
         case RoundDone():
@@ -186,7 +192,19 @@ class ProcessRow:
         return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
 
 
-TOLD = Serving | Joined | GroupFormed | GroupBroken | Resumed | Resynchronised | Refused | Evaluated | Failed
+TOLD = (
+    Serving
+    | Joined
+    | GroupFormed
+    | GroupBroken
+    | Resumed
+    | Resynchronised
+    | HandedOver
+    | Inherited
+    | Refused
+    | Evaluated
+    | Failed
+)
 """What a testnet tells where it has no live table."""
 
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")

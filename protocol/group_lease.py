@@ -1,7 +1,7 @@
 """Whose group a volunteer is in: a state machine without I/O, as a table.
 
 FREE ──invited──▶ LEASED ──leader calls──▶ MEMBER ──leader's stream ends──▶ FREE
-                  LEASED ──released, or the lease runs out──▶ FREE
+                  LEASED ──the lease runs out──▶ FREE
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ class Event(Enum):
     """What a leader does."""
 
     INVITED = "invited"
-    RELEASED = "released"
     CALLED = "called"
     LEFT = "left"
 
@@ -31,7 +30,6 @@ class Event(Enum):
 TRANSITIONS = {
     (State.FREE, Event.INVITED): State.LEASED,
     (State.LEASED, Event.INVITED): State.LEASED,  # by the same leader: the lease begins anew
-    (State.LEASED, Event.RELEASED): State.FREE,
     (State.LEASED, Event.CALLED): State.MEMBER,
     (State.MEMBER, Event.LEFT): State.FREE,
 }

@@ -19,7 +19,7 @@ from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, Whol
 from peer.optim import inner
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
-from protocol.layout import EMBEDDING_TENSOR
+from protocol.layout import EMBEDDING_TENSOR, Shape
 from protocol.manifest import Manifest
 
 Grid = Mapping[str, Tensor]
@@ -146,6 +146,16 @@ class StageTrainer:
         prefix = f"{self.index}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         inner.load_optimizer(self.optimizer, own)
+
+    @property
+    def optimizer_shapes(self) -> dict[str, Shape]:
+        """Name → shape of what `optimizer_tensors` returns after a step."""
+        return {f"{self.index}.{name}": shape for name, shape in inner.state_shapes(self.optimizer).items()}
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether AdamW has taken as many steps as its second moment remembers, 1 / (1 − β₂)."""
+        return inner.steps_remembered(self.optimizer) * (1 - self.manifest.inner.betas[1]) >= 1
 
     def abandon(self) -> None:
         """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""

@@ -12,7 +12,6 @@ from protocol.channels import connect, handshake, refuse, require_manifest
 from protocol.errors import HetpeerError
 from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
-from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
@@ -78,11 +77,6 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self._invitation = Membership(replica, request.slot)
         return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
 
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
-        await require_manifest(context, self.manifest)
-        self.lease.take(Event.RELEASED, ReplicaId(request.replica), time.monotonic())
-        return pb.ReleaseReply()
-
     async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
@@ -107,17 +101,6 @@ async def invite(stage: int, seat: Seat, membership: Membership, manifest: Manif
     except HetpeerError:
         return False
     return bool(reply.code == pb.InvitationReply.ACCEPTED)
-
-
-async def release(seat: Seat, replica: ReplicaId, manifest: Manifest) -> None:
-    """Free a peer that accepted; its lease would also run out by itself."""
-    try:
-        async with connect(seat.address, manifest) as channel:
-            stub = group_pb2_grpc.GroupStub(channel)
-            request = pb.ReleaseRequest(replica=replica)
-            await stub.Release(request, metadata=handshake(manifest), timeout=CALL_SECONDS)
-    except HetpeerError:
-        return
 
 
 def orders_to(stage: int, seat: Seat) -> Orders:

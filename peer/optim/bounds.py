@@ -1,18 +1,25 @@
 """How large an honest contribution can be: what learning rate and error feedback allow, and no more."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from peer.optim.inner import learning_rate
 from protocol.contribution import Contribution
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
+from protocol.layout import Shape
 from protocol.manifest import Manifest
 from protocol.units import UNITS_PER_ONE
 
 ADAM_STEP = 2.0
 """|m̂ / √v̂| is at most 1 but for the first steps with these betas (Kingma and Ba, section 2.1); twice that is ample."""
+
+TINY = 1e-20
+"""Where v̂ underflows to nothing, m̂ may be as small as this: ε = 10⁻⁸ makes a step of it that is no step."""
 
 LARGEST_WEIGHT = 32.0
 """The grid's range: weight decay moves a weight by at most its share of this."""
@@ -45,3 +52,27 @@ def check_magnitudes(contribution: Contribution, manifest: Manifest) -> None:
                 f"{name}: {tensor} moves by {largest / UNITS_PER_ONE:.3g}, "
                 f"more than learning rate and error feedback allow ({bound / UNITS_PER_ONE:.3g})"
             )
+
+
+def check_moments(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], manifest: Manifest) -> None:
+    """Check AdamW's state that another peer made: `shapes` has every tensor of it, by `<parameter>.<name>`.
+
+    Raises:
+        FormatError: it is not what AdamW can have come to, as |m̂ / √v̂| beyond `ADAM_STEP`.
+    """
+    if tensors.keys() != shapes.keys():
+        raise FormatError("AdamW's state of other parameters than this stage's")
+    for key, shape in shapes.items():
+        if tensors[key].dtype != torch.float32 or tuple(tensors[key].shape) != shape:
+            raise FormatError(f"AdamW's {key} is not float32 of shape {shape}")
+    fast, slow = manifest.inner.betas
+    total = manifest.outer.rounds * manifest.inner.steps
+    for parameter in {key.rpartition(".")[0] for key in shapes}:
+        step = tensors[f"{parameter}.step"].item()
+        if not (1 <= step <= total and step == int(step)):
+            raise FormatError(f"AdamW's count {step} is no number of steps of this run")
+        mean = tensors[f"{parameter}.exp_avg"].double() / (1 - fast**step)
+        square = tensors[f"{parameter}.exp_avg_sq"].double() / (1 - slow**step)
+        honest = bool((square >= 0).all()) and bool((mean.abs() <= ADAM_STEP * square.sqrt() + TINY).all())
+        if not honest or not bool(square.isfinite().all()):
+            raise FormatError("AdamW's moments are such as no gradients make")

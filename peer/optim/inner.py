@@ -79,6 +79,20 @@ def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return tensors
 
 
+def state_shapes(optimizer: torch.optim.AdamW) -> dict[str, tuple[int, ...]]:
+    """What `optimizer_tensors` returns once the optimizer has taken a step: name → shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
+        moment = tuple(parameter.shape)
+        shapes |= {f"{index}.step": (), f"{index}.exp_avg": moment, f"{index}.exp_avg_sq": moment}
+    return shapes
+
+
+def steps_remembered(optimizer: torch.optim.AdamW) -> int:
+    """How many steps are in AdamW's moments."""
+    return max((int(state["step"].item()) for state in optimizer.state.values()), default=0)
+
+
 def load_optimizer(optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` took."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

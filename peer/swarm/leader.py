@@ -84,6 +84,7 @@ class Leader:
             self._forget_the_lost()
             if self._complete:
                 return
+            await self.here.succession.inherit()
             for stage, seat in (await fill(node.discovery, node.manifest, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:

@@ -18,6 +18,7 @@ from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.snapshots import SnapshotStore
+from peer.network.succession import SuccessionService
 from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed, FollowedPart
@@ -51,6 +52,7 @@ class Node:
     blobs: BlobService
     pipeline: PipelineService
     group: GroupService
+    succession: SuccessionService
     torch_thread: TorchThread
     emit: Listener
     leaving: bool = False

@@ -15,6 +15,7 @@ from peer.network.reconciliation import Reconciler
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
 from peer.swarm.view import awaited, replicas
+from protocol.bequest import Heritage
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
@@ -53,6 +54,8 @@ class OuterLoop:
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     """AdamW's state as it was kept last."""
+    heritage: Heritage = field(default_factory=Heritage)
+    """What passed between this peer and others that left, or that took its place."""
 
     @property
     def clock(self) -> int:
@@ -117,8 +120,9 @@ class OuterLoop:
         self.followed.fresh[each.own[round]] = sent
         return blob
 
-    async def save(self, blobs: Mapping[Part, bytes]) -> None:
-        """Keep what this peer alone knows: error feedback, optimizer, and what it has sent."""
+    async def save(self, blobs: Mapping[Part, bytes], keep: int = checkpoint.KEPT) -> None:
+        """Keep what this peer alone knows: error feedback, optimizer, and what it has sent. `keep`: so many checkpoints
+        stay, this one counted."""
         parts = {}
         for part, each in self.followed.parts.items():
             sent = {str(round): each.own[round] for round in each.authored.sent}
@@ -126,8 +130,8 @@ class OuterLoop:
             state = PartState(sent=sent, returned=returned)
             parts[part] = PartCheckpoint(state, each.state.error_feedback, blobs.get(part))
         record = self.discovery.record
-        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer)
-        await self.followed.torch_thread.run(checkpoint.write, self.folder, kept)
+        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.heritage)
+        await self.followed.torch_thread.run(checkpoint.write, self.folder, kept, keep)
 
     async def finish(self, round: int) -> dict[str, int]:
         """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions

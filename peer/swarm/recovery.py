@@ -48,7 +48,7 @@ async def resume(outer: OuterLoop) -> None:
 
 
 def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
-    outer.optimizer = kept.optimizer
+    outer.optimizer, outer.heritage = kept.optimizer, kept.heritage
     outer.discovery.tell(round=kept.round, contributed=kept.contributed)
     for part, each in outer.followed.parts.items():
         was = kept.parts.get(part)

@@ -15,6 +15,7 @@ from peer.swarm.inner_step import PipelineStage
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import agree
+from peer.swarm.succession import Succession
 from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
 
@@ -30,6 +31,7 @@ class StageRound:
     outer: OuterLoop
     trainer: StageTrainer
     tasks: asyncio.TaskGroup
+    succession: Succession
     round: int = 0
     steps: int = 0
     embedding_digest: str = ""
@@ -85,6 +87,7 @@ class StageRound:
             LostMemberError: somebody is gone; `abandon` before anything else.
         """
         assert self.pipeline is not None
+        await self.succession.inherit()
         agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
         self.steps += 1
@@ -101,6 +104,8 @@ class StageRound:
     async def take_up(self) -> None:
         """Go on as this peer's folder has it: with AdamW's state, and without doing a round twice."""
         await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
+        await self.succession.settle()
+        self.succession.open()
         while self.outer.contributed and not (self.outer.over or self.node.leaving):
             await self.finish()
 
@@ -122,8 +127,10 @@ class StageRound:
 
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""
-        while not self.outer.over and await self.outer.wait_for_others(self.outer.clock, interrupted):
-            await self.finish()
+        while not (self.outer.over or interrupted()):
+            await self.succession.inherit()
+            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.succession.due):
+                await self.finish()
 
     def _links(self) -> list[Link]:
         if self.pipeline is None:

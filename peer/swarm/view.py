@@ -36,6 +36,13 @@ def free(peers: Peers, stage: int) -> Peers:
     return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
 
 
+def heirs(peers: Peers, me: PeerRecord) -> Peers:
+    """Who can take over from a volunteer that leaves: whoever has taken its place in its group, then those in none."""
+    same = [peer for peer in peers if peer.role == "volunteer" and peer.stage == me.stage]
+    seated = [peer for peer in same if peer.replica and peer.replica == me.replica]
+    return (*seated, *(peer for peer in same if not peer.replica))
+
+
 def all_at(peers: Peers, round: int) -> bool:
     """Whether every peer has finished this round."""
     return all(peer.round >= round for peer in peers)

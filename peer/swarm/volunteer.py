@@ -5,20 +5,23 @@ from peer.swarm.leader import Leader
 from peer.swarm.member import Member
 from peer.swarm.node import Node
 from peer.swarm.stage_round import StageRound
+from peer.swarm.succession import Succession
 from protocol.layout import parts_authored
 from protocol.run_files import TRAIN
 
 
 async def serve_stage(node: Node) -> None:
-    """Train in one group after another, follow the rounds in between, and say goodbye after the last."""
+    """Train in one group after another, and follow the rounds in between. Who leaves before the last hands over."""
     outer = await node.outer_loop(parts_authored(node.stage))
     trainer = await node.torch_thread.run(
         StageTrainer, node.manifest, node.stage, "group", await node.basis(), node.device
     )
     async with node.in_the_swarm(outer) as tasks:
-        here = StageRound(node, outer, trainer, tasks)
+        here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:
             await Leader(here, await node.open_tokens(TRAIN)).serve()
         else:
             await Member(here).serve()
+        if not outer.over:
+            await here.succession.hand_over()
     node.emit_finished(outer)

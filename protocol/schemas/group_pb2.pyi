@@ -41,16 +41,6 @@ class InvitationReply(_message.Message):
     code: InvitationReply.Code
     def __init__(self, code: _Optional[_Union[InvitationReply.Code, str]] = ...) -> None: ...
 
-class ReleaseRequest(_message.Message):
-    __slots__ = ("replica",)
-    REPLICA_FIELD_NUMBER: _ClassVar[int]
-    replica: str
-    def __init__(self, replica: _Optional[str] = ...) -> None: ...
-
-class ReleaseReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class Order(_message.Message):
     __slots__ = ("begin", "go", "step", "halt", "end")
     BEGIN_FIELD_NUMBER: _ClassVar[int]

@@ -40,11 +40,6 @@ class GroupStub:
                 request_serializer=protocol_dot_schemas_dot_group__pb2.Invitation.SerializeToString,
                 response_deserializer=protocol_dot_schemas_dot_group__pb2.InvitationReply.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
-                '/hetpeer.v1.Group/Release',
-                request_serializer=protocol_dot_schemas_dot_group__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=protocol_dot_schemas_dot_group__pb2.ReleaseReply.FromString,
-                _registered_method=True)
         self.Follow = channel.stream_stream(
                 '/hetpeer.v1.Group/Follow',
                 request_serializer=protocol_dot_schemas_dot_group__pb2.Order.SerializeToString,
@@ -58,13 +53,6 @@ class GroupServicer:
 
     def Invite(self, request, context):
         """"Will you be my stage 2?" An accepted invitation is a lease until the leader's stream opens or it expires.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Release(self, request, context):
-        """"I did not find all the others; you are free again."
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,11 +72,6 @@ def add_GroupServicer_to_server(servicer, server):
                     servicer.Invite,
                     request_deserializer=protocol_dot_schemas_dot_group__pb2.Invitation.FromString,
                     response_serializer=protocol_dot_schemas_dot_group__pb2.InvitationReply.SerializeToString,
-            ),
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=protocol_dot_schemas_dot_group__pb2.ReleaseRequest.FromString,
-                    response_serializer=protocol_dot_schemas_dot_group__pb2.ReleaseReply.SerializeToString,
             ),
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
@@ -124,33 +107,6 @@ class Group:
             '/hetpeer.v1.Group/Invite',
             protocol_dot_schemas_dot_group__pb2.Invitation.SerializeToString,
             protocol_dot_schemas_dot_group__pb2.InvitationReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Release(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/hetpeer.v1.Group/Release',
-            protocol_dot_schemas_dot_group__pb2.ReleaseRequest.SerializeToString,
-            protocol_dot_schemas_dot_group__pb2.ReleaseReply.FromString,
             options,
             channel_credentials,
             insecure,

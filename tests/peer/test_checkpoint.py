@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from peer.checkpoint import KEPT, Checkpoint, PartCheckpoint, PartState, candidates, write
+from protocol.bequest import Heritage
 from protocol.errors import ResourceError
-from protocol.identity import EMBEDDING, stage_part
+from protocol.identity import EMBEDDING, PeerId, stage_part
 
 
 def checkpoint(round: int, size: int = 64) -> Checkpoint:
@@ -52,6 +54,20 @@ def test_the_last_two_are_kept_the_newest_first(tmp_path: Path):
         write(tmp_path, checkpoint(round))
     assert [each.contributed for each in candidates(tmp_path)] == [4, 3]
     assert len(list(tmp_path.iterdir())) == KEPT
+
+
+def test_what_was_given_and_taken_is_kept(tmp_path: Path):
+    heritage = Heritage(given=2, heir=PeerId("heir"), blob=b"bytes", taken={PeerId("giver"): 3})
+    write(tmp_path, replace(checkpoint(1), heritage=heritage))
+    assert candidates(tmp_path)[0].heritage == heritage
+
+
+def test_the_newest_is_the_one_written_last_and_may_be_the_only_one_left(tmp_path: Path):
+    write(tmp_path, checkpoint(5))
+    write(tmp_path, checkpoint(5, 8))  # of the same round
+    assert [each.parts[stage_part(1)].error_feedback["w"].shape[0] for each in candidates(tmp_path)] == [8, 64]
+    write(tmp_path, checkpoint(4), keep=1)
+    assert [each.contributed for each in candidates(tmp_path)] == [4]
 
 
 def test_a_damaged_one_is_passed_over_whatever_bit_it_is(tmp_path: Path):

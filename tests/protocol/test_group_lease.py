@@ -29,20 +29,11 @@ def test_a_lease_that_ran_out_frees_the_peer():
     assert lease.take(Event.INVITED, B, now=LEASE_SECONDS)
 
 
-def test_a_released_peer_is_free_and_only_its_leader_can_release_it():
-    lease = Lease()
-    lease.take(Event.INVITED, A, now=0.0)
-    assert not lease.take(Event.RELEASED, B, now=1.0)
-    assert lease.take(Event.RELEASED, A, now=1.0)
-    assert lease.take(Event.INVITED, B, now=1.0)
-
-
 def test_a_member_stays_until_its_leaders_stream_ends():
     lease = Lease()
     lease.take(Event.INVITED, A, now=0.0)
     lease.take(Event.CALLED, A, now=1.0)
     assert not lease.take(Event.INVITED, B, now=10 * LEASE_SECONDS)
-    assert not lease.take(Event.RELEASED, A, now=2.0)
     assert lease.take(Event.LEFT, A, now=3.0)
     assert lease.state is State.FREE
 

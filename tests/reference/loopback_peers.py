@@ -19,22 +19,23 @@ from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
+from peer.network.succession import SuccessionService
 from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import resume
-from protocol.blobs import BlobService
+from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority, Card, issue
 from protocol.channels import listen, options
 from protocol.identity import Part, RunId
 from protocol.keys import Identity, load_or_create
-from protocol.layout import model_layout, part_layout
+from protocol.layout import model_layout, part_layout, parts_authored, parts_followed
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord
-from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc
+from protocol.records import PeerRecord, Role
+from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc, succession_pb2_grpc
 from protocol.window import Window
 
 RUN = RunId("ab" * 32)
@@ -57,6 +58,7 @@ class LoopbackPeer:
     manifest: Manifest
     signer: Signer
     outer: OuterLoop
+    succession: SuccessionService
     said: list[Event] = field(default_factory=list)
 
     @property
@@ -72,7 +74,9 @@ class LoopbackPeer:
 
     async def contribute(self, round: int, seed: int) -> None:
         """An inner loop whose outcome is random, and its contribution."""
-        await self.outer.contribute(round, 1, moved(self.manifest, seed), {})
+        delta = moved(self.manifest, seed)
+        authored = {part: delta[part] for part, each in self.outer.followed.parts.items() if each.state.error_feedback}
+        await self.outer.contribute(round, 1, authored, {})
 
     async def at(self, round: int) -> None:
         """Finish a round without waiting for anybody."""
@@ -111,9 +115,9 @@ class Village:
     def authority(self) -> Authority:
         return Authority(RUN, self.operator.peer_id)
 
-    async def join(self, name: str) -> LoopbackPeer:
-        """One more datacenter, that knows the others and is known to them."""
-        peer = await self._start(name)
+    async def join(self, name: str, stage: int | None = None) -> LoopbackPeer:
+        """One more datacenter, or volunteer of `stage` without a group, that knows the others and is known to them."""
+        peer = await self.start(name, stage)
         self.peers.append(peer)
         self.introduce()
         return peer
@@ -156,15 +160,23 @@ class Village:
             await peer.at(round)
         self.introduce()
 
-    async def _start(self, name: str) -> LoopbackPeer:
+    async def start(self, name: str, stage: int | None = None) -> LoopbackPeer:
+        """A peer with this folder, which may have been another's before."""
         manifest, folder = self.manifest, self.folder / name
         identity = load_or_create(folder)
         server = grpc.aio.server(options=options(manifest))
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+        whole, place = list(model_layout(manifest)), stage or 0
+        role: Role = "datacenter" if stage is None else "volunteer"
         record = PeerRecord(
-            peer_id=identity.peer_id, address=address, role="datacenter", stage=0, slot=0, replica=identity.peer_id
+            peer_id=identity.peer_id,
+            address=address,
+            role=role,
+            stage=place,
+            slot=0,
+            replica=identity.peer_id if stage is None else "",
         )
-        card = issue(self.operator, RUN, Card(identity.peer_id, "datacenter", 0, 0))
+        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, 0))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
             Discovery(NoDht(), RUN, manifest, record),
@@ -172,29 +184,37 @@ class Village:
             Shelf(folder / "contributions"),
         )
         window = Window(manifest.outer.grace, manifest.outer.liars)
-        ledgers = {part: Ledger(part, identity.peer_id, window) for part in model_layout(manifest)}
+        followed_parts = whole if stage is None else parts_followed(manifest, stage)
+        authored = whole if stage is None else parts_authored(stage)
+        ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
         fetcher = Fetcher(contacts, said.append)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers, discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, said.append)
         snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
         parts = {
-            part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), True), ledger)
+            part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), part in authored), ledger)
             for part, ledger in ledgers.items()
         }
         followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread)
         acceptance.check = followed.check
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
-        blobs = BlobService(manifest, lambda sha256: shelf.lookup(sha256) or snapshots.lookup(sha256))
+        succession = SuccessionService(reconciler, place)
+
+        def served(sha256: str) -> Blob | None:
+            return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)
+
+        blobs = BlobService(manifest, served)
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, server)
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
+        succession_pb2_grpc.add_SuccessionServicer_to_server(succession, server)
         await server.start()
         self.stack.callback(torch_thread.stop)
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
         await resume(outer)
-        return LoopbackPeer(manifest, signer, outer, said)
+        return LoopbackPeer(manifest, signer, outer, succession, said)
 
 
 @asynccontextmanager

@@ -1,10 +1,15 @@
 """Real `hetpeer` processes, and what they say."""
 
+import json
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from peer.events import Event, Serving, from_line
 from protocol.ticket import Ticket, parse
@@ -19,6 +24,9 @@ TEXT = "\n\n".join(
     for how in ("singing", "in the rain", "with bread", "late")
 )
 """A small text, so that runs begin at once."""
+
+
+E = TypeVar("E")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -52,3 +60,93 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[list[Event]]:
         process.communicate(timeout=SECONDS)
         assert process.returncode == 0, said
     return said
+
+
+class Peer:
+    """A process that is listened to while it runs. It ends with the block."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = start(*arguments)
+        self.said: list[Event] = []
+        self._ended = False
+        self._news = threading.Condition()
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> "Peer":
+        self._listening.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(SECONDS)
+        finally:
+            self.process.kill()
+        self._listening.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _listen(self) -> None:
+        for event in events(self.process):
+            with self._news:
+                self.said.append(event)
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+    def wait_for(self, kind: type[E], holds: Callable[[E], bool] = lambda event: True) -> E:
+        """The first event of a kind for which this holds, said already or soon."""
+
+        def found() -> E | None:
+            return next((each for each in self.said if isinstance(each, kind) and holds(each)), None)
+
+        with self._news:
+            assert self._news.wait_for(lambda: found() is not None or self._ended, SECONDS), self.said
+            event = found()
+        assert event is not None, self.said
+        return event
+
+    def end(self, number: signal.Signals) -> int:
+        """Send it a signal; its exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(SECONDS)
+        self._listening.join()
+        return code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A testnet's report, everything its processes said, in order, and what a person saw."""
+
+    report: dict[str, Any]
+    log: list[dict[str, Any]]
+    output: str
+
+    def said(self, event: str, process: str = "") -> list[dict[str, Any]]:
+        """The events of a kind, of one process or of all."""
+        return [line for line in self.log if line["event"] == event and process in ("", line["process"])]
+
+    def digests(self, lines: list[dict[str, Any]]) -> dict[str, set[str]]:
+        """The digests of each part, as these lines have them."""
+        found: dict[str, set[str]] = {}
+        for line in lines:
+            for part, digest in line["digests"].items():
+                found.setdefault(part, set()).add(digest)
+        return found
+
+
+def swarm_command(directory: Path, *arguments: str) -> list[str]:
+    """The command line of a testnet in `directory` on `TEXT`, which is in its `village.txt`."""
+    (directory / "village.txt").write_text(TEXT)
+    where = ["--dir", str(directory / "net"), "--report", str(directory / "report.json")]
+    return [*HETPEER, "testnet", *where, "--data", str(directory / "village.txt"), *arguments]
+
+
+def completed_swarm(directory: Path, *arguments: str) -> Outcome:
+    """A testnet that ran to its end, and was a success."""
+    done = subprocess.run(swarm_command(directory, *arguments), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = [json.loads(line) for line in (directory / "net" / "events.jsonl").read_text().splitlines()]
+    return Outcome(json.loads((directory / "report.json").read_text()), log, done.stdout)

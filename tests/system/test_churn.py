@@ -1,55 +1,26 @@
-"""Real processes that are killed, cut off, and come back: one state at the end, and nothing done twice."""
+"""Real processes that leave, are killed, cut off, and come back: one state at the end, and nothing done twice."""
 
-import json
-import subprocess
-from dataclasses import dataclass
+import signal
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from peer.events import Contributed, Finished, GroupFormed, HandedOver, Inherited, Joined, Progress, StepDone
 from peer.testnet import namespaces
-from tests.reference.processes import HETPEER, SECONDS, TEXT
+from tests.reference.processes import Outcome, Peer, completed_swarm, serving
 
 needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A testnet's report, and everything its processes said, in order."""
-
-    report: dict[str, Any]
-    log: list[dict[str, Any]]
-
-    def said(self, event: str, process: str = "") -> list[dict[str, Any]]:
-        return [line for line in self.log if line["event"] == event and process in ("", line["process"])]
-
-    def digests(self, lines: list[dict[str, Any]]) -> dict[str, set[str]]:
-        """The digests of each part, as these lines have them."""
-        found: dict[str, set[str]] = {}
-        for line in lines:
-            for part, digest in line["digests"].items():
-                found.setdefault(part, set()).add(digest)
-        return found
-
-
-def testnet(directory: Path, chaos: str, *more: str) -> Outcome:
-    (directory / "village.txt").write_text(TEXT)
-    where = ["--dir", str(directory / "net"), "--report", str(directory / "report.json")]
-    shape = ["--data", str(directory / "village.txt"), "--inner-steps", "8", "--no-compare", *more]
-    command = [*HETPEER, "testnet", *where, *shape, "--chaos", chaos]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    log = [json.loads(line) for line in (directory / "net" / "events.jsonl").read_text().splitlines()]
-    return Outcome(json.loads((directory / "report.json").read_text()), log)
-
-
-testnet.__test__ = False  # type: ignore[attr-defined]
+def churned(directory: Path, chaos: str, *more: str) -> Outcome:
+    """A testnet with faults that ran to its end."""
+    return completed_swarm(directory, "--inner-steps", "8", "--no-compare", "--chaos", chaos, *more)
 
 
 def test_a_member_a_leader_and_a_datacenter_die_and_come_back(tmp_path: Path):
     chaos = "kill:stage=1@round=2.3+1s,kill:group=1/stage=0@round=4.4+1s,kill:datacenter=0@round=6.2+1s"
-    outcome = testnet(tmp_path, chaos, "--rounds", "9")
+    outcome = churned(tmp_path, chaos, "--rounds", "9")
     assert outcome.report["chaos"]["rounds_completed"] == 9
     assert outcome.report["chaos"]["digests_equal"]
     assert outcome.said("GroupBroken")
@@ -61,7 +32,7 @@ def test_a_member_a_leader_and_a_datacenter_die_and_come_back(tmp_path: Path):
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_everything_killed_at_once_goes_on_with_the_digests_it_had(tmp_path: Path, overlap: bool):
-    outcome = testnet(tmp_path, "kill:all@round=4.4+1s", "--rounds", "6", *(["--overlap"] if overlap else []))
+    outcome = churned(tmp_path, "kill:all@round=4.4+1s", "--rounds", "6", *(["--overlap"] if overlap else []))
     assert outcome.report["chaos"]["digests_equal"]
     resumed = [line["round"] for line in outcome.said("Resumed")]
     assert len(resumed) >= 5
@@ -73,7 +44,7 @@ def test_everything_killed_at_once_goes_on_with_the_digests_it_had(tmp_path: Pat
 
 
 def test_a_datacenter_that_joins_in_the_midst_takes_the_state_from_several_peers_and_contributes_next(tmp_path: Path):
-    outcome = testnet(tmp_path, "join:datacenter@round=9", "--rounds", "13", "--inner-steps", "14")
+    outcome = churned(tmp_path, "join:datacenter@round=9", "--rounds", "13", "--inner-steps", "14")
     assert outcome.report["chaos"]["digests_equal"]
     fetched = [
         line["doing"] for line in outcome.said("Progress", "datacenter 2") if " came from peer " in line["doing"]
@@ -87,9 +58,50 @@ def test_a_datacenter_that_joins_in_the_midst_takes_the_state_from_several_peers
 
 @needs_namespaces
 def test_two_halves_that_were_cut_off_from_each_other_become_one_again(tmp_path: Path):
-    outcome = testnet(tmp_path, "partition:half@rounds=3-4", "--rounds", "8", "--datacenters", "2")
+    outcome = churned(tmp_path, "partition:half@rounds=3-4", "--rounds", "8", "--datacenters", "2")
     assert outcome.report["chaos"]["digests_equal"]
     assert not outcome.said("Resynchronised")
     apart = outcome.digests([line for line in outcome.said("RoundDone") if line["round"] == 3])
     assert len(apart["embedding"]) >= 2
     assert all(len(digests) == 1 for digests in outcome.digests(outcome.said("Finished")).values())
+
+
+PAIR = """
+[model]
+preset = "nano"
+layers = 2
+[replicas]
+groups = 1
+datacenters = 0
+[inner]
+steps = 12
+sequences = 4
+microbatch = 2
+[outer]
+rounds = 8
+"""
+
+
+def test_who_leaves_hands_over_to_the_standby_that_takes_its_seat(tmp_path: Path):
+    with ExitStack() as stack:
+        ticket = stack.enter_context(serving(PAIR, tmp_path / "run"))
+
+        def join(stage: int, name: str) -> Peer:
+            arguments = ["join", str(ticket), "--stage", str(stage), "--dir", str(tmp_path / name)]
+            return stack.enter_context(Peer(*arguments, "--device", "cpu", "--threads", "1"))
+
+        leader, *others = join(0, "leader"), join(1, "one"), join(1, "other")
+        ids = {peer.wait_for(Joined).peer_id: peer for peer in others}
+        member = leader.wait_for(GroupFormed).members[1]
+        heir = next(peer_id for peer_id in ids if peer_id != member)
+        ids[heir].wait_for(Progress, lambda event: event.doing == "waiting for a group")
+        leader.wait_for(StepDone, lambda event: event.round == 2)
+        assert ids[member].end(signal.SIGINT) == 130
+        assert ids[member].wait_for(HandedOver).heir == heir
+        assert ids[heir].wait_for(Inherited) == Inherited(member, True)
+        assert ids[heir].wait_for(GroupFormed).members[1] == heir
+        assert leader.wait_for(Finished).digests["embedding"] == ids[heir].wait_for(Finished).digests["embedding"]
+        left, went_on = (
+            {event.round for event in ids[each].said if isinstance(event, Contributed)} for each in (member, heir)
+        )
+        assert left | went_on == set(range(1, 9))

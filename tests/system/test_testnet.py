@@ -9,32 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.reference.processes import HETPEER, SECONDS, TEXT
+from tests.reference.processes import HETPEER, SECONDS, completed_swarm, swarm_command
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small text, so that runs begin at once."""
-    path = tmp_path_factory.mktemp("text") / "village.txt"
-    path.write_text(TEXT)
-    return path
-
-
-def testnet(directory: Path, text: Path, *arguments: str) -> list[str]:
-    options = ["--dir", str(directory / "net"), "--report", str(directory / "report.json"), "--data", str(text)]
-    return [*HETPEER, "testnet", *options, *arguments]
-
-
-testnet.__test__ = False  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A testnet of two groups and a datacenter that ran to its end."""
     directory = tmp_path_factory.mktemp("finished")
     arguments = ["--groups", "2", "--stages", "2", "--rounds", "3", "--inner-steps", "6"]
-    done = subprocess.run(testnet(directory, text, *arguments), capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed_swarm(directory, *arguments)
     return directory
 
 
@@ -56,13 +39,13 @@ def test_all_peers_of_a_part_hold_one_digest_datacenter_and_volunteers_alike(fin
     assert all(len(set(peers.values())) == 1 for peers in digests.values())
 
 
-def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, text: Path, tmp_path: Path):
+def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, tmp_path: Path):
     command = [
         *HETPEER,
         "lab",
         str(finished / "net" / "run.toml"),
         "--data",
-        str(text),
+        str(finished / "village.txt"),
         "--device",
         "cpu",
         "--threads",
@@ -79,10 +62,10 @@ def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, text
 class Watched:
     """A running testnet: its output as it comes, and its processes."""
 
-    def __init__(self, directory: Path, text: Path, *more: str) -> None:
+    def __init__(self, directory: Path, *more: str) -> None:
         arguments = ["--groups", "1", "--stages", "2", "--rounds", "50", "--inner-steps", "4", *more]
         self.process = subprocess.Popen(
-            testnet(directory, text, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            swarm_command(directory, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.said = ""
 
@@ -108,9 +91,9 @@ class Watched:
 
 
 @pytest.fixture
-def running(tmp_path: Path, text: Path) -> Iterator[Watched]:
+def running(tmp_path: Path) -> Iterator[Watched]:
     """A testnet in the middle of its work."""
-    watched = Watched(tmp_path, text)
+    watched = Watched(tmp_path)
     with watched.process:
         try:
             watched.wait_for("loss after round 1:")
@@ -143,8 +126,8 @@ def test_a_killed_process_is_named_and_none_is_left(running: Watched, victim: st
     assert gone(children)
 
 
-def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_path: Path, text: Path):
-    watched = Watched(tmp_path, text, "--datacenters", "0")
+def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_path: Path):
+    watched = Watched(tmp_path, "--datacenters", "0")
     with watched.process:
         try:
             watched.wait_for("loss after round 1:")

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.optim.bounds import check_magnitudes, largest_value
+from peer.optim import inner
+from peer.optim.bounds import check_magnitudes, check_moments, largest_value
 from peer.optim.inner import learning_rate
 from protocol.contribution import Contribution, SparseTensor
 from protocol.errors import FormatError
@@ -41,3 +43,47 @@ def test_a_value_beyond_the_bound_is_refused_with_its_size():
     check_magnitudes(made(-bound), run)
     with pytest.raises(FormatError, match="more than learning rate and error feedback allow"):
         check_magnitudes(made(bound + 1), run)
+
+
+MANIFEST = small_manifest()
+SHAPES = {"0.step": (), "0.exp_avg": (4, 3), "0.exp_avg_sq": (4, 3)}
+
+
+def moments(gradients: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """AdamW's state after these gradients."""
+    parameter = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer = inner.adamw([parameter], MANIFEST.inner)
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
+    return inner.optimizer_tensors(optimizer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-40, 15), min_size=1, max_size=9), st.integers(0, 1000))
+def test_no_gradients_make_moments_that_are_refused(magnitudes: list[int], seed: int):
+    chance = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(4, 3, generator=chance) * 10.0**magnitude for magnitude in magnitudes]
+    check_moments(moments(gradients), SHAPES, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"0.exp_avg": torch.full((4, 3), 100.0)},
+        {"0.exp_avg": torch.full((4, 3), float("nan"))},
+        {"0.exp_avg": torch.full((4, 3), float("inf"))},
+        {"0.exp_avg_sq": torch.full((4, 3), -1.0)},
+        {"0.exp_avg_sq": torch.full((4, 3), float("inf"))},
+        {"0.exp_avg_sq": torch.zeros(3, 4)},
+        {"0.exp_avg_sq": torch.zeros(4, 3, dtype=torch.float64)},
+        {"0.step": torch.tensor(0.0)},
+        {"0.step": torch.tensor(1.5)},
+        {"0.step": torch.tensor(float("nan"))},
+        {"0.step": torch.tensor(1e9)},
+        {"1.step": torch.tensor(1.0)},
+    ],
+)
+def test_moments_that_no_gradients_make_are_refused(change: dict[str, torch.Tensor]):
+    with pytest.raises(FormatError):
+        check_moments(moments([torch.ones(4, 3)]) | change, SHAPES, MANIFEST)

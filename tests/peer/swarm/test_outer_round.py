@@ -353,7 +353,7 @@ def test_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path):
         for round in range(1, 8):
             await made.round(round, made.peers)
         a = made.peers[0]
-        again = await made._start("a")
+        again = await made.start("a")
         assert any(isinstance(event, Resumed) for event in again.said)
         assert again.outer.clock == 7 or again.outer.clock == 8
         await again.at(7)
@@ -370,7 +370,7 @@ def test_no_author_makes_two_contributions_of_one_name_whatever_it_forgot(tmp_pa
     async def scene(made: Village) -> None:
         a, b = made.peers
         await a.contribute(1, 1)
-        again = await made._start("a")
+        again = await made.start("a")
         await again.contribute(1, 2)  # the same round once more: it goes into the error feedback
         entries = again.acceptance.ledgers[EMBEDDING].entries(1)
         assert [entry.name for entry in entries] == [

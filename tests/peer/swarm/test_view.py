@@ -1,6 +1,6 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.view import all_at, authors, awaited, free, replicas
+from peer.swarm.view import all_at, authors, awaited, free, heirs, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.records import PeerRecord
 
@@ -30,6 +30,15 @@ def test_each_replica_has_one_author_of_each_part():
 
 def test_a_volunteer_without_a_group_is_free():
     assert free(SWARM, 1) == (LONELY,)
+
+
+def test_the_heir_of_a_leaver_is_who_took_its_seat_or_else_is_free():
+    seated = peer("s", stage=1, replica="a")
+    elsewhere = peer("e", stage=1, replica="x")
+    others = (LEADER, DATACENTER, OBSERVER, LONELY, elsewhere, seated, peer("z", stage=0))
+    assert heirs(others, MEMBER) == (seated, LONELY)
+    assert heirs((LEADER, DATACENTER, elsewhere), MEMBER) == ()
+    assert heirs(others, peer("y", stage=1)) == (LONELY,)
 
 
 def test_the_run_is_over_when_everyone_is_done():
