@@ -6,10 +6,10 @@ from pathlib import Path
 
 from protocol import statement
 from protocol.cards import Authority, Card, issue
+from protocol.claims import Claim
 from protocol.contribution import grids
 from protocol.identity import Part, RunId
 from protocol.keys import load_or_create
-from protocol.ledger import Claim
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, pack

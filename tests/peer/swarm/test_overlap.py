@@ -78,7 +78,7 @@ def test_with_overlap_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path
             if round < finished:
                 await finish_together(made, round)
         a = made.peers[0]
-        again = await made._start("a")  # the power fails between contribution and boundary
+        again = await made.start("a")  # the power fails between contribution and boundary
         assert again.digests() == a.digests()
         assert again.outer.clock == finished
         assert again.outer.contributed
