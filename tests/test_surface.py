@@ -17,7 +17,9 @@ FLAGS = {
     "join": "device dir json listen manifest stage threads until-stdin-closes",
     "replica": "device dir json listen manifest threads until-stdin-closes",
     "observe": "device dir json listen threads until-stdin-closes",
-    "testnet": "chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages",
+    "testnet": (
+        "chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
+    ),
     "lab": "data device dir json report threads",
 }
 
