@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from peer.testnet.faults import After, Fault, Kill, Partition, Pause, Random, RandomKind, Slow, Target
 
-BACK_SECONDS = 3.0
+BACK_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
 LINK_SECONDS = 5.0
 SLOW_RATE = "1mbit"
