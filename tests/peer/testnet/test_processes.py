@@ -434,7 +434,7 @@ def test_who_is_held_up_by_chaos_is_waited_for(testnet: Callable[..., Outcome], 
 def test_who_lingers_without_reason_is_not(testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "STRAGGLER_SECONDS", 3.0)
     outcome = testnet({"replica": "work"}, spec="kill:stage=0@round=2")
-    assert outcome.error == "no process has said anything for 3 s; unfinished: datacenter 1"
+    assert outcome.error == "no process has said anything for 3.0 s; unfinished: datacenter 1"
 
 
 def test_a_swarm_in_which_all_are_silent_is_given_up(testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch):
