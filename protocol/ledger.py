@@ -145,6 +145,13 @@ class Ledger:
         self._accept(kept)
         return Standing.ACCEPTED
 
+    def restore(self, entry: Entry) -> None:
+        """Take up what this peer had accepted before its process began anew. If the others have gone on since,
+        `reconsider` judges it as anything else."""
+        self.take(entry, vouched=True)
+        if entry.sha256 in self.versions(entry.name):
+            self.versions(entry.name)[entry.sha256].vouched = False
+
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
         """Whether this peer should sign that it has accepted an entry: others may need it."""
         entry = self.versions(name).get(sha256)

@@ -128,7 +128,7 @@ class Acceptance:
             entry = read_entry(proof, receipts, self.signer.authority)
             ledger = self.ledgers.get(entry.name.part)
             if ledger is not None:
-                ledger.take(entry, vouched=True)
+                ledger.restore(entry)
         self.news.ring()
 
     # Catching up

@@ -160,3 +160,13 @@ def test_checks_follow_what_is_taken_dropped_and_closed():
     assert mine.checks == ledger(5, entry(5, BOB)).checks
     mine.adopt(5, History())
     assert mine.checks == {}
+
+
+def test_what_was_accepted_before_a_restart_is_there_again_until_it_turns_out_to_be_late():
+    mine = ledger(5)
+    mine.restore(entry(5))
+    mine.restore(entry(4, BOB, "v1"))
+    assert {each.name.round for each in mine.all_entries()} == {4, 5}
+    mine.advance(8)
+    mine.reconsider([])
+    assert mine.all_entries() == []

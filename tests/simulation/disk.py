@@ -65,7 +65,6 @@ class Disk:
             copy = _copy(self.saved)
             peer.ledger, peer.authored, peer.state = copy.ledger, copy.authored, copy.state
             peer.claims, peer.blobs = copy.claims, copy.blobs
-        own = {entry.sha256 for entry, *_ in self.own}
         for entry, sent, residual, computed in self.own:
             peer.authored.send(entry.name)
             peer.state.residual, peer.state.computed = residual, computed
@@ -73,7 +72,7 @@ class Disk:
         for entry, blob in self.promised():
             if blob is not None:
                 peer.blobs[entry.sha256] = blob
-            peer.ledger.take(copied(entry), vouched=entry.sha256 not in own)
+            peer.ledger.restore(copied(entry))
             if peer.ledger.wants_receipt(entry.name, entry.sha256):
                 peer.ledger.sign(entry.name, entry.sha256, b"")
             peer.stale.add(entry.name.round)

@@ -143,6 +143,9 @@ MUTANTS: dict[str, list[Change]] = {
     "who has forgotten a round, or not closed it yet, does not count": [
         Change(Peer, "doubt", "len(said) == len(others)", "True"),
     ],
+    "what is found on disk is in time however late it is": [
+        Change(Ledger, "restore", ".vouched = False", ".vouched = True"),
+    ],
     "newcomers are waited for until they speak of closed rounds": [
         Change(Peer, "abreast", "if self.clocks.get(other, clock) >= clock - SKEW", ""),
     ],

@@ -38,6 +38,7 @@ KILLERS = {
     "a newcomer adopts a state that nobody honest may have named": 1004726,
     "one liar's word is enough to doubt": 9,
     "who has forgotten a round, or not closed it yet, does not count": 9,
+    "what is found on disk is in time however late it is": 40018344,
     "newcomers are waited for until they speak of closed rounds": 20050531,
     "one liar vouches": 386,
     "those who catch up themselves vouch": 662,
