@@ -32,7 +32,8 @@ SIGNATURE_BYTES = 64
 PUBLIC_BYTES = 33
 
 _ORDER_BYTES = SIGNATURE_BYTES // 2
-_ALGORITHM = ec.ECDSA(hashes.SHA256())
+_ALGORITHM = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+"""RFC 6979: what is signed again is the same bytes again, and no key is lost to a poor source of chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def verify(public: bytes, data: bytes, signature: bytes) -> PeerId:
         key.verify(encode_dss_signature(r, s), data, _ALGORITHM)
     except (ValueError, InvalidSignature):
         raise FormatError("a signature does not hold") from None
-    return _peer_id(key)
+    return peer_id_of(key)
 
 
 def load_or_create(directory: Path) -> Identity:
@@ -83,7 +84,7 @@ def load_or_create(directory: Path) -> Identity:
         raise ResourceError(f"{path} is not a hetpeer key; move it away to get a new identity") from None
     public = key.public_key()
     compressed = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
-    return Identity(path, _peer_id(public), compressed, key)
+    return Identity(path, peer_id_of(public), compressed, key)
 
 
 def _write_private(path: Path, data: bytes) -> None:
@@ -114,7 +115,8 @@ def _parse(private_message: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _peer_id(key: ec.EllipticCurvePublicKey) -> PeerId:
+def peer_id_of(key: ec.EllipticCurvePublicKey) -> PeerId:
+    """The libp2p id of a key."""
     public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     multihash = b"\x12\x20" + hashlib.sha256(_message(public)).digest()
     return PeerId(base58.b58encode(multihash).decode())

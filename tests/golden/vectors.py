@@ -1,0 +1,262 @@
+"""The golden vectors, as our code writes and reads them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from peer.compute.payload import DTYPES, from_bytes, to_bytes
+from peer.optim.grid import digest
+from protocol import bequest, proofs, signed, statement
+from protocol.cards import Authority, Card, issue
+from protocol.claims import Claim
+from protocol.contribution import SparseTensor, compose, decode, grids
+from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.history import History
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
+from protocol.keys import Identity, peer_id_of
+from protocol.layout import part_layout
+from protocol.ledger import Entry, Revocation
+from protocol.manifest import Manifest, check
+from protocol.records import PeerRecord
+from protocol.schemas import pipeline_pb2, reconciliation_pb2
+from protocol.snapshot import Header, parse, pieces_of, tensors_of
+
+FOLDER = Path(__file__).parent
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """`kind` says how `values` are to be read; `keys` are private scalars by peer id."""
+
+    name: str
+    kind: str
+    manifest_tables: dict[str, dict[str, Any]]
+    keys: dict[str, str]
+    values: Values
+
+    @staticmethod
+    def read(name: str) -> "Vector":
+        said = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        return Vector(name, said["kind"], said.get("manifest", {}), said.get("keys", {}), said["values"])
+
+    @property
+    def file(self) -> Path:
+        return FOLDER / f"{self.name}.bin"
+
+    @property
+    def data(self) -> bytes:
+        return self.file.read_bytes()
+
+    @property
+    def manifest(self) -> Manifest:
+        return check(self.manifest_tables)
+
+    def identity(self, peer: str) -> Identity:
+        return identity(self.keys[peer])
+
+
+def identity(scalar: str) -> Identity:
+    """A test key, which is no secret."""
+    key = ec.derive_private_key(int(scalar, 16), ec.SECP256R1())
+    public = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return Identity(Path(), peer_id_of(key.public_key()), public, key)
+
+
+def part_of(number: int) -> Part:
+    return EMBEDDING if number == 0 else stage_part(number - 1)
+
+
+# Writing
+
+
+def encode(vector: Vector) -> bytes:
+    """The bytes of what is described, by our code."""
+    values = vector.values
+    match vector.kind:
+        case "contribution":
+            return _contribution(vector)
+        case "frame":
+            return _frame(vector).SerializeToString()
+        case "snapshot header":
+            history = History({PeerId(who): [(a, b) for a, b in rounds] for who, rounds in values["history"].items()})
+            return Header(values["part"], values["round"], history, tuple(values["pieces"])).to_bytes()
+        case "snapshot bytes":
+            shapes = part_layout(vector.manifest, values["part"])
+            grid = [np.array(values["tensors"][name], np.int32).reshape(shape) for name, shape in shapes.items()]
+            return b"".join(pieces_of(grid))
+        case "card":
+            return _card(vector, values)
+        case "entry":
+            return _entry(vector)
+        case "revocation":
+            authority = Authority(RunId(values["run"]), values["operator"])
+            record = Revocation(values["author"], values["first"], values["issued"])
+            return proofs.revoke(vector.identity(values["operator"]), authority, record)
+        case "bequest":
+            return bequest.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
+        case "inheritance":
+            return bequest.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+        case "statement":
+            record = PeerRecord.model_validate(values["record"])
+            claims = {
+                Part(part): [Claim(folded, digest, count, True) for folded, digest, count in told]
+                for part, told in values["claims"].items()
+            }
+            return statement.make(vector.identity(record.peer_id), RunId(values["run"]), record, claims)
+    raise ValueError(vector.kind)
+
+
+def _contribution(vector: Vector) -> bytes:
+    values, manifest = vector.values, vector.manifest
+    part, picked = part_of(values["part"]), {}
+    for name, grid in grids(manifest, part).items():
+        positions, integers = (np.array(each) for each in values["tensors"][name])
+        if len(grid.shape) == 1:
+            offsets = positions % grid.size
+        else:
+            row, column = np.divmod(positions, grid.shape[1])
+            offsets = row % grid.rows * grid.columns + column % grid.columns
+        picked[name] = SparseTensor(offsets.astype(np.int16), integers)
+    name = ContributionName(part, values["round"], values["author"])
+    return compose(name, values["run"], values["steps"], picked, manifest)[0]
+
+
+def _frame(vector: Vector) -> pipeline_pb2.Frame:
+    values, rules = vector.values, FrameRules.of(vector.manifest)
+    place = Place(values["round"], values["step"], values["microbatch"])
+
+    def payload(floats: list[float]) -> bytes:
+        return to_bytes(torch.tensor(floats, dtype=DTYPES[rules.wire]))
+
+    if values["kind"] == "backward":
+        return pack(BackwardFrame(place, payload(values["gradients"])), rules)
+    tokens = np.array(values["tokens"], np.int64).reshape(rules.sequences, rules.context + 1)
+    return pack(ForwardFrame(place, payload(values["activations"]), tokens, values["embedding_digest"]), rules)
+
+
+def _card(vector: Vector, values: Values) -> bytes:
+    card = Card(values["peer"], values["role"], values["stage"], values["slot"])
+    by = _card(vector, values["by"]) if values["by"] else b""
+    return issue(vector.identity(values["issuer"]), RunId(values["run"]), card, by)
+
+
+def _entry(vector: Vector) -> bytes:
+    values = vector.values
+    author = _signer(vector, values["author"], values["card"])
+    entry = author.contribution(values["part"], values["round"], values["sha256"], values["size"])
+    receipts = [_signer(vector, each["holder"], each["card"]).receipt(entry) for each in values["receipts"]]
+    return reconciliation_pb2.Entry(proof=entry.proof, receipts=receipts).SerializeToString()
+
+
+def _signer(vector: Vector, peer: str, card: Values | None = None) -> proofs.Signer:
+    authority = Authority(vector.values["run"], PeerId(""))
+    return proofs.Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
+
+
+def _bequest(values: Values) -> bequest.Bequest:
+    sha256, size, stage = values.get("sha256", ""), values.get("size", 0), values.get("card", {}).get("stage", 0)
+    return bequest.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
+
+
+# Reading
+
+
+def read(vector: Vector, data: bytes) -> Values:
+    """What our code finds in bytes, in the description's words."""
+    values, run = vector.values, RunId(vector.values.get("run", ""))
+    match vector.kind:
+        case "contribution":
+            return _read_contribution(data, vector.manifest)
+        case "frame":
+            return _read_frame(data, vector)
+        case "snapshot header":
+            header = parse(data, vector.manifest)
+            said = {"part": header.part, "round": header.round, "history": header.history.to_wire()}
+            return said | {"pieces": list(header.pieces), "digest": header.digest}
+        case "snapshot bytes":
+            found = tensors_of(data, vector.manifest, values["part"])
+            tensors = {name: tensor.ravel().tolist() for name, tensor in found.items()}
+            state = digest({name: torch.from_numpy(tensor) for name, tensor in found.items()})
+            return {"part": values["part"], "tensors": tensors, "state": state}
+        case "card":
+            return _read_card(data)
+        case "entry":
+            return _read_entry(data, _authority(values["card"], run))
+        case "revocation":
+            record = proofs.read_revocation(data, Authority(run, values["operator"]))
+            return values | {"author": record.author, "first": record.start, "issued": record.issued}
+        case "bequest":
+            offer = bequest.read(data, _authority(values["card"], run))
+            said = {"run": run, "giver": offer.giver, "heir": offer.heir, "number": offer.number}
+            card = _read_card(signed.read(data, "bequest")[1][-1])
+            return said | {"sha256": offer.sha256, "size": offer.size, "card": card}
+        case "inheritance":
+            reason = bequest.read_answer(data, _bequest(values), Authority(run, PeerId("")))
+            return values | {"reason": reason}
+        case "statement":
+            found = statement.read(data, run)
+            claims = {
+                part: [[c.folded, c.digest, c.contributions] for c in told] for part, told in found.claims.items()
+            }
+            return {"run": run, "record": found.record.model_dump(), "claims": claims}
+    raise ValueError(vector.kind)
+
+
+def _read_contribution(data: bytes, manifest: Manifest) -> Values:
+    found = decode(data, manifest)
+    name, tensors = found.name, {}
+    for tensor, grid in grids(manifest, name.part).items():
+        sparse = found.tensors[tensor]
+        tensors[tensor] = [grid.positions(sparse.offsets).tolist(), sparse.values.tolist()]
+    part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
+    said = {"run": found.run, "round": name.round, "steps": found.steps, "part": part, "author": name.author}
+    return said | {"tensors": tensors}
+
+
+def _read_frame(data: bytes, vector: Vector) -> Values:
+    values, rules = vector.values, FrameRules.of(vector.manifest)
+    place = Place(values["round"], values["step"], values["microbatch"])
+    message = pipeline_pb2.Frame.FromString(data)
+
+    def floats(raw: bytes) -> list[float]:
+        found: list[float] = from_bytes(raw, rules.shape, rules.wire, torch.device("cpu")).float().ravel().tolist()
+        return found
+
+    said = {"kind": values["kind"], "round": place.round, "step": place.step, "microbatch": place.microbatch}
+    if values["kind"] == "backward":
+        return said | {"gradients": floats(unpack_backward(message, rules, place).gradients)}
+    frame = unpack_forward(message, rules, place, values["embedding_digest"])
+    said |= {"activations": floats(frame.activations), "tokens": frame.tokens.ravel().tolist()}
+    return said | {"embedding_digest": frame.embedding_digest}
+
+
+def _authority(card: Values, run: RunId) -> Authority:
+    """The operator that a card goes back to."""
+    return _authority(card["by"], run) if card["by"] else Authority(run, card["issuer"])
+
+
+def _read_card(data: bytes) -> Values:
+    issuer, (run, *_, by) = signed.read(data, "card")
+    gateway = _read_card(by) if by else None
+    card = Authority(run, gateway["issuer"] if gateway else issuer).read(data)
+    said = {"issuer": issuer, "run": run, "peer": card.peer, "role": card.role, "stage": card.stage, "slot": card.slot}
+    return said | {"by": gateway}
+
+
+def _read_entry(data: bytes, authority: Authority) -> Values:
+    message = reconciliation_pb2.Entry.FromString(data)
+    found: Entry = proofs.read_entry(message.proof, list(message.receipts), authority)
+    said = {"run": authority.run, "part": found.name.part, "round": found.name.round, "author": found.name.author}
+    said |= {"sha256": found.sha256, "size": found.size, "key": found.key.hex()}
+    receipts = [
+        {"holder": holder, "card": _read_card(signed.read(receipt, "receipt")[1][-1])}
+        for holder, receipt in found.receipts.items()
+    ]
+    return said | {"card": _read_card(signed.read(found.proof, "contribution")[1][-1]), "receipts": receipts}
