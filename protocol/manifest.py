@@ -103,11 +103,12 @@ class Inner(Section):
 class Outer(Section):
     """The outer step: SparseLoCo (paper, equations 1 and 2).
 
-    Inner loop t starts from θ_t = θ_genesis − Σ F(S_s) over s ≤ t − 1 − `delay`, and Δ_t = θ_t − (its end). With
-    `overlap` the delay is 1, so no inner loop waits for the network: the one-step-delayed outer update of DiLoCoX
-    (arXiv 2506.21263), in "Eager Updates" (arXiv 2502.12996) the naive delay. A replica's own movement, too, comes
-    into its weights one round late, and so all start from one θ. Error feedback knows no delay: Δ_t enters it at
-    the end of inner loop t, and what is sent leaves it there. The end of the last round applies all that is left.
+    θ after round t is θ_t = θ_genesis − Σ F(S_s) over s ≤ t − `delay`; after the last round, over all. Inner loop t
+    starts from θ_{t−1}, and Δ_t is its start less its end. With `overlap` the delay is 1, so that no inner loop waits
+    for the network, and a replica starts from θ_{t−1} − F({c}), where c is its own contribution to round t − 1: until
+    the set S_{t−1} is there, its own stands for it, and is then replaced by it. These are the eager updates of
+    arXiv 2502.12996, but for the weight of what stands in: all, where they take its M-th part. Error feedback knows
+    no delay: Δ_t enters it at the end of inner loop t, and what is sent leaves it there.
     """
 
     rounds: int = Field(100, ge=1, lt=2**31)

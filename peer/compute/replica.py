@@ -20,10 +20,10 @@ class WholeReplica:
             StageTrainer(manifest, stage, kind, basis_DD, device) for stage in range(manifest.replicas.stages)
         ]
 
-    def load(self, grids: Mapping[Part, Grid]) -> None:
-        """Start a round from the outer state."""
+    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+        """Start a round from the outer state, or, of the parts in `ahead`, from there."""
         for stage in self.stages:
-            stage.load(grids)
+            stage.load(grids, ahead)
 
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run.

@@ -69,18 +69,24 @@ class StageTrainer:
             return FactoredEmbedding(model.vocabulary, self.basis_dk)
         return DenseEmbedding(model.vocabulary, model.d).to(self.device)
 
-    def load(self, grids: Mapping[Part, Grid]) -> None:
+    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state: copy weights in, split the token embedding again.
 
-        AdamW's moments stay (paper: they live with the replica across rounds).
+        `ahead`: the parts of which this replica starts from something else. T⊥ is the outer state's all the same,
+        because all stages of a group must have one. AdamW's moments stay (paper: they live with the replica across
+        rounds).
         """
-        own = grids[stage_part(self.index)]
+        starts = {**grids, **(ahead or {})}
+        own = starts[stage_part(self.index)]
         self.start = {name: to_float(tensor).to(self.device) for name, tensor in own.items()}
         self.stage.load(self.start)
         if self.embedding is not None or self.basis_dk is not None:
             te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
             if self.embedding is not None:
-                self.embedding.load(te_VD)
+                start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
+                if self.basis_dk is not None:
+                    start_VD = te_VD + (start_VD - te_VD) @ self.basis_dk @ self.basis_dk.T
+                self.embedding.load(start_VD)
             self.boundary = self._boundary(te_VD)
 
     def _boundary(self, te_VD: Tensor | None) -> Boundary:

@@ -49,7 +49,7 @@ class Lab:
     tokens: Tokens
     evaluator: Evaluator
     waiting: dict[int, dict[Part, list[Contribution]]] = field(default_factory=dict)
-    """Contributions that are not applied yet, by round."""
+    """Contributions that are not applied yet, by round, in the order of `replicas`."""
     contribution_bytes: int = 0
 
     @staticmethod
@@ -80,10 +80,11 @@ class Lab:
     def round(self, round: int, emit: Listener) -> None:
         """One round: every replica's inner loop, then the outer step over the set of contributions that is due."""
         started = time.monotonic()
-        sent = self.waiting[round] = {part: [] for part in self.grids}
+        sent: dict[Part, list[Contribution]] = {part: [] for part in self.grids}
         for replica in self.replicas:
             for part, contribution in self._inner_loop(replica, round, emit).items():
                 sent[part].append(contribution)
+        self.waiting[round] = sent
         counts: dict[str, int] = dict.fromkeys(self.grids, 0)
         for due in self.manifest.outer.applied(round):
             for part, contributions in self.waiting.pop(due).items():
@@ -103,9 +104,11 @@ class Lab:
         emit(Evaluated(round, *self.evaluator.evaluate(self.grids)))
 
     def _inner_loop(self, replica: LabReplica, round: int, emit: Listener) -> dict[Part, Contribution]:
-        """H inner steps of one replica from the shared θ, and its contributions."""
+        """H inner steps of one replica from the shared θ, with its own contributions that wait, and its new ones."""
         manifest = self.manifest
-        replica.whole.load(self.grids)
+        before = self.waiting.get(round - 1, {})
+        ahead = {part: replica.outer[part].with_own(sent[replica.slot]) for part, sent in before.items()}
+        replica.whole.load(self.grids, ahead)
         for step in range(manifest.inner.steps):
             batch_SM = torch.from_numpy(batch(self.tokens, manifest, round, step, replica.slot))
             loss = replica.whole.inner_step(batch_SM, (round - 1) * manifest.inner.steps + step)

@@ -107,6 +107,16 @@ class OuterState:
         for name, tensor in self.grid.items():
             self.grid[name] = to_int32(tensor.to(torch.int64) + removed[name] - added[name], name)
 
+    def with_own(self, own: Contribution) -> Grid:
+        """θ − F({own}): where a replica starts when of a round's set nothing but its own contribution is there yet.
+
+        Raises:
+            DivergedError: a weight would leave the grid.
+        """
+        grid = {name: tensor.clone() for name, tensor in self.grid.items()}
+        subtract_term(grid, [own], self.manifest)
+        return grid
+
     def fold(self, contributions: Sequence[Contribution]) -> None:
         """Close a round whose set is in `grid` already.
 

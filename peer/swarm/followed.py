@@ -61,6 +61,16 @@ class Followed:
         """θ of every part, in units of 2⁻²⁶."""
         return {part: each.state.grid for part, each in self.parts.items()}
 
+    async def ahead(self, round: int) -> dict[Part, Grid]:
+        """Where this peer's inner loop of `round` starts in the parts of which its contribution to the round before is
+        not applied yet: there its own stands for all."""
+        last, found = round - 1, {}
+        for part, each in self.parts.items():
+            if last in each.own and last > self.manifest.outer.last_applied(last):
+                own = await self.torch_thread.run(self._read, each.own[last])
+                found[part] = await self.torch_thread.run(each.state.with_own, own)
+        return found
+
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the grid of every part, as it was settled last."""

@@ -42,7 +42,8 @@ class StageRound:
     async def load(self, round: int, steps: int) -> None:
         """Start a round from the outer state; or join it when `steps` of its inner steps are done by the others."""
         if (self.round, self.steps) != (round, steps):
-            await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids)
+            ahead = await self.outer.followed.ahead(round)
+            await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
             self.round, self.steps = round, steps
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()

@@ -56,7 +56,7 @@ async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, toke
     """H inner steps, or as many as the others leave time for, then the outer step."""
     manifest = node.manifest
     started, steps = time.monotonic(), 0
-    await node.torch_thread.run(replica.load, outer.followed.grids)
+    await node.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
     while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
         batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, round, steps, node.slot))
         overall = (round - 1) * manifest.inner.steps + steps

@@ -64,8 +64,8 @@ def test_the_same_manifest_gives_the_same_bits(tmp_path: Path):
 
 
 def states(run_manifest: Manifest, folder: Path) -> list[dict[Part, Grid]]:
-    """θ from which each inner loop starts, and after the last what is left, as the manifest's docstring has it: every
-    time summed up again from the genesis, over all rounds that are to be in it."""
+    """θ_0 … θ_R as the manifest's docstring has them: every time summed up again from the genesis, over all rounds that
+    are to be in it, and each replica started from there."""
     basis = load_file(folder / BASIS)["basis"]
     genesis = {part: load_file(folder / genesis_file(part)) for part in model_layout(run_manifest)}
     tokens = open_tokens(folder / TRAIN, run_manifest.model.vocabulary)
@@ -91,7 +91,12 @@ def states(run_manifest: Manifest, folder: Path) -> list[dict[Part, Grid]]:
         loaded.append(theta(round - 1 - outer.overlap))
         made = []
         for slot in range(total):
-            replicas[slot].load(loaded[-1])
+            ahead = {}
+            if outer.overlap and sent:
+                for part, layout in model_layout(run_manifest).items():
+                    term = outer_term([sent[-1][slot][part]], layout, run_manifest)
+                    ahead[part] = {name: (loaded[-1][part][name] - term[name]).to(torch.int32) for name in layout}
+            replicas[slot].load(loaded[-1], ahead)
             for step in range(steps):
                 rows = torch.from_numpy(batch(tokens, run_manifest, round, step, slot))
                 replicas[slot].inner_step(rows, (round - 1) * steps + step)
@@ -106,7 +111,7 @@ def states(run_manifest: Manifest, folder: Path) -> list[dict[Part, Grid]]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_each_inner_loop_starts_from_the_sum_of_all_rounds_before_or_with_overlap_of_all_but_one(
+def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_all_but_the_last(
     tmp_path: Path, overlap: bool
 ):
     run_manifest = manifest(outer={"overlap": overlap, "rounds": 4})

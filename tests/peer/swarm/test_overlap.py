@@ -85,5 +85,26 @@ def test_with_overlap_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path
         await finish_together(made, finished)
         assert await again.outer.finish(finished) == dict.fromkeys(again.acceptance.ledgers, (0, 3, 6)[finished - 1])
         assert again.digests() == a.digests()
+        before, after = await a.outer.followed.ahead(finished + 1), await again.outer.followed.ahead(finished + 1)
+        assert before.keys() == after.keys() == (again.acceptance.ledgers.keys() if finished < 3 else set())
+        assert all(torch.equal(before[part][name], after[part][name]) for part in before for name in before[part])
+
+    play(tmp_path, "abc", scene, OVERLAP)
+
+
+def test_with_overlap_a_replica_starts_as_if_its_own_contribution_were_all(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for round in (1, 2):
+            for number, peer in enumerate(made.peers):
+                await peer.contribute(round, 10 * round + number)
+            await finish_together(made, round)
+        for peer in made.peers:
+            followed = peer.outer.followed
+            each = followed.parts[EMBEDDING]
+            [own] = await followed.read_all({peer.outer.discovery.record.peer_id: each.own[2]})
+            term = outer_term([own], part_layout(OVERLAP, EMBEDDING), OVERLAP)
+            ahead = (await followed.ahead(3))[EMBEDDING]
+            assert all(torch.equal(ahead[name].long(), each.state.grid[name] - term[name]) for name in ahead)
+        assert agreed(made)
 
     play(tmp_path, "abc", scene, OVERLAP)
