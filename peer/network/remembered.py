@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.network.discovery import READ_SECONDS, Discovery
+from peer.network.discovery import Discovery
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
 from protocol.cards import Authority, Card
@@ -24,6 +24,9 @@ CARD, PEERS = "card", "peers"
 
 PEERS_KEPT = 32
 """One that still answers is enough."""
+
+WRITE_SECONDS = 5.0
+"""Who comes and goes is written down this often at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ async def keep_remembering(folder: Path, discovery: Discovery) -> None:
         if known and known != written:
             await asyncio.to_thread(remember_peers, folder, known)
             written = known
-        await (asyncio.sleep(READ_SECONDS) if written else discovery.news.wait(READ_SECONDS))
+        await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))
 
 
 def _peers(folder: Path) -> list[str]:

@@ -112,7 +112,8 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
         def record(name: str, libp2p: str = "") -> PeerRecord:
             return PeerRecord(peer_id=PeerId(name), address="h:1", libp2p=libp2p, role="volunteer", stage=0, slot=0)
 
-        discovery = Discovery(NoDht(), RunId("ab" * 32), record("me", "/ip4/127.0.0.1/tcp/4000/p2p/QmMe"))  # type: ignore[arg-type]
+        me = record("me", "/ip4/127.0.0.1/tcp/4000/p2p/QmMe")
+        discovery = Discovery(NoDht(), RunId("ab" * 32), small_manifest(), me)  # type: ignore[arg-type]
         discovery.meet(record("other", MEETING), in_person=True)
         discovery.meet(record("silent"), in_person=True)
         keeping = asyncio.create_task(keep_remembering(tmp_path, discovery))
