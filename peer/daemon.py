@@ -22,6 +22,7 @@ from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
+from peer.network.remembered import Remembered, recall, remember_card
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
@@ -34,7 +35,7 @@ from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import ManifestError, ResourceError, UserError
+from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
 from protocol.identity import Part
 from protocol.keys import Identity, load_or_create
 from protocol.layout import model_layout, parts_followed
@@ -82,7 +83,8 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
         HetpeerError: with a message that a volunteer can act on.
     """
     emit(Progress(f"asking {settings.ticket.operator} what the run is"))
-    descriptor = await operator.describe(settings.ticket)
+    identity = load_or_create(settings.directory)
+    descriptor, remembered = await _learn(settings, identity, emit)
     manifest = descriptor.manifest
     _require_same_manifest(settings.manifest, manifest)
     device = find_device(settings.device)
@@ -92,10 +94,28 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
         require_memory(manifest, settings.stage, device)
     emit(Progress("getting ready to compute"))
     await asyncio.to_thread(warm_up)
-    async with _joined(settings, descriptor, device, emit) as node:
+    async with _joined(settings, identity, descriptor, remembered, device, emit) as node:
         joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(serve(node))
+
+
+async def _learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
+    """What the run is, from the operator's node; if that does not answer, and this peer has been in the run before, as
+    its folder has it.
+
+    Raises:
+        UnreachableError: the node does not answer, and the folder has not all that this peer needs.
+    """
+    try:
+        return await operator.describe(settings.ticket), None
+    except UnreachableError as error:
+        place = settings.directory, settings.ticket, identity.peer_id, settings.role, settings.stage
+        remembered = await asyncio.to_thread(recall, *place)
+        if remembered is None:
+            raise
+        emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
+        return remembered.descriptor, remembered
 
 
 def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:
@@ -115,24 +135,40 @@ def _require_stage(stage: int | None, manifest: Manifest) -> None:
 
 @asynccontextmanager
 async def _joined(
-    settings: PeerOptions, descriptor: Descriptor, device: torch.device, emit: Listener
+    settings: PeerOptions,
+    identity: Identity,
+    descriptor: Descriptor,
+    remembered: Remembered | None,
+    device: torch.device,
+    emit: Listener,
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
-    identity = load_or_create(directory)
     server = grpc.aio.server(options=options(manifest))
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}')}"
-    dht = await dhts.start(identity, host, 0, settings.ticket.addresses)
+    addresses = remembered.addresses if remembered else settings.ticket.addresses
+    dht = await dhts.start(identity, host, 0, addresses)
     torch_thread, contacts = TorchThread(settings.threads), Contacts(manifest)
     try:
-        card, signed_card = await operator.admit(
-            settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
-        )
-        await _fetch(settings, descriptor, card.stage, emit)
+        if remembered:
+            card, signed_card = remembered.card, remembered.signed_card
+        else:
+            card, signed_card = await operator.admit(
+                settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
+            )
+            await _fetch(settings, descriptor, card.stage, emit)
+            remember_card(directory, signed_card)
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device)
-        record = _record(identity, address, settings.role, card.stage, card.slot)
+        record = PeerRecord(
+            peer_id=identity.peer_id,
+            address=address,
+            libp2p=next(iter(dht.addresses), ""),
+            role=settings.role,
+            stage=card.stage,
+            slot=card.slot,
+        )
         discovery = Discovery(dht, descriptor.run_id, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
@@ -195,10 +231,6 @@ async def _fetch(settings: PeerOptions, descriptor: Descriptor, stage: int, emit
         emit(Progress(f"fetching {file.name}", received, file.size))
 
     await operator.fetch_files(settings.ticket, descriptor, names, directory, progress)
-
-
-def _record(identity: Identity, address: str, role: Role, stage: int, slot: int) -> PeerRecord:
-    return PeerRecord(peer_id=identity.peer_id, address=address, role=role, stage=stage, slot=slot)
 
 
 def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:

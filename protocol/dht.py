@@ -46,10 +46,10 @@ class Dht:
         from hivemind.utils.multiaddr import Multiaddr
 
         where, _, peer = address.rpartition("/p2p/")
-        peer_id = PeerID.from_base58(peer)
         try:
+            peer_id = PeerID.from_base58(peer)
             await asyncio.wait_for(self.p2p._client.connect(peer_id, [Multiaddr(where)]), ATTACH_SECONDS)
-        except (ControlFailure, TimeoutError, OSError):
+        except (ControlFailure, TimeoutError, OSError, ValueError):  # the last: it is no address
             return False
         return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
 

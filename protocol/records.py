@@ -16,6 +16,8 @@ RECORDS_UNDER_A_KEY = 64
 
 Role = Literal["volunteer", "datacenter", "observer"]
 
+LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
+
 
 class PeerRecord(BaseModel):
     """One peer of a run. `replica` is empty while it has no group.
@@ -28,6 +30,7 @@ class PeerRecord(BaseModel):
 
     peer_id: PeerId
     address: str = Field(max_length=256, description="host:port of its gRPC services")
+    libp2p: str = Field("", max_length=256, pattern=LIBP2P, description="where its node of the DHT listens")
     role: Role
     stage: int = Field(ge=0, le=1023, description="0 for a datacenter or observer, which hold all")
     slot: int = Field(ge=0, lt=2**20)

@@ -17,6 +17,7 @@ from peer.network.discovery import Discovery
 from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
+from peer.network.remembered import keep_remembering
 from peer.network.snapshots import SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.optim.outer import OuterState
@@ -88,6 +89,7 @@ class Node:
             keeping = [
                 tasks.create_task(self.discovery.keep_publishing()),
                 tasks.create_task(self.discovery.keep_reading()),
+                tasks.create_task(keep_remembering(self.directory, self.discovery)),
             ]
             await self.discovery.read()
             await catch_up(outer)

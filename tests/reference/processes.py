@@ -76,9 +76,13 @@ class Peer:
         self._listening.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
+        """Ask it to go, without waiting."""
         assert self.process.stdin is not None
         self.process.stdin.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
         try:
             self.process.wait(SECONDS)
         finally:
