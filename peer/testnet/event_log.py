@@ -13,7 +13,7 @@ from peer.report import strict
 
 @dataclass(slots=True)
 class EventLog:
-    """`events.jsonl`: {"seconds": since the start, "process": …, "event": "StepDone", its fields}, one a line."""
+    """`events.jsonl`: {"at": seconds since the start, "process": …, "event": "StepDone", its fields}, one a line."""
 
     file: TextIO
     began: float = field(default_factory=time.monotonic)
@@ -28,7 +28,7 @@ class EventLog:
         """Keep and write what a process said."""
         entry = Timed(round(self.now(), 4), process, event)
         self.entries.append(entry)
-        head = {"seconds": entry.seconds, "process": process, "event": type(event).__name__}
+        head = {"at": entry.seconds, "process": process, "event": type(event).__name__}
         self.file.write(json.dumps(strict(head | asdict(event)), allow_nan=False) + "\n")
         return entry
 

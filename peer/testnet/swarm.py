@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from peer.events import Event, GroupFormed, RoundDone, StepDone
+from peer.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.faults import Moment, Partition, Target
 
 BOOTSTRAP = "bootstrap"
@@ -40,6 +40,10 @@ class Swarm:
         match event:
             case GroupFormed(replica):
                 self.replicas[process] = replica
+            case Joined():
+                self.replicas.pop(process, None)  # it has started again, and is in no group yet
+            case GroupBroken() if self.stages.get(process):
+                self.replicas.pop(process, None)  # its leader is gone; a leader keeps its place
             case StepDone(round, step):
                 self.reached = max(self.reached, Moment(round, step + 1), key=lambda each: (each.round, each.step))
             case RoundDone(round):

@@ -24,7 +24,7 @@ def test_a_datacenter_that_stops_for_a_while_costs_time_and_nothing_else(tmp_pat
     assert chaos["rounds_completed"] == 3
     assert chaos["digests_equal"]
     assert chaos["final_loss"] == chaos["lab_loss"]  # bit by bit
-    paused, resumed = (line["seconds"] for line in outcome.said("Injected"))
+    paused, resumed = (line["at"] for line in outcome.said("Injected"))
     assert resumed - paused >= 3.0
 
 

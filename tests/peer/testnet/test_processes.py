@@ -471,5 +471,5 @@ def test_every_event_is_kept_with_its_time_as_strict_json(testnet: Callable[...,
         ("Evaluated", 2, None),
         ("Finished", None, 0.0),
     ]
-    times = [line["seconds"] for line in lines]
+    times = [line["at"] for line in lines]
     assert times == sorted(times)

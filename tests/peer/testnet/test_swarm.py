@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.events import GroupFormed, RoundDone, StepDone
+from peer.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.chaos import parse
 from peer.testnet.faults import Moment, Partition, Target
 from peer.testnet.swarm import Swarm
@@ -101,3 +101,12 @@ def test_a_round_has_ended_when_the_first_has_ended_it():
     made.take("datacenter 1", RoundDone(2, 1.0, 1, {}, {}, 0, 0))
     made.take("volunteer 1, stage 0", RoundDone(1, 1.0, 1, {}, {}, 0, 0))
     assert made.ended == 2
+
+
+def test_who_has_lost_its_group_or_started_again_is_in_none():
+    made = formed(crossed=False)
+    made.take("volunteer 1, stage 1", GroupBroken("A", 1, 2, "its leader is gone"))
+    made.take("volunteer 2, stage 1", Joined("P", "volunteer", 1, 0, "h:1"))
+    made.take("volunteer 2, stage 0", GroupBroken("B", 1, 2, "a member is gone"))
+    assert made.processes(Target("group", 0)) == ["volunteer 1, stage 0"]
+    assert made.processes(Target("group", 1)) == ["volunteer 2, stage 0"]

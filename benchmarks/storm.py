@@ -1,0 +1,188 @@
+"""A storm of faults, beside the same swarm undisturbed: how many of its tokens it keeps, how soon the dead are noticed,
+and whether anybody's memory grows.
+
+Runs `hetpeer testnet` twice: first a few rounds undisturbed, for its pace; then for as long as asked with
+`--chaos random:…`. Tokens are those that were contributed, over the time from the first inner step to the last round's
+end. A death is noticed when the rest of the group says that it is broken. Memory is the resident set of each process
+that lived for `STEADY_SECONDS` and more, from then on; its growth is the slope of a straight line through it.
+
+Needs root, iproute2 and nftables, for partitions and slow links. Leave the machine alone meanwhile: all processes share
+its cores.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import linear_regression, median
+from typing import Any
+
+import psutil
+
+CALM_ROUNDS = 6
+SAMPLE_SECONDS = 5.0
+STEADY_SECONDS = 120.0
+"""Until then a process still allocates what it will need."""
+
+Log = list[dict[str, Any]]
+Memory = dict[int, list[tuple[float, float]]]
+"""(seconds, MiB) by process id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a testnet did, and the memory of its processes."""
+
+    report: dict[str, Any]
+    log: Log
+    memory: Memory
+
+    def tokens_per_second(self) -> float:
+        """Contributed tokens over the time that the rounds took."""
+        done = [line for line in self.log if line["event"] == "RoundDone"]
+        began = next(line["at"] for line in self.log if line["event"] == "StepDone")
+        return float(sum(line["tokens"] for line in done) / (max(line["at"] for line in done) - began))
+
+    def round_seconds(self) -> float:
+        """How long a round usually takes."""
+        ends = [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
+        return median(later - earlier for earlier, later in pairwise(ends))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were asked for."""
+        return int(self.report["run"]["outer"]["rounds"])
+
+    def noticed(self) -> list[float]:
+        """Seconds from each kill in a group to the first of the others that says so."""
+        found = []
+        for index, line in enumerate(self.log):
+            if line["event"] == "Injected" and line["action"] == "killed":
+                later = (each for each in self.log[index:] if each["event"] in ("GroupBroken", "Injected"))
+                told = next((each for each in later if each is not line), None)
+                if told is not None and told["event"] == "GroupBroken":
+                    found.append(round(told["at"] - line["at"], 3))
+        return found
+
+    def growth(self) -> float:
+        """MiB a minute of the process that grows most."""
+        slopes = []
+        for samples in self.memory.values():
+            steady = [(at, size) for at, size in samples if at - samples[0][0] >= STEADY_SECONDS]
+            if len(steady) > STEADY_SECONDS / SAMPLE_SECONDS:
+                slopes.append(60 * linear_regression(*zip(*steady, strict=True)).slope)
+        return max(slopes, default=0.0)
+
+
+def _ends(line: dict[str, Any], round: int) -> bool:
+    return line["event"] == "RoundDone" and line["round"] == round
+
+
+def testnet(folder: Path, rounds: int, steps: int, chaos: str | None) -> Run:
+    """Run a testnet to its end."""
+    where = ["--dir", str(folder / "net"), "--report", str(folder / "report.json"), "--no-compare"]
+    shape = ["--rounds", str(rounds), "--inner-steps", str(steps), *(["--chaos", chaos] if chaos else [])]
+    memory: Memory = defaultdict(list)
+    with (folder / "said.txt").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "peer.cli", "testnet", *where, *shape], stdout=said, stderr=said
+        )
+        code, seconds = None, 0.0
+        while code is None:
+            try:
+                code = process.wait(SAMPLE_SECONDS)
+            except subprocess.TimeoutExpired:
+                seconds += SAMPLE_SECONDS
+                _sample(process.pid, seconds, memory)
+    if code:
+        raise SystemExit(f"the testnet ended with exit code {code}; what it said is in {folder}")
+    log = [json.loads(line) for line in (folder / "net" / "events.jsonl").read_text().splitlines()]
+    return Run(json.loads((folder / "report.json").read_text()), log, memory)
+
+
+def _sample(pid: int, seconds: float, memory: Memory) -> None:
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if "peer.cli" in child.cmdline():
+                memory[child.pid].append((seconds, child.memory_info().rss / 2**20))
+        except psutil.Error:
+            continue  # it has just ended
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A storm's result. `seconds_lost` and `steps_lost` are the report's, over all faults; memory in MiB a minute."""
+
+    minutes: float
+    faults: int
+    kept: float
+    tokens_per_second: float
+    undisturbed_tokens_per_second: float
+    noticed_median: float
+    noticed_most: float
+    seconds_lost: float
+    steps_lost: int
+    memory_growth: float
+    rounds: int
+    digests_equal: bool
+    loss: float
+
+
+def storm(folder: Path, minutes: float, per_minute: float, kinds: str, seed: int, steps: int) -> Outcome:
+    """Both runs."""
+    for name in ("calm", "storm"):
+        (folder / name).mkdir(parents=True)
+    calm = testnet(folder / "calm", CALM_ROUNDS, steps, None)
+    rounds = max(4, math.ceil(60 * minutes / calm.round_seconds()))
+    run = testnet(folder / "storm", rounds, steps, f"random:{seed}:{per_minute:g}:{kinds}")
+    chaos, ends = run.report["chaos"], [line["at"] for line in run.log if line["event"] == "RoundDone"]
+    noticed = run.noticed()
+    return Outcome(
+        minutes=round((max(ends) - run.log[0]["at"]) / 60, 1),
+        faults=sum(fault["seconds"] is not None for fault in chaos["faults"]),
+        kept=run.tokens_per_second() / calm.tokens_per_second(),
+        tokens_per_second=run.tokens_per_second(),
+        undisturbed_tokens_per_second=calm.tokens_per_second(),
+        noticed_median=median(noticed) if noticed else 0.0,
+        noticed_most=max(noticed, default=0.0),
+        seconds_lost=chaos["seconds_lost"],
+        steps_lost=chaos["steps_lost"],
+        memory_growth=run.growth(),
+        rounds=rounds,
+        digests_equal=chaos["digests_equal"],
+        loss=chaos["final_loss"],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of storm (default 5)")
+    parser.add_argument("--per-minute", type=float, default=6.0, help="faults a minute (default 6)")
+    parser.add_argument("--kinds", default="kill+pause+partition+slow")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--inner-steps", type=int, default=60)
+    parser.add_argument("--dir", type=Path, help="keep logs here")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.dir or Path(temporary)
+        outcome = storm(folder, options.minutes, options.per_minute, options.kinds, options.seed, options.inner_steps)
+    if options.json:
+        print(json.dumps(asdict(outcome)))
+        return
+    for name, value in asdict(outcome).items():
+        print(
+            f"{name.replace('_', ' '):32} {value:.3f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' '):32} {value}"
+        )
+
+
+if __name__ == "__main__":
+    main()
