@@ -145,13 +145,6 @@ class Ledger:
         self._accept(kept)
         return Standing.ACCEPTED
 
-    def restore(self, entry: Entry) -> None:
-        """Take up what this peer had accepted before its process began anew. If the others have gone on since,
-        `reconsider` judges it as anything else."""
-        self.take(entry, vouched=True)
-        if entry.sha256 in self.versions(entry.name):
-            self.versions(entry.name)[entry.sha256].vouched = False
-
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
         """Whether this peer should sign that it has accepted an entry: others may need it."""
         entry = self.versions(name).get(sha256)
@@ -212,14 +205,13 @@ class Ledger:
 
     def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
         """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
-        has not been accepted by enough others. Or a newcomer might take it over from here."""
+        has not been accepted by enough others. Or a newcomer might take it over from here. What was taken on others'
+        word before, or from this peer's own disk, is judged anew."""
+        for entry in self.all_entries():
+            entry.vouched = (entry.name, entry.sha256) in vouched
         for authors in self.accepted.values():
             for author, versions in authors.items():
-                stays = {
-                    sha256: entry
-                    for sha256, entry in versions.items()
-                    if (entry.name, sha256) in vouched or self._in_time(entry)
-                }
+                stays = {sha256: entry for sha256, entry in versions.items() if self._in_time(entry)}
                 if len(stays) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
                     stays = {sha256: entry for sha256, entry in stays.items() if self._stands(entry)}
                 authors[author] = stays

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peer.network.discovery import News
 from peer.network.fetching import Fetcher
@@ -78,11 +78,20 @@ class Acceptance:
         elif (blob := await self.fetcher.bring(entry, sender)) is not None:
             try:
                 await self._check(blob, entry)
-                await asyncio.to_thread(self.shelf.put, entry, blob)
+                receipt = await self._keep(entry, blob)
                 ledger.take(entry, vouched)
+                if ledger.wants_receipt(entry.name, entry.sha256):
+                    ledger.sign(entry.name, entry.sha256, receipt)
             finally:
                 self.fetcher.wanted.drop(entry.key)
         return await self._attest(ledger, entry.name, known)
+
+    async def _keep(self, entry: Entry, blob: bytes) -> bytes:
+        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on."""
+        receipt = self.signer.receipt(entry)
+        receipts = entry.receipts | {self.signer.identity.peer_id: receipt}
+        await asyncio.to_thread(self.shelf.put, replace(entry, receipts=receipts), blob)
+        return receipt
 
     async def _check(self, blob: bytes, entry: Entry) -> None:
         try:
@@ -93,13 +102,15 @@ class Acceptance:
             raise
 
     async def _attest(self, ledger: Ledger, name: ContributionName, known: set[str]) -> list[Entry]:
-        """Sign receipts for what has been accepted under a name; a second version voids the first, and both go on."""
+        """What has been accepted under a name; a second version voids the first, and both go on. What has no receipt of
+        this peer yet is void, and accepted without bytes."""
         new = [entry for sha256, entry in ledger.versions(name).items() if sha256 not in known]
         for entry in new:
             if ledger.wants_receipt(name, entry.sha256):
-                ledger.sign(name, entry.sha256, self.signer.receipt(entry))
-                if self.shelf.lookup(entry.sha256) is not None:
-                    await asyncio.to_thread(self.shelf.note, entry)
+                here = self.shelf.lookup(entry.sha256) is not None
+                receipt = await self._keep(entry, self.shelf.read(entry.sha256) if here else b"")
+                if ledger.wants_receipt(name, entry.sha256):  # its round may have been closed meanwhile
+                    ledger.sign(name, entry.sha256, receipt)
         if new:
             self.news.ring()
         return new
@@ -124,11 +135,11 @@ class Acceptance:
         """Take up what the shelf holds: it was accepted before this process began."""
         for signed in self.shelf.revocations():
             self.revoke(signed)
-        for proof, receipts in self.shelf.found():
+        for proof, receipts, whole in self.shelf.found():
             entry = read_entry(proof, receipts, self.signer.authority)
             ledger = self.ledgers.get(entry.name.part)
             if ledger is not None:
-                ledger.restore(entry)
+                (ledger.take if whole else ledger.offer)(entry, vouched=True)
         self.news.ring()
 
     # Catching up

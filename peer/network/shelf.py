@@ -1,25 +1,23 @@
 """The contributions a peer keeps on disk: what it serves to others, and what it starts from after a crash.
 
-    <folder>/<part>/<round>/<sha256>.blob     the bytes, as their hash names them
-    <folder>/<part>/<round>/<sha256>.entry    the author's signed name for them, and receipts (msgpack)
+    <folder>/<part>/<round>-<sha256>    [proof, [receipt, …]] in msgpack, then the bytes, if they are here
 
-A contribution of one's own is durable before anybody hears of it: published twice with different bytes it
-would void itself.
+One file, so that a contribution and what is signed about it are durable in one write. Of one's own it is before
+anybody hears of it: published twice with different bytes it would void itself. Of another's it is, with this peer's
+receipt, before the receipt goes out: others rely on it.
 """
 
 import hashlib
-import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
 
-from protocol.atomic import write_atomically
+from protocol.atomic import sync_folder, write_atomically
+from protocol.blobs import Slice
 from protocol.identity import Part
 from protocol.ledger import Entry
-
-BLOB, ENTRY = ".blob", ".entry"
 
 
 @dataclass(slots=True)
@@ -27,41 +25,48 @@ class Shelf:
     """Blobs and their entries, by hash."""
 
     directory: Path
-    paths: dict[str, Path] = field(default_factory=dict)
+    slices: dict[str, Slice] = field(default_factory=dict)
 
-    def put(self, entry: Entry, blob: bytes) -> None:
-        """Keep a contribution; when this returns, it outlives a power cut."""
-        path = self._path(entry, BLOB)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, blob)
-        self.note(entry)
-        self.paths[entry.sha256] = path
+    def put(self, entry: Entry, blob: bytes = b"") -> None:
+        """Keep a contribution, or only what is signed about one that is void; when this returns, it outlives a power
+        cut."""
+        folder = self.directory / entry.name.part
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.directory)
+        path = folder / f"{entry.name.round:08d}-{entry.sha256}"
+        signed: bytes = msgpack.packb([entry.proof, list(entry.receipts.values())])
+        write_atomically(path, signed + blob)
+        if blob:
+            self.slices[entry.sha256] = Slice(path, len(signed), len(blob))
 
-    def note(self, entry: Entry) -> None:
-        """Keep what is signed about a contribution."""
-        packed: bytes = msgpack.packb([entry.proof, list(entry.receipts.values())])
-        write_atomically(self._path(entry, ENTRY), packed)
-
-    def lookup(self, sha256: str) -> Path | None:
+    def lookup(self, sha256: str) -> Slice | None:
         """For the blob service."""
-        return self.paths.get(sha256)
+        return self.slices.get(sha256)
 
     def read(self, sha256: str) -> bytes:
         """The bytes of a contribution that is here."""
-        return self.paths[sha256].read_bytes()
+        where = self.slices[sha256]
+        return where.path.read_bytes()[where.offset :]
 
-    def found(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """(proof, receipts) of every contribution on disk, whose bytes are whole. To be verified again."""
-        for path in sorted(self.directory.rglob("*" + ENTRY)):
-            blob = path.with_suffix(BLOB)
+    def found(self) -> Iterator[tuple[bytes, list[bytes], bool]]:
+        """(proof, receipts, whether its bytes are here) of every contribution on disk, to be verified again. What is
+        damaged is passed over; what was half written is removed."""
+        for path in self.directory.glob("*/.*.partial"):
+            path.unlink()
+        for path in sorted(self.directory.glob("*/????????-*")):
+            unpacker, sha256 = msgpack.Unpacker(), path.name.partition("-")[2]
             try:
-                proof, receipts = msgpack.unpackb(path.read_bytes())
-                whole = hashlib.sha256(blob.read_bytes()).hexdigest() == path.stem
+                data = path.read_bytes()
+                unpacker.feed(data)
+                proof, receipts = unpacker.unpack()
             except (OSError, ValueError, TypeError, msgpack.UnpackException):
                 continue
-            if whole:
-                self.paths[path.stem] = blob
-                yield proof, receipts
+            start = unpacker.tell()
+            if hashlib.sha256(data[start:]).hexdigest() == sha256:
+                self.slices[sha256] = Slice(path, start, len(data) - start)
+            if start == len(data) or sha256 in self.slices:
+                yield proof, receipts, sha256 in self.slices
 
     def keep_revocation(self, signed: bytes) -> None:
         """Keep what the operator signed."""
@@ -74,15 +79,11 @@ class Shelf:
         """What the operator signed, as it was kept."""
         return [path.read_bytes() for path in sorted(self.directory.glob("revocations/*"))]
 
-    def drop(self, part: Part, round: int, keep: str | None = None) -> None:
-        """Forget a round of a part, but for one contribution."""
-        folder = self.directory / part / str(round)
-        for path in sorted(folder.glob("*")):
-            if path.stem != keep:
-                self.paths.pop(path.stem, None)
+    def drop(self, part: Part, last: int, keep: Collection[str] = ()) -> None:
+        """Forget the rounds of a part up to `last`, but for the contributions with these hashes. What came too late for
+        its round, too, goes with them."""
+        for path in (self.directory / part).glob("????????-*"):
+            round, _, sha256 = path.name.partition("-")
+            if int(round) <= last and sha256 not in keep:
+                self.slices.pop(sha256, None)
                 path.unlink(missing_ok=True)
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _path(self, entry: Entry, suffix: str) -> Path:
-        return self.directory / entry.name.part / str(entry.name.round) / (entry.sha256 + suffix)

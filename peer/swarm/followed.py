@@ -108,7 +108,17 @@ class Followed:
         await self.torch_thread.run(followed.state.fold, await self.read_all(chosen))
         await self.torch_thread.run(self._keep, part)
         await self._account(followed)
-        self.shelf.drop(part, round, keep=followed.own.get(round))
+        self.forget(part)
+
+    def forget(self, part: Part) -> None:
+        """Drop contributions to closed rounds, but one's own while a state may be adopted that counts them or not."""
+        followed = self.parts[part]
+        folded = followed.ledger.folded
+        remembered = followed.authored.sent.keys() | followed.authored.returned.keys()
+        followed.own = {
+            round: sha256 for round, sha256 in followed.own.items() if round > folded or round in remembered
+        }
+        self.shelf.drop(part, folded, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
         """On the torch thread: write the state of the closed rounds."""

@@ -38,10 +38,11 @@ async def resume(outer: OuterLoop) -> None:
         if was is not None and was.contribution is not None and outer.contributed:
             await reconciler.publish(part, kept[0].contributed, was.contribution)
     reconciler.acceptance.restore()
-    for each in followed.parts.values():
+    for part, each in followed.parts.items():
         each.own |= {
             entry.name.round: entry.sha256 for entry in each.ledger.all_entries() if entry.name.author == followed.me
         }
+        followed.forget(part)
     await outer.settle()
     if kept:
         outer.emit(Resumed(outer.clock - 1))
@@ -159,6 +160,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     for peer, count in fetched.served.items():
         outer.emit(Progress(f"{count} bytes of {part} came from peer {peer[-8:]}"))
     returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
+    outer.followed.forget(part)
     outer.tell_claims()
     return returned
 

@@ -164,8 +164,8 @@ def test_checks_follow_what_is_taken_dropped_and_closed():
 
 def test_what_was_accepted_before_a_restart_is_there_again_until_it_turns_out_to_be_late():
     mine = ledger(5)
-    mine.restore(entry(5))
-    mine.restore(entry(4, BOB, "v1"))
+    mine.take(entry(5), vouched=True)
+    mine.take(entry(4, BOB, "v1"), vouched=True)
     assert {each.name.round for each in mine.all_entries()} == {4, 5}
     mine.advance(8)
     mine.reconsider([])

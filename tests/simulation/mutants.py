@@ -144,7 +144,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "doubt", "len(said) == len(others)", "True"),
     ],
     "what is found on disk is in time however late it is": [
-        Change(Ledger, "restore", ".vouched = False", ".vouched = True"),
+        Change(Ledger, "reconsider", "entry.vouched = ", "entry.vouched |= "),
     ],
     "newcomers are waited for until they speak of closed rounds": [
         Change(Peer, "abreast", "if self.clocks.get(other, clock) >= clock - SKEW", ""),

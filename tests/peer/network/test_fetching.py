@@ -49,7 +49,8 @@ def test_what_one_cannot_give_comes_from_another_who_said_that_it_has_it(tmp_pat
 def test_who_gives_other_bytes_is_reported_and_passed_over(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         liar, _, c = made.peers
-        liar.acceptance.shelf.paths[entry.sha256].write_bytes(bytes(entry.size))
+        where = liar.acceptance.shelf.slices[entry.sha256]
+        where.path.write_bytes(bytes(where.offset + where.size))
         assert [each.name for each in await c.acceptance.take(entry.proof, [], liar.outer.discovery.record)]
         assert whole(c, entry)
         assert [event.peer for event in c.said if isinstance(event, Refused)] == [liar.id]
@@ -60,11 +61,11 @@ def test_who_gives_other_bytes_is_reported_and_passed_over(tmp_path: Path):
 def test_what_nobody_gives_can_be_fetched_later(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         a, b, c = made.peers
-        kept = a.acceptance.shelf.paths.pop(entry.sha256)
-        b.acceptance.shelf.paths.pop(entry.sha256)
+        kept = a.acceptance.shelf.slices.pop(entry.sha256)
+        b.acceptance.shelf.slices.pop(entry.sha256)
         assert await c.acceptance.take(entry.proof, [], a.outer.discovery.record) == []
         assert c.acceptance.fetcher.wanted.sources == {}
-        a.acceptance.shelf.paths[entry.sha256] = kept
+        a.acceptance.shelf.slices[entry.sha256] = kept
         await c.outer.reconciler.compare(a.outer.discovery.record)
         assert whole(c, entry)
 
