@@ -14,7 +14,7 @@ from peer.network.discovery import Discovery
 from peer.network.reconciliation import Reconciler
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
-from peer.swarm.view import awaited, replicas
+from peer.swarm.view import authors, awaited, replicas
 from protocol.bequest import Heritage
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
@@ -139,6 +139,7 @@ class OuterLoop:
         counts: dict[str, int] = dict.fromkeys(self.followed.parts, 0)
         for due in self.manifest.outer.applied(round):
             await self.wait_for_others(due)
+            await self._ask_who_is_ahead(due)
             for part, each in self.followed.parts.items():
                 self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
                 counts[part] += len(each.ledger.chosen(due))
@@ -199,6 +200,15 @@ class OuterLoop:
         self.note_arrivals()
         return True
 
+    async def _ask_who_is_ahead(self, round: int) -> None:
+        """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its
+        record tells the last only. If nothing of it is here, it is asked."""
+        later = range(round + 1, round + 1 + self.manifest.outer.delay)
+        for part, each in self.followed.parts.items():
+            for peer in authors(self.discovery.others(), part):
+                if peer.contributed in later and peer.peer_id not in each.ledger.accepted.get(round, {}):
+                    await self.reconciler.compare(peer)
+
     def _runs_ahead(self, round: int) -> bool:
         """Whether all others are rounds behind: then this peer waits, or its window would close before theirs."""
         others = [peer.round for peer in self.discovery.others()]
@@ -225,11 +235,12 @@ class OuterLoop:
         )
 
     def _least(self, round: int) -> int:
-        """The first round is of all who began the run together, seen already or not; no round is of nobody."""
-        return self.manifest.replicas.total if round == 1 else 1
+        """The first round is of all who began the run together, seen already or not; the present one is not of nobody.
+        One that is over may be: after a power cut, all go on from where one of them was."""
+        return self.manifest.replicas.total if round == 1 else int(round >= self.clock)
 
     def _expected(self, part: Part, round: int) -> int:
         return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        return awaited(self.discovery.peers(), part, round, self.manifest.outer.delay)
+        return awaited(self.discovery.peers(), part, round)

@@ -24,11 +24,10 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     return peer.role == "datacenter"
 
 
-def awaited(peers: Peers, part: Part, round: int, delay: int) -> frozenset[PeerId]:
+def awaited(peers: Peers, part: Part, round: int) -> frozenset[PeerId]:
     """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, and
-    those who say that it is out. With a `delay`, they may have made later ones since."""
-    out = range(round, round + delay + 1)
-    return frozenset(peer.peer_id for peer in authors(peers, part) if peer.contributed in out or peer.round < round)
+    those who say that it is out."""
+    return frozenset(peer.peer_id for peer in authors(peers, part) if peer.contributed == round or peer.round < round)
 
 
 def free(peers: Peers, stage: int) -> Peers:

@@ -75,6 +75,7 @@ def test_with_overlap_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path
         for round in range(1, finished + 1):
             for number, peer in enumerate(made.peers):
                 await peer.contribute(round, 10 * round + number)
+            await made.compare_all()
             if round < finished:
                 await finish_together(made, round)
         a = made.peers[0]
@@ -105,6 +106,43 @@ def test_with_overlap_a_replica_starts_as_if_its_own_contribution_were_all(tmp_p
             term = outer_term([own], part_layout(OVERLAP, EMBEDDING), OVERLAP)
             ahead = (await followed.ahead(3))[EMBEDDING]
             assert all(torch.equal(ahead[name].long(), each.state.grid[name] - term[name]) for name in ahead)
+        assert agreed(made)
+
+    play(tmp_path, "abc", scene, OVERLAP)
+
+
+def test_with_overlap_nobody_waits_for_a_round_that_those_ahead_of_it_have_left_out(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, *others = made.peers
+        for round in (1, 2):
+            await a.contribute(round, round)
+            if round == 1:
+                for peer in others:
+                    await peer.contribute(1, 7)
+            await made.compare_all()
+            await a.outer.finish(round)
+        for peer in others:  # as after a power cut: they go on from where `a` is
+            await peer.at(2)
+        for number, peer in enumerate(made.peers):
+            await peer.contribute(3, 30 + number)
+        finished = await asyncio.wait_for(finish_together(made, 3), 20)
+        assert {count for counts in finished for count in counts.values()} == {4}  # one of round 2, three of round 3
+        assert agreed(made)
+
+    play(tmp_path, "abc", scene, OVERLAP)
+
+
+def test_with_overlap_nobody_waits_for_a_round_of_nobody(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        for peer in made.peers:
+            await peer.contribute(1, 7)
+        await made.compare_all()
+        for peer in made.peers:
+            await peer.at(2)
+        made.introduce()
+        for number, peer in enumerate(made.peers):
+            await peer.contribute(3, 30 + number)
+        await asyncio.wait_for(finish_together(made, 3), 20)
         assert agreed(made)
 
     play(tmp_path, "abc", scene, OVERLAP)
