@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
+import io
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 
@@ -27,10 +28,14 @@ from protocol.snapshot import HEADER_BYTES, PIECE_BYTES, Header, Values, parse, 
 SNAPSHOTS_KEPT = 3
 """Of each part: a newcomer may take a few rounds to fetch one."""
 
+PARTIAL = ".part"
+"""The suffix of a snapshot of which pieces are still missing."""
+
 PIECES_IN_FLIGHT = 2
 """From each peer: the next is on its way while one is checked."""
 
-Distrust = Callable[[PeerRecord, str], None]
+Failed = Callable[[PeerRecord, HetpeerError], None]
+"""A peer did not give what it was asked for: a `PeerError` if it gave something else, and any other if nothing."""
 Progress = Callable[[int, int], None]
 
 
@@ -59,8 +64,9 @@ class SnapshotStore:
         self.add(header)
         return header
 
-    def newest(self, part: Part) -> tuple[Header, dict[str, Values]] | None:
-        """The last state of a part on this disk that is whole."""
+    def resume(self, part: Part) -> tuple[Header, dict[str, Values]] | None:
+        """The last state of a part on this disk that is whole. It is served from now on; what else there is of the part
+        is removed, but for a later state that is on its way here."""
         for path in sorted(self.directory.glob(f"{part}-*.header"), reverse=True):
             try:
                 header = parse(path.read_bytes(), self.manifest)
@@ -68,6 +74,10 @@ class SnapshotStore:
             except (OSError, HetpeerError):
                 continue
             if path.stem == self.path(part, header.round).stem:
+                self._serve(header)
+                for partial in self.directory.glob(f"{part}-????????{PARTIAL}"):
+                    if partial.stem <= path.stem:
+                        partial.unlink()
                 return header, found
         return None
 
@@ -80,31 +90,50 @@ class SnapshotStore:
         """
         path = self.path(header.part, header.round)
         try:
-            if _missing(path, header, self.manifest):
-                raise FormatError(f"{path} is damaged")
-            return tensors_of(path.read_bytes(), self.manifest, header.part)
+            data = path.read_bytes()
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+        if _missing(io.BytesIO(data), header, self.manifest):
+            raise FormatError(f"{path} is damaged")
+        return tensors_of(data, self.manifest, header.part)
 
     def add(self, header: Header) -> None:
-        """Serve a snapshot whose bytes are in place; drop those of rounds long past."""
-        path = self.path(header.part, header.round)
-        write_atomically(path.with_suffix(".header"), header.to_bytes())
+        """Serve a snapshot whose bytes are in place. Dropped are those of rounds long past, and those of later
+        ones: they belong to a state that was given up for this one."""
+        write_atomically(self.path(header.part, header.round).with_suffix(".header"), header.to_bytes())
+        self._serve(header)
+
+    def _serve(self, header: Header) -> None:
+        path, mine = self.path(header.part, header.round), [each for each, _ in self.headers.values()]
+        mine = sorted((each for each in mine if each.part == header.part), key=lambda each: each.round)
+        past = [each for each in mine if each.round < header.round]
+        for old in mine:
+            if old not in past[1 - SNAPSHOTS_KEPT :]:
+                self._drop(old)
         self.headers[header.digest] = header, path
         for index, sha256 in enumerate(header.pieces):
             size = piece_bytes(self.manifest, header.part, index)
             self.pieces[sha256] = Slice(path, index * PIECE_BYTES, size)
-        mine = sorted((each.round, digest) for digest, (each, _) in self.headers.items() if each.part == header.part)
-        for _, digest in mine[:-SNAPSHOTS_KEPT]:
-            self._drop(digest)
+        served = {kept.stem for each, kept in self.headers.values() if each.part == header.part}
+        for file in self.directory.glob(f"{header.part}-????????.*"):
+            if file.stem not in served and file.suffix != PARTIAL:
+                file.unlink(missing_ok=True)
 
-    def _drop(self, digest: str) -> None:
-        header, path = self.headers.pop(digest)
+    def _drop(self, header: Header) -> None:
+        _, path = self.headers.pop(header.digest)
         for sha256 in header.pieces:
             if sha256 in self.pieces and self.pieces[sha256].path == path:
                 del self.pieces[sha256]
-        path.unlink(missing_ok=True)
-        path.with_suffix(".header").unlink(missing_ok=True)
+
+    def begin(self, header: Header) -> Path:
+        """The file in which a snapshot grows that is on its way here. Others were given up, and are removed."""
+        path = self.path(header.part, header.round).with_suffix(PARTIAL)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        for other in self.directory.glob(f"{header.part}-????????{PARTIAL}"):
+            if other != path:
+                other.unlink(missing_ok=True)
+        return path
 
     def lookup(self, sha256: str) -> Slice | None:
         """For the blob service."""
@@ -136,16 +165,17 @@ class Fetching:
     path: Path
     header: Header
     todo: deque[int]
+    total: int
+    done: int
     progress: Progress
-    distrust: Distrust
-    failed: set[str] = field(default_factory=set)
-    done: int = 0
+    failed: Failed
+    passed_over: set[str] = field(default_factory=set)
     served: dict[str, int] = field(default_factory=dict)
 
     async def take_from(self, peer: PeerRecord) -> None:
         """Fetch pieces from one peer until there are none left to fetch, or it fails."""
         manifest = self.contacts.manifest
-        while self.todo and peer.peer_id not in self.failed:
+        while self.todo and peer.peer_id not in self.passed_over:
             index = self.todo.popleft()
             size = piece_bytes(manifest, self.header.part, index)
             try:
@@ -154,19 +184,16 @@ class Fetching:
                 await asyncio.to_thread(_write_piece, self.path, index, data)
             except HetpeerError as error:
                 self.todo.append(index)
-                if peer.peer_id not in self.failed:
-                    self.failed.add(peer.peer_id)
-                    self.distrust(peer, str(error))
+                if peer.peer_id not in self.passed_over:
+                    self.passed_over.add(peer.peer_id)
+                    self.failed(peer, error)
                 return
             except asyncio.CancelledError:
                 self.todo.append(index)
                 raise
             self.done += size
             self.served[peer.peer_id] = self.served.get(peer.peer_id, 0) + size
-            self.progress(self.done, self._total())
-
-    def _total(self) -> int:
-        return sum(piece_bytes(self.contacts.manifest, self.header.part, i) for i in range(len(self.header.pieces)))
+            self.progress(self.done, self.total)
 
 
 async def fetch_snapshot(
@@ -175,23 +202,22 @@ async def fetch_snapshot(
     contacts: Contacts,
     store: SnapshotStore,
     progress: Progress,
-    distrust: Distrust,
+    failed: Failed,
 ) -> Fetching:
     """Fetch the snapshot with this digest from all of `sources` at once; an interrupted fetch goes on where it was.
 
-    A peer that sends something else, or nothing, is told to `distrust` and passed over.
+    A peer that sends something else, or nothing, is told to `failed` and passed over.
 
     Raises:
         UnreachableError: no source is left, and something is missing.
     """
-    header = await _header(sources, digest, contacts, distrust)
-    path = store.path(header.part, header.round).with_suffix(".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    missing = await asyncio.to_thread(_missing, path, header, contacts.manifest)
-    fetching = Fetching(contacts, path, header, deque(missing), progress, distrust)
-    fetching.done = fetching._total() - sum(piece_bytes(contacts.manifest, header.part, each) for each in missing)
-    while fetching.todo and (good := [peer for peer in sources if peer.peer_id not in fetching.failed]):
+    header = await _header(sources, digest, contacts, failed)
+    path = await asyncio.to_thread(store.begin, header)
+    missing = await asyncio.to_thread(_missing_in, path, header, contacts.manifest)
+    sizes = [piece_bytes(contacts.manifest, header.part, index) for index in range(len(header.pieces))]
+    done = sum(sizes) - sum(sizes[index] for index in missing)
+    fetching = Fetching(contacts, path, header, deque(missing), sum(sizes), done, progress, failed)
+    while fetching.todo and (good := [peer for peer in sources if peer.peer_id not in fetching.passed_over]):
         async with asyncio.TaskGroup() as tasks:
             for peer in good * PIECES_IN_FLIGHT:
                 tasks.create_task(fetching.take_from(peer))
@@ -205,7 +231,7 @@ async def fetch_snapshot(
     return fetching
 
 
-async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, distrust: Distrust) -> Header:
+async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: Failed) -> Header:
     """The header, from the first source that has it."""
     for peer in sources:
         try:
@@ -220,19 +246,25 @@ async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts
             if hashlib.sha256(data).hexdigest() != digest:
                 raise FormatError("it sent another snapshot's header than it announced")
             return parse(data, contacts.manifest)
-        except (HetpeerError, TimeoutError) as error:
-            distrust(peer, str(error) or "no answer in time")
+        except HetpeerError as error:
+            failed(peer, error)
+        except TimeoutError:
+            failed(peer, UnreachableError(f"no answer in {CALL_SECONDS:.0f} s"))
     raise UnreachableError(f"none of {len(sources)} peers gave the header of snapshot {digest[:16]}")
 
 
-def _missing(path: Path, header: Header, manifest: Manifest) -> list[int]:
+def _missing_in(path: Path, header: Header, manifest: Manifest) -> list[int]:
+    with path.open("rb") as file:
+        return _missing(file, header, manifest)
+
+
+def _missing(file: BinaryIO, header: Header, manifest: Manifest) -> list[int]:
     """Pieces that are not in a file yet, or not whole."""
     missing = []
-    with path.open("rb") as file:
-        for index, sha256 in enumerate(header.pieces):
-            file.seek(index * PIECE_BYTES)
-            if hashlib.sha256(file.read(piece_bytes(manifest, header.part, index))).hexdigest() != sha256:
-                missing.append(index)
+    for index, sha256 in enumerate(header.pieces):
+        file.seek(index * PIECE_BYTES)
+        if hashlib.sha256(file.read(piece_bytes(manifest, header.part, index))).hexdigest() != sha256:
+            missing.append(index)
     return missing
 
 

@@ -12,7 +12,7 @@ from peer.network.spreading import ALL_CONTACTS, some
 from peer.swarm.followed import to_torch
 from peer.swarm.outer_round import OuterLoop
 from protocol.claims import Claim, outvoted, prevailing
-from protocol.errors import UnreachableError
+from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.records import PeerRecord
 from protocol.window import SKEW
@@ -24,9 +24,8 @@ async def resume(outer: OuterLoop) -> None:
     """Take up what this peer's folder holds: closed rounds, open contributions, error feedback, optimizer."""
     followed, reconciler = outer.followed, outer.reconciler
     for part in followed.parts:
-        newest = await asyncio.to_thread(followed.snapshots.newest, part)
+        newest = await asyncio.to_thread(followed.snapshots.resume, part)
         if newest is not None:
-            await asyncio.to_thread(followed.snapshots.add, newest[0])
             await followed.adopt(newest[0], to_torch(newest[1]))
     kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
     if kept:
@@ -146,14 +145,17 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
         if held.digest in {claim.digest for claim in _claims_of(outer, peer.peer_id, part)}
     ]
 
-    def distrust(peer: PeerRecord, reason: str) -> None:
-        outer.emit(Refused(peer.peer_id, reason))
+    def failed(peer: PeerRecord, error: HetpeerError) -> None:
+        if isinstance(error, PeerError):
+            outer.emit(Refused(peer.peer_id, str(error)))
+        else:
+            outer.emit(Progress(f"peer {peer.peer_id[-8:]} does not give us the state of {part}: {error}"))
 
     def progress(done: int, total: int) -> None:
         outer.emit(Progress(f"fetching the state of {part} after round {held.folded}", done, total))
 
     store = outer.followed.snapshots
-    fetched = await fetch_snapshot(sources, held.digest, outer.reconciler.contacts, store, progress, distrust)
+    fetched = await fetch_snapshot(sources, held.digest, outer.reconciler.contacts, store, progress, failed)
     if fetched.header.history.total() != held.contributions:
         raise UnreachableError(f"it has {fetched.header.history.total()} contributions, not {held.contributions}")
     tensors = await asyncio.to_thread(store.read, fetched.header)

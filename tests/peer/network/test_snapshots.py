@@ -10,13 +10,14 @@ import grpc
 import numpy as np
 import pytest
 
+from peer.network import snapshots
 from peer.network.contacts import Contacts
 from peer.network.snapshots import SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
 from protocol.blobs import BlobService
 from protocol.channels import listen, options
-from protocol.errors import FormatError, UnreachableError
+from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.history import History
-from protocol.identity import EMBEDDING, PeerId
+from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, snapshots_pb2_grpc
@@ -61,8 +62,10 @@ async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerReco
         yield records, stores, header
 
 
-async def take(records: list[PeerRecord], digest: str, folder: Path) -> tuple[Fetching, dict[str, str], SnapshotStore]:
-    contacts, store, distrusted = Contacts(MANIFEST), SnapshotStore(folder / "mine", MANIFEST), {}
+async def take(
+    records: list[PeerRecord], digest: str, folder: Path
+) -> tuple[Fetching, dict[str, HetpeerError], SnapshotStore]:
+    contacts, store, failed = Contacts(MANIFEST), SnapshotStore(folder / "mine", MANIFEST), {}
     try:
         fetched = await fetch_snapshot(
             records,
@@ -70,11 +73,11 @@ async def take(records: list[PeerRecord], digest: str, folder: Path) -> tuple[Fe
             contacts,
             store,
             lambda done, total: None,
-            lambda peer, reason: distrusted.update({peer.peer_id: reason}),
+            lambda peer, error: failed.update({peer.peer_id: error}),
         )
     finally:
         await contacts.close()
-    return fetched, distrusted, store
+    return fetched, failed, store
 
 
 def same(store: SnapshotStore, header: Header) -> bool:
@@ -84,11 +87,11 @@ def same(store: SnapshotStore, header: Header) -> bool:
 def test_it_comes_from_several_peers_and_is_the_same(tmp_path: Path):
     async def scene() -> None:
         async with holders(tmp_path, 3) as (records, _, header):
-            fetched, distrusted, store = await take(records, header.digest, tmp_path)
+            fetched, failed, store = await take(records, header.digest, tmp_path)
             assert same(store, fetched.header)
             assert len(fetched.served) >= 2
-            assert sum(fetched.served.values()) == 4 * 2**20
-            assert distrusted == {}
+            assert sum(fetched.served.values()) == fetched.total == fetched.done == 4 * 2**20
+            assert failed == {}
 
     asyncio.run(scene())
 
@@ -104,9 +107,10 @@ def test_a_peer_that_fails_is_passed_over_and_its_pieces_come_from_others(tmp_pa
                 stores[0].pieces.clear()
             else:
                 records[0] = records[0].model_copy(update={"address": "127.0.0.1:1"})
-            fetched, distrusted, store = await take(records, header.digest, tmp_path)
+            fetched, failed, store = await take(records, header.digest, tmp_path)
             assert same(store, fetched.header)
-            assert distrusted.keys() == {"Qm0"}
+            assert failed.keys() == {"Qm0"}
+            assert isinstance(failed["Qm0"], PeerError) == (fault == "wrong bytes")  # to be absent is no lie
 
     asyncio.run(scene())
 
@@ -152,10 +156,65 @@ def test_the_last_states_are_kept_and_the_newest_whole_one_is_found_again(tmp_pa
         store.write(EMBEDDING, round, history(round), state(round).values())
     assert len(list(tmp_path.glob("*.grid"))) == SNAPSHOTS_KEPT
     store.path(EMBEDDING, 5).write_bytes(b"torn")
-    found = SnapshotStore(tmp_path, MANIFEST).newest(EMBEDDING)
+    found = SnapshotStore(tmp_path, MANIFEST).resume(EMBEDDING)
     assert found is not None
     assert found[0].round == 4
     assert (next(iter(found[1].values())) == next(iter(state(4).values()))).all()
+
+
+def test_a_peer_that_starts_again_serves_its_last_state_and_nothing_else_is_left(tmp_path: Path, monkeypatch):
+    other = small_manifest(model={"vocabulary": 2**15, "d": 32}, replicas={"stages": 3})
+    before = SnapshotStore(tmp_path, other)
+    for part in (EMBEDDING, stage_part(1)):
+        layout = part_layout(other, part)
+        for round in range(3, 6):
+            tensors = [np.full(shape, round, np.int32) for shape in layout.values()]
+            header = before.write(part, round, history(round), tensors)
+    last = before.write(EMBEDDING, 6, history(6), state(6).values())
+    for name in (".part", ".grid"):  # given up, and forgotten by a crash
+        before.path(EMBEDDING, 2).with_suffix(name).write_bytes(b"orphan")
+    coming = before.path(EMBEDDING, 7).with_suffix(".part")
+    coming.write_bytes(b"on its way")
+    again, written = SnapshotStore(tmp_path, other), []
+    monkeypatch.setattr(snapshots, "write_atomically", lambda path, data: written.append(path))
+    found = again.resume(EMBEDDING)
+    assert found is not None
+    assert found[0] == last
+    assert written == []
+    assert again.headers.keys() == {last.digest}
+    assert again.lookup(last.pieces[0]) is not None
+    assert set(tmp_path.glob("embedding-*")) == {
+        coming,
+        before.path(EMBEDDING, 6),
+        before.path(EMBEDDING, 6).with_suffix(".header"),
+    }
+    assert header.part == stage_part(1)
+    assert len(list(tmp_path.glob("stage-1-*.grid"))) == SNAPSHOTS_KEPT  # another part is left alone
+
+
+def test_a_state_that_is_taken_over_drives_out_the_later_ones_of_the_state_given_up(tmp_path: Path):
+    store = SnapshotStore(tmp_path, MANIFEST)
+    for round in range(3, 7):
+        store.write(EMBEDDING, round, history(round), state(round).values())
+    taken = store.write(EMBEDDING, 5, history(4), state(5).values())  # most pieces are those of ours after round 5
+    assert {header.round for header, _ in store.headers.values()} == {4, 5}
+    assert all(store.lookup(sha256) is not None for sha256 in taken.pieces)
+    found = SnapshotStore(tmp_path, MANIFEST).resume(EMBEDDING)
+    assert found is not None
+    assert found[0] == taken
+
+
+def test_a_download_that_is_begun_ends_those_that_were_given_up(tmp_path: Path):
+    async def scene() -> None:
+        async with holders(tmp_path, 2) as (records, _, header):
+            mine = SnapshotStore(tmp_path / "mine", MANIFEST)
+            mine.directory.mkdir()
+            given_up = mine.path(EMBEDDING, 3).with_suffix(".part")
+            given_up.write_bytes(b"some pieces")
+            await take(records, header.digest, tmp_path)
+            assert {path.suffix for path in mine.directory.iterdir()} == {".grid", ".header"}
+
+    asyncio.run(scene())
 
 
 def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path):
