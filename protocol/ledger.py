@@ -4,7 +4,7 @@ The outer state is a function of this set, so two peers whose ledgers say the sa
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -91,16 +91,20 @@ class Ledger:
     revocations: set[Revocation] = field(default_factory=set)
     checks: dict[int, bytes] = field(default_factory=dict)
     """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
+    closed: dict[int, list[Entry]] = field(default_factory=dict)
+    """Of the last closed rounds what had been accepted, for peers that come from an older state. It decides nothing."""
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
 
-        `vouched`: this peer is catching up, and takes the word of others that it was there in time.
+        `vouched`: this peer is catching up, and takes the word of others that it was there in time. Its round may be
+        closed there.
         """
         entry.receipts.pop(entry.name.author, None)
-        if entry.name.round <= self.folded or self.window.is_past(self.clock, entry.name.round):
+        past = self.window.is_past(self.clock, entry.name.round)
+        if entry.name.round <= self.folded or (past and not vouched):
             return Standing.CLOSED
-        if not self.window.is_open(self.clock, entry.name.round):
+        if not past and not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY
         known, others = self.versions(entry.name), _under(self.waiting, entry.name)
         if entry.sha256 in known:
@@ -243,8 +247,7 @@ class Ledger:
         return sorted(self.accepted)
 
     def _count(self, entry: Entry) -> None:
-        check = int.from_bytes(self.checks.get(entry.name.round, b""), "big") ^ int.from_bytes(entry.key, "big")
-        self.checks[entry.name.round] = check.to_bytes(8, "big")
+        self.checks[entry.name.round] = combined([entry], self.checks.get(entry.name.round, bytes(8)))
 
     def versions(self, name: ContributionName) -> dict[str, Entry]:
         """What has been accepted under a name, by SHA-256: two of them void each other."""
@@ -266,6 +269,14 @@ class Ledger:
 
     def _revoked(self, round: int) -> set[PeerId]:
         return {each.author for each in self.revocations if round >= each.effective(self.window)}
+
+
+def combined(entries: Iterable[Entry], check: bytes = bytes(8)) -> bytes:
+    """The check of a set of entries, or of one more than `check` is of."""
+    total = int.from_bytes(check, "big")
+    for entry in entries:
+        total ^= int.from_bytes(entry.key, "big")
+    return total.to_bytes(8, "big")
 
 
 def _under(entries: Entries, name: ContributionName) -> dict[str, Entry]:

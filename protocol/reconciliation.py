@@ -5,11 +5,12 @@ differs. It *asks* for the entries whose keys it lacks, then fetches their bytes
 what it has just accepted, so that news spreads faster than anybody asks.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.identity import ContributionName, Part
-from protocol.ledger import Entry, Ledger
+from protocol.ledger import Entry, Ledger, combined
 
 KEPT_ROUNDS = 64
 """So long an author remembers its own contributions, in case that a state is adopted in which they do not count."""
@@ -31,9 +32,16 @@ def summary(ledger: Ledger) -> Summary:
 
 
 def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
-    """Keys of our entries in the rounds where the other's check is not ours, and that it has not closed."""
-    rounds = [round for round, check in ledger.checks.items() if theirs.checks.get(round) != check]
-    return [entry.key for round in sorted(rounds) if round > theirs.folded for entry in ledger.entries(round)]
+    """Keys of our entries in the rounds where the other's check is not ours, and that it has not closed, though we may
+    have."""
+    closed = {round: combined(accepted) for round, accepted in ledger.closed.items() if round > theirs.folded}
+    checks = closed | ledger.checks
+    rounds = [round for round, check in checks.items() if theirs.checks.get(round) != check]
+    return [entry.key for round in sorted(rounds) if round > theirs.folded for entry in _of(ledger, round)]
+
+
+def _of(ledger: Ledger, round: int) -> list[Entry]:
+    return ledger.closed.get(round) or ledger.entries(round)
 
 
 def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
@@ -45,7 +53,8 @@ def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
 def entries(ledger: Ledger, keys: list[bytes]) -> list[Entry]:
     """The entries another peer asks for."""
     wanted = set(keys)
-    return [entry for entry in ledger.all_entries() if entry.key in wanted]
+    known = [*itertools.chain.from_iterable(ledger.closed.values()), *ledger.all_entries()]
+    return [entry for entry in known if entry.key in wanted]
 
 
 @dataclass(slots=True)

@@ -140,6 +140,8 @@ class Acceptance:
             ledger = self.ledgers.get(entry.name.part)
             if ledger is not None:
                 (ledger.take if whole else ledger.offer)(entry, vouched=True)
+                if entry.name.round <= ledger.folded and ledger.history.has(entry.name.author, entry.name.round):
+                    ledger.closed.setdefault(entry.name.round, []).append(entry)
         self.news.ring()
 
     # Catching up

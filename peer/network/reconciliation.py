@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -144,12 +144,17 @@ class Reconciler:
         gone = [self.discovery.records[peer] for peer in self.discovery.lost]
         return random.sample(gone, min(1, len(gone)))
 
-    async def compare(self, peer: PeerRecord) -> None:
-        """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost."""
+    async def compare(self, peer: PeerRecord, whole: bool = False) -> None:
+        """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
+
+        `whole`: it is to name all that it holds, also what is here: as its word for it.
+        """
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer.address) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                told = await stub.Compare(self._comparison(), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+                told = await stub.Compare(
+                    self._comparison(whole), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS
+                )
             await self._learn(peer, self.hear(told.statement), told)
         except PeerError as error:
             self.emit(Refused(peer.peer_id, str(error)))
@@ -188,10 +193,10 @@ class Reconciler:
             entries: pb.Entries = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
         return entries
 
-    def _comparison(self) -> pb.Comparison:
-        return pb.Comparison(
-            statement=self.statement(), parts=[_to_wire(summary(ledger)) for ledger in self.acceptance.ledgers.values()]
-        )
+    def _comparison(self, whole: bool) -> pb.Comparison:
+        mine = [summary(ledger) for ledger in self.acceptance.ledgers.values()]
+        parts = [_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+        return pb.Comparison(statement=self.statement(), parts=parts)
 
     def _spread(self, news: Iterable[Entry]) -> None:
         """Tell others what is here now: at once, but what comes shortly after goes with the next message."""

@@ -26,7 +26,11 @@ from protocol.schemas import snapshots_pb2_grpc
 from protocol.snapshot import HEADER_BYTES, PIECE_BYTES, Header, Values, parse, piece_bytes, pieces_of, tensors_of
 
 SNAPSHOTS_KEPT = 3
-"""Of each part: a newcomer may take a few rounds to fetch one."""
+"""Of each part the last states: peers are a round or two apart, and a newcomer begins with the last."""
+
+ASKED_KEPT = 2
+"""Of each part so many older states stay while somebody goes on to fetch them, those that were begun first: a newcomer
+may take more rounds than a few. No peer makes others keep more."""
 
 PARTIAL = ".part"
 """The suffix of a snapshot of which pieces are still missing."""
@@ -47,6 +51,8 @@ class SnapshotStore:
     manifest: Manifest
     headers: dict[str, tuple[Header, Path]] = field(default_factory=dict)
     pieces: dict[str, Slice] = field(default_factory=dict)
+    unasked: dict[Path, int] = field(default_factory=dict)
+    """How many states have come since a piece of this one was asked for; of those that were."""
 
     def path(self, part: Part, round: int) -> Path:
         """Where the bytes of a state are, or belong."""
@@ -107,9 +113,13 @@ class SnapshotStore:
         path, mine = self.path(header.part, header.round), [each for each, _ in self.headers.values()]
         mine = sorted((each for each in mine if each.part == header.part), key=lambda each: each.round)
         past = [each for each in mine if each.round < header.round]
+        older, recent = past[: 1 - SNAPSHOTS_KEPT], past[1 - SNAPSHOTS_KEPT :]
+        asked = [each for each in older if self._is_asked_for(each)]
         for old in mine:
-            if old not in past[1 - SNAPSHOTS_KEPT :]:
+            if old not in recent and old not in asked[:ASKED_KEPT]:
                 self._drop(old)
+        for file in self.unasked.keys() & {kept for each, kept in self.headers.values() if each.part == header.part}:
+            self.unasked[file] += 1
         self.headers[header.digest] = header, path
         for index, sha256 in enumerate(header.pieces):
             size = piece_bytes(self.manifest, header.part, index)
@@ -119,8 +129,13 @@ class SnapshotStore:
             if file.stem not in served and file.suffix != PARTIAL:
                 file.unlink(missing_ok=True)
 
+    def _is_asked_for(self, header: Header) -> bool:
+        _, path = self.headers[header.digest]
+        return self.unasked.get(path, SNAPSHOTS_KEPT) < SNAPSHOTS_KEPT
+
     def _drop(self, header: Header) -> None:
         _, path = self.headers.pop(header.digest)
+        self.unasked.pop(path, None)
         for sha256 in header.pieces:
             if sha256 in self.pieces and self.pieces[sha256].path == path:
                 del self.pieces[sha256]
@@ -137,7 +152,10 @@ class SnapshotStore:
 
     def lookup(self, sha256: str) -> Slice | None:
         """For the blob service."""
-        return self.pieces.get(sha256)
+        found = self.pieces.get(sha256)
+        if found is not None:
+            self.unasked[found.path] = 0
+        return found
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):

@@ -8,14 +8,15 @@ from torch import Tensor
 
 from peer.handoff import TorchThread
 from peer.network.shelf import Shelf
-from peer.network.snapshots import SnapshotStore
+from peer.network.snapshots import SNAPSHOTS_KEPT, SnapshotStore
 from peer.optim.bounds import check_magnitudes
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
 from protocol.claims import Claim
-from protocol.contribution import Contribution, decode
+from protocol.contribution import Contribution, decode, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part, PeerId, RunId
+from protocol.layout import elements, part_layout
 from protocol.ledger import Entry, Ledger
 from protocol.manifest import Manifest
 from protocol.reconciliation import Authored
@@ -91,8 +92,10 @@ class Followed:
             if round <= last or round in due:
                 await self._settle_round(followed, round)
             if round in due:
+                if accepted := followed.ledger.entries(round):
+                    followed.ledger.closed[round] = accepted
                 followed.ledger.fold(round)
-                await self._fold(part, round, followed.settled.pop(round, {}))
+                await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
         followed.digest = await self.torch_thread.run(digest, followed.state.grid)
 
     async def _settle_round(self, followed: FollowedPart, round: int) -> None:
@@ -102,23 +105,29 @@ class Followed:
             await self.torch_thread.run(followed.state.replace, *contributions)
             followed.settled[round] = after
 
-    async def _fold(self, part: Part, round: int, chosen: Mapping[PeerId, str]) -> None:
-        """Close a round for ever: the state after it goes to disk, its contributions leave it."""
+    async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
+        """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
+        leave it."""
         followed = self.parts[part]
         await self.torch_thread.run(followed.state.fold, await self.read_all(chosen))
-        await self.torch_thread.run(self._keep, part)
+        if lasting:
+            await self.torch_thread.run(self._keep, part)
         await self._account(followed)
-        self.forget(part)
+        if lasting:
+            self.forget(part)
 
     def forget(self, part: Part) -> None:
-        """Drop contributions to closed rounds, but one's own while a state may be adopted that counts them or not."""
+        """Drop the contributions to rounds that are closed for long, but one's own while a state may be adopted that
+        counts them or not."""
         followed = self.parts[part]
-        folded = followed.ledger.folded
+        folded, closed = followed.ledger.folded, followed.ledger.closed
+        last = folded - rounds_kept(self.manifest, part)
+        followed.ledger.closed = {round: entries for round, entries in closed.items() if round > last}
         remembered = followed.authored.sent.keys() | followed.authored.returned.keys()
         followed.own = {
             round: sha256 for round, sha256 in followed.own.items() if round > folded or round in remembered
         }
-        self.shelf.drop(part, folded, keep=followed.own.values())
+        self.shelf.drop(part, last, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
         """On the torch thread: write the state of the closed rounds."""
@@ -139,6 +148,7 @@ class Followed:
         back into the error feedback."""
         followed = self.parts[header.part]
         followed.ledger.adopt(header.round, header.history.copy())
+        followed.ledger.closed = {}
         await self.torch_thread.run(self._replace, followed, folded)
         followed.settled, followed.claims = {}, []
         self.claim(header)
@@ -180,7 +190,17 @@ class Followed:
         if contribution.name != entry.name or contribution.run != self.run_id:
             raise FormatError(f"{entry.name} turned out to be {contribution.name} of run {contribution.run[:8]}")
         await self.torch_thread.run(check_magnitudes, contribution, self.manifest)
-        self.fresh[entry.sha256] = contribution
+        ledger = self.parts[entry.name.part].ledger
+        if not ledger.window.is_past(ledger.clock, entry.name.round):  # of those there may be more than memory holds
+            self.fresh[entry.sha256] = contribution
+
+
+def rounds_kept(manifest: Manifest, part: Part) -> int:
+    """How many closed rounds' contributions a peer keeps, for those that come from an older state: as many as the run's
+    replicas make in the bytes of one state. Who follows the run at all fetches a state in less time than these take;
+    more of them would be more to fetch than a later state."""
+    state = 4 * elements(part_layout(manifest, part))
+    return state // (manifest.replicas.total * max_bytes(manifest, part))
 
 
 def to_torch(tensors: Mapping[str, object]) -> Grid:

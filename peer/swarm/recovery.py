@@ -9,7 +9,7 @@ from peer import checkpoint
 from peer.events import Progress, Refused, Resumed, Resynchronised
 from peer.network.snapshots import fetch_snapshot
 from peer.network.spreading import ALL_CONTACTS, some
-from peer.swarm.followed import to_torch
+from peer.swarm.followed import rounds_kept, to_torch
 from peer.swarm.outer_round import OuterLoop
 from protocol.claims import Claim, outvoted, prevailing
 from protocol.errors import HetpeerError, PeerError, UnreachableError
@@ -75,15 +75,18 @@ async def catch_up(outer: OuterLoop) -> None:
 
 async def _catch_up(outer: OuterLoop) -> None:
     await compare_with_all(outer)
-    target = max(outer.others_at(), outer.clock - 1)
-    if not target or not outer.discovery.others():
+    if not max(outer.others_at(), outer.clock - 1) or not outer.discovery.others():
         return
     for part, each in outer.followed.parts.items():
         held = _prevailing_state(outer, part)
         if held is not None and held.folded > each.ledger.folded:
             await take_over(outer, part, held)
-        if each.ledger.folded < target - each.ledger.window.width:
-            raise UnreachableError(f"{part} is closed up to round {target - each.ledger.window.width} elsewhere")
+    await compare_with_all(outer)  # fetching may have taken rounds
+    target = max(outer.others_at(), outer.clock - 1)
+    for part, each in outer.followed.parts.items():
+        oldest = target - each.ledger.window.width - rounds_kept(outer.manifest, part)
+        if each.ledger.folded < oldest:
+            raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
         each.ledger.advance(target + 1)
         outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
     for _ in range(TRIES):
@@ -206,9 +209,10 @@ def _abreast(outer: OuterLoop, part: Part) -> int:
 
 
 async def compare_with_all(outer: OuterLoop) -> None:
-    """Take from the others what this peer has not: from everybody, or in a large swarm from some of each part."""
+    """Take from the others what this peer has not, and their word for what it has: from everybody, or in a large swarm
+    from some of each part."""
     others = outer.discovery.others()
     if len(others) > ALL_CONTACTS:
         by_part = [some(outer.reconciler.followers(part), ALL_CONTACTS, random) for part in outer.followed.parts]
         others = tuple({peer.peer_id: peer for peers in by_part for peer in peers}.values())
-    await asyncio.gather(*(outer.reconciler.compare(peer) for peer in others))
+    await asyncio.gather(*(outer.reconciler.compare(peer, whole=True) for peer in others))

@@ -33,6 +33,17 @@ def test_an_entry_in_time_waits_for_its_bytes_and_then_counts():
     assert not mine.waiting[5][ANN]
 
 
+def test_what_others_have_closed_is_taken_by_their_word_alone_and_only_in_rounds_open_here():
+    mine = ledger(5 + WINDOW.width + 1)
+    assert mine.offer(entry(5)) is Standing.CLOSED
+    assert mine.take(entry(5), vouched=True) is Standing.ACCEPTED
+    assert mine.offer(entry(5 + WINDOW.width + 4), vouched=True) is Standing.EARLY
+    for round in range(1, 6):
+        mine.fold(round)
+    assert mine.history.has(ANN, 5)
+    assert mine.offer(entry(4), vouched=True) is Standing.CLOSED
+
+
 @pytest.mark.parametrize(("clock", "needed"), [(5, 0), (7, 0), (8, 1), (9, 1), (10, 2), (11, 2)])
 def test_the_later_it_is_the_more_receipts_it_needs(clock: int, needed: int):
     signers = [BOB, EVE][:needed]

@@ -34,6 +34,24 @@ def test_after_comparing_both_ways_both_hold_everything(held, others_held):
 
 
 @given(some)
+def test_who_comes_from_an_older_state_is_told_what_the_other_has_closed(held):
+    """And accepts it by the word of enough others, which is given here."""
+    one, behind = holding("one", held), Ledger(PART, PeerId("behind"), Window(grace=3, liars=0), folded=2)
+    for round in range(1, 7):
+        one.advance(round + one.window.width + 1)
+        if accepted := one.entries(round):
+            one.closed[round] = accepted
+        one.fold(round)
+    behind.advance(one.clock)
+    for entry in entries(one, lacking(behind, different(one, summary(behind)))):
+        behind.take(Entry(entry.name, entry.sha256, entry.size), vouched=True)
+    for round in range(3, 7):
+        behind.fold(round)
+    assert behind.history == one.history
+    assert different(one, summary(behind)) == []
+
+
+@given(some)
 def test_equal_sets_have_nothing_to_say(held):
     assert different(holding("one", held), summary(holding("other", held))) == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from peer.network import snapshots
 from peer.network.contacts import Contacts
-from peer.network.snapshots import SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
+from peer.network.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
 from protocol.blobs import BlobService
 from protocol.channels import listen, options
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
@@ -215,6 +215,23 @@ def test_a_download_that_is_begun_ends_those_that_were_given_up(tmp_path: Path):
             assert {path.suffix for path in mine.directory.iterdir()} == {".grid", ".header"}
 
     asyncio.run(scene())
+
+
+def test_a_state_stays_as_long_as_somebody_goes_on_fetching_it_and_not_many_do(tmp_path: Path):
+    store, begun = SnapshotStore(tmp_path, MANIFEST), {}
+    for round in range(1, 12):
+        header = store.write(EMBEDDING, round, history(round), state(round).values())
+        begun[round] = header.pieces[round % 4]
+        for asked in (1, 2, 3) if round < 7 else (1,):
+            store.lookup(begun.get(asked, ""))
+        kept = sorted(each.round for each, _ in store.headers.values())
+        last = list(range(max(1, round - SNAPSHOTS_KEPT + 1), round + 1))
+        if round >= 6:
+            gone = round > 6 + SNAPSHOTS_KEPT  # nobody has asked for it for so long
+            assert kept == [1, *([] if gone else [2]), *last]
+        assert len(list(tmp_path.glob("*.grid"))) == len(kept) <= SNAPSHOTS_KEPT + ASKED_KEPT
+    assert store.lookup(begun[1]) is not None
+    assert store.lookup(begun[3]) is None
 
 
 def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path):
