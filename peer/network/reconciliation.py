@@ -198,6 +198,11 @@ class Reconciler:
         parts = [_to_wire(replace(each, checks={}) if whole else each) for each in mine]
         return pb.Comparison(statement=self.statement(), parts=parts)
 
+    def keep_promises(self) -> None:
+        """After a start: say what this peer holds. It may have signed receipts, and died before it had passed on what
+        they are for; liars that heard them may use them later."""
+        self._spread(entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+
     def _spread(self, news: Iterable[Entry]) -> None:
         """Tell others what is here now: at once, but what comes shortly after goes with the next message."""
         for entry in news:

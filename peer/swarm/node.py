@@ -92,6 +92,7 @@ class Node:
                 tasks.create_task(keep_remembering(self.directory, self.discovery)),
             ]
             await self.discovery.read()
+            self.reconciler.keep_promises()
             await catch_up(outer)
             keeping.append(tasks.create_task(self.reconciler.keep_comparing()))
             await self.publish()

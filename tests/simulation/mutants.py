@@ -143,6 +143,9 @@ MUTANTS: dict[str, list[Change]] = {
     "who has forgotten a round, or not closed it yet, does not count": [
         Change(Peer, "doubt", "len(said) == len(others)", "True"),
     ],
+    "what was promised is passed on only after catching up": [
+        Change(Peer, "start", "self.keep_promises()", "pass"),
+    ],
     "what is found on disk is in time however late it is": [
         Change(Ledger, "reconsider", "entry.vouched = ", "entry.vouched |= "),
     ],

@@ -77,7 +77,14 @@ class Peer(CatchingUp, Comparing):
         if self.ledger.clock == 1 and not self.newcomer and not self.late:
             self.go()
         else:
+            self.keep_promises()
             self.fall_behind()
+
+    def keep_promises(self) -> None:
+        """Pass on what this peer may have died over: its own, and what it gave receipts for."""
+        for promised, blob in self.disk.promised():
+            if entry := self.ledger.versions(promised.name).get(promised.sha256):
+                self.tell(entry, blob, self.world.others(self.me), "")
 
     def lie(self, _event: Event) -> None:
         """An honest peer does not."""
@@ -89,9 +96,7 @@ class Peer(CatchingUp, Comparing):
 
     def go(self) -> None:
         self.up = True
-        for promised, blob in self.disk.promised():
-            if entry := self.ledger.versions(promised.name).get(promised.sha256):
-                self.tell(entry, blob, self.world.others(self.me), "")
+        self.keep_promises()
         if self.late:
             self.compare_with_others()
         self.begin_round()

@@ -37,7 +37,7 @@ MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_si
 def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]], manifest: Manifest = MANIFEST) -> None:
     async def run() -> None:
         async with village(manifest, folder, *names) as made:
-            await asyncio.wait_for(scene(made), 60)
+            await asyncio.wait_for(scene(made), 180)
 
     asyncio.run(run())
 
