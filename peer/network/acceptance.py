@@ -44,6 +44,8 @@ class Acceptance:
     """While catching up: who says that an entry was accepted in time."""
     catching_up: dict[Part, int] = field(default_factory=dict)
     """Rounds up to this one are taken from others' word."""
+    spoken: dict[Part, set[PeerId]] = field(default_factory=dict)
+    """While catching up: who has named all that it has accepted."""
     witnesses: dict[Part, int] = field(default_factory=dict)
     """So many must give it."""
     invalid: dict[str, str] = field(default_factory=dict)
@@ -79,7 +81,8 @@ class Acceptance:
             try:
                 await self._check(blob, entry)
                 receipt = await self._keep(entry, blob)
-                ledger.take(entry, vouched)
+                if ledger.take(entry, vouched) is not Standing.ACCEPTED:  # the clock has gone on meanwhile
+                    self.shelf.discard(entry)
                 if ledger.wants_receipt(entry.name, entry.sha256):
                     ledger.sign(entry.name, entry.sha256, receipt)
             finally:
@@ -150,12 +153,16 @@ class Acceptance:
         """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
         there."""
         self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
-        self.vouched[part] = {}
+        self.vouched[part], self.spoken[part] = {}, set()
 
     def vouch(self, part: Part, key: bytes, peer: PeerId) -> None:
         """A peer says that it has accepted an entry."""
         if part in self.catching_up:
             self.vouched[part].setdefault(key, set()).add(peer)
+
+    def note_spoken(self, part: Part, peer: PeerId) -> None:
+        """A peer has named all that it has accepted of a part: what it has not named, it has not."""
+        self.spoken.setdefault(part, set()).add(peer)
 
     def _is_vouched(self, entry: Entry) -> bool:
         part = entry.name.part
@@ -167,14 +174,16 @@ class Acceptance:
         """After having been away: drop what this peer accepted by its old clock and enough others have not."""
         ledger, words = self.ledgers[part], self.vouched.get(part, {})
         enough = self.witnesses.get(part, 1)
-        vouched = [each for each in ledger.all_entries() if len(words.get(each.key, ())) >= enough]
+        before = ledger.all_entries()
+        vouched = [each for each in before if len(words.get(each.key, ())) >= enough]
         ledger.reconsider({(each.name, each.sha256) for each in vouched})
+        for entry in before:
+            dropped = entry.sha256 not in ledger.versions(entry.name)
+            if dropped and entry.name.author != ledger.me:  # its own it may need for the error feedback
+                self.shelf.discard(entry)
 
-    @property
-    def caught_up(self) -> bool:
-        """Whether everything that enough others vouch for is here."""
-        for part, words in self.vouched.items():
-            vouched = [key for key, peers in words.items() if len(peers) >= self.witnesses[part]]
-            if lacking(self.ledgers[part], vouched):
-                return False
-        return True
+    def caught_up(self, part: Part) -> bool:
+        """Whether enough others have spoken, and everything that enough of them vouch for is here."""
+        enough = self.witnesses[part]
+        vouched = [key for key, peers in self.vouched[part].items() if len(peers) >= enough]
+        return len(self.spoken[part]) >= enough and not lacking(self.ledgers[part], vouched)

@@ -155,7 +155,11 @@ class Reconciler:
                 told = await stub.Compare(
                     self._comparison(whole), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS
                 )
-            await self._learn(peer, self.hear(told.statement), told)
+            said = self.hear(told.statement)
+            await self._learn(peer, said, told)
+            for part in self.acceptance.ledgers if whole else ():
+                if follows(said, part, self.manifest):
+                    self.acceptance.note_spoken(part, said.peer_id)
         except PeerError as error:
             self.emit(Refused(peer.peer_id, str(error)))
         except (HetpeerError, TimeoutError):

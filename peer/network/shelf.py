@@ -34,7 +34,7 @@ class Shelf:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.directory)
-        path = folder / f"{entry.name.round:08d}-{entry.sha256}"
+        path = self._path(entry)
         signed: bytes = msgpack.packb([entry.proof, list(entry.receipts.values())])
         write_atomically(path, signed + blob)
         if blob:
@@ -79,6 +79,11 @@ class Shelf:
         """What the operator signed, as it was kept."""
         return [path.read_bytes() for path in sorted(self.directory.glob("revocations/*"))]
 
+    def discard(self, entry: Entry) -> None:
+        """Forget one contribution: this peer does not stand by it."""
+        self.slices.pop(entry.sha256, None)
+        self._path(entry).unlink(missing_ok=True)
+
     def drop(self, part: Part, last: int, keep: Collection[str] = ()) -> None:
         """Forget the rounds of a part up to `last`, but for the contributions with these hashes. What came too late for
         its round, too, goes with them."""
@@ -87,3 +92,6 @@ class Shelf:
             if int(round) <= last and sha256 not in keep:
                 self.slices.pop(sha256, None)
                 path.unlink(missing_ok=True)
+
+    def _path(self, entry: Entry) -> Path:
+        return self.directory / entry.name.part / f"{entry.name.round:08d}-{entry.sha256}"

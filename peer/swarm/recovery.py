@@ -89,17 +89,20 @@ async def _catch_up(outer: OuterLoop) -> None:
             raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
         each.ledger.advance(target + 1)
         outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
+    caught_up = False
     for _ in range(TRIES):
         await compare_with_all(outer)
-        if outer.reconciler.acceptance.caught_up:
+        caught_up = all(map(outer.reconciler.acceptance.caught_up, outer.followed.parts))
+        if caught_up:
             break
-    if not (outer.reconciler.acceptance.caught_up and all(map(partial(_others_follow, outer), outer.followed.parts))):
+    if not (caught_up and all(map(partial(_others_follow, outer), outer.followed.parts))):
         outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; waiting"))
         return
     for part in outer.followed.parts:
         outer.reconciler.acceptance.reconsider(part)
     outer.discovery.tell(round=target)
     await outer.settle()
+    await outer.save({})
 
 
 async def agree(outer: OuterLoop) -> None:
@@ -120,7 +123,8 @@ async def agree(outer: OuterLoop) -> None:
         outer.emit(Resynchronised(part, held.folded, returned))
         outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
         await compare_with_all(outer)
-        outer.reconciler.acceptance.reconsider(part)
+        if outer.reconciler.acceptance.caught_up(part):
+            outer.reconciler.acceptance.reconsider(part)
         await outer.settle_part(part)
 
 

@@ -481,6 +481,33 @@ def test_entries_are_given_out_in_measured_numbers_only(tmp_path: Path):
     play(tmp_path, "ab", scene)
 
 
+def test_what_a_peer_has_dropped_does_not_come_back_from_its_disk(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        *others, author, asleep = made.peers
+        everybody = made.peers
+        await made.round(1, everybody)
+        made.cut(author)
+        asleep.outer.discovery.meet(author.outer.discovery.record, in_person=True)
+        await author.contribute(2, 7)
+        await asleep.outer.reconciler.compare(author.outer.discovery.record)  # it alone hears of that
+        assert author.id in asleep.acceptance.ledgers[EMBEDDING].chosen(2)
+        made.cut(author, asleep)
+        asleep.outer.discovery.lose(author.id)
+        made.peers = others
+        for round in range(2, 5):
+            await made.round(round, others)
+        made.peers = [*others, asleep]
+        made.introduce()
+        await catch_up(asleep.outer)
+        assert author.id not in asleep.acceptance.ledgers[EMBEDDING].chosen(2)
+        assert agreed(made)
+        again = await made.start("s")  # with nobody to ask
+        await again.at(asleep.outer.clock - 1)
+        assert again.digests() == asleep.digests()
+
+    play(tmp_path, "abxs", scene)
+
+
 def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp_path: Path):
     async def scene(made: Village) -> None:
         *awake, asleep = made.peers
