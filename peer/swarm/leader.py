@@ -71,6 +71,7 @@ class Leader:
             except (LostMemberError, PeerError, TimeoutError) as error:
                 self.here.node.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
                 await self._halt(str(error) or SILENT)
+                await self._withdraw()
             await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
             failures += 1
         await self.here.contribute()
@@ -162,6 +163,13 @@ class Leader:
             if any(stream.ended for stream in self.orders.values()):
                 raise LostMemberError("a member left before the run began")
             await node.discovery.news.wait(1.0)
+
+    async def _withdraw(self) -> None:
+        """A broken group that has done nothing in this round yet: nobody should wait for it. Its members may be those
+        who wait, having contributed with another leader."""
+        if not self.here.steps:
+            self.announced = []
+            await self.here.node.publish(replica="")
 
     def _begin_order(self, seats: Mapping[int, Seat]) -> pb.Begin:
         return pb.Begin(

@@ -52,7 +52,9 @@ class Member:
         await self.here.abandon(reason)
         await self.here.node.publish(replica="")
         if self.here.round:
+            self.here.node.group.ready = False  # it has done its part of this round: a leader would wait for it in vain
             await self.here.finish()
+            self.here.node.group.ready = True
 
     async def _obey(self, membership: Membership, reports: Reports) -> None:
         """Do what a leader orders, until the run is over.
