@@ -1,5 +1,6 @@
 """The `hetpeer` command: a few lines a command. Everything heavy is imported inside."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -260,13 +261,17 @@ def revoke(
 def _terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":
     """Who hears the events: a program, or the person at the terminal."""
     from peer.process import Terminal, print_json
+
+    if json:
+        return Terminal(print_json, json, until_stdin_closes)
     from peer.screen import PeerScreen
 
-    return Terminal(print_json if json else PeerScreen(), json, until_stdin_closes)
+    return Terminal(PeerScreen(), json, until_stdin_closes)
 
 
 def main() -> None:
     """Entry point of the `hetpeer` command."""
+    gc.disable()  # a fifth of what importing takes; on again in `peer.process.told`
     app()
 
 

@@ -92,8 +92,6 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
         _require_stage(settings.stage, manifest)
     if settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device)
-    emit(Progress("getting ready to compute"))
-    await asyncio.to_thread(warm_up)
     async with _joined(settings, identity, descriptor, remembered, device, emit) as node:
         joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
@@ -144,6 +142,7 @@ async def _joined(
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
+    warming = asyncio.create_task(asyncio.to_thread(warm_up))
     server = grpc.aio.server(options=options(manifest))
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}')}"
@@ -198,6 +197,8 @@ async def _joined(
             emit=emit,
         )
         _bind(server, node)
+        emit(Progress("getting ready to compute"))
+        await warming
         await server.start()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode())
         emit(Joined(identity.peer_id, settings.role, card.stage, card.slot, address))

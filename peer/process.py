@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -33,6 +34,8 @@ def print_json(event: Event) -> None:
 
 def told(emit: Listener, command: Callable[[], int]) -> int:
     """Run a command; an error of ours becomes one line and an exit code."""
+    gc.freeze()  # what is imported stays: never look at it again
+    gc.enable()
     try:
         return command()
     except HetpeerError as error:

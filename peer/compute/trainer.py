@@ -60,7 +60,7 @@ class StageTrainer:
             self.parameters += list(self.embedding.parameters())
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer = inner.adamw(self.parameters, manifest.inner)
+        self.optimizer = inner.AdamW(self.parameters, manifest.inner)
         self.in_flight: dict[int, InFlight] = {}
 
     def _embedding(self) -> Embedding:
@@ -141,27 +141,27 @@ class StageTrainer:
 
     def update(self, clip_factor: float, step: int) -> None:
         """Take the AdamW step number `step` (from 0 over the whole run)."""
-        inner.update(self.optimizer, clip_factor, inner.learning_rate(self.manifest, step))
+        self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state, to keep."""
-        return {f"{self.index}.{name}": tensor for name, tensor in inner.optimizer_tensors(self.optimizer).items()}
+        return {f"{self.index}.{name}": tensor for name, tensor in self.optimizer.tensors().items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
         prefix = f"{self.index}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        inner.load_optimizer(self.optimizer, own)
+        self.optimizer.load(own)
 
     @property
     def optimizer_shapes(self) -> dict[str, Shape]:
         """Name → shape of what `optimizer_tensors` returns after a step."""
-        return {f"{self.index}.{name}": shape for name, shape in inner.state_shapes(self.optimizer).items()}
+        return {f"{self.index}.{name}": shape for name, shape in self.optimizer.shapes.items()}
 
     @property
     def warmed_up(self) -> bool:
         """Whether AdamW has taken as many steps as its second moment remembers, 1 / (1 − β₂)."""
-        return inner.steps_remembered(self.optimizer) * (1 - self.manifest.inner.betas[1]) >= 1
+        return self.optimizer.steps * (1 - self.manifest.inner.betas[1]) >= 1
 
     def abandon(self) -> None:
         """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""

@@ -2,28 +2,86 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from protocol.errors import DivergedError
 from protocol.manifest import Inner, Manifest
 
+STATE = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter, by torch's names."""
 
-def adamw(parameters: Iterable[nn.Parameter], inner: Inner) -> torch.optim.AdamW:
-    """AdamW over everything a stage trains.
 
-    All of it decays: a compressed group therefore decays only T_S = Z Uᵀ of the token embedding, a
-    datacenter replica all of TE.
+@dataclass(slots=True)
+class AdamW:
+    """AdamW over everything a stage trains, by torch's fused kernel. `state` is empty before the first step.
+
+    All of it decays: a compressed group therefore decays only T_S = Z Uᵀ of the token embedding, a datacenter replica
+    all of TE. It is not `torch.optim.AdamW` because that imports torch's compiler: a third of all that a volunteer
+    computes until it is back after a crash.
     """
-    return torch.optim.AdamW(
-        parameters,
-        lr=inner.learning_rate,
-        betas=inner.betas,
-        eps=inner.epsilon,
-        weight_decay=inner.weight_decay,
-        fused=True,
-    )
+
+    parameters: list[nn.Parameter]
+    inner: Inner
+    state: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def update(self, factor: float, rate: float) -> None:
+        """Scale the gradients by `factor`, take one step at `rate`, and clear the gradients."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        assert len(gradients) == len(self.parameters)
+        if not self.state:
+            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in STATE[1:]}
+            self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
+        if factor < 1.0:
+            torch._foreach_mul_(gradients, factor)
+        adamw(
+            list(self.parameters),
+            gradients,
+            self.state["exp_avg"],
+            self.state["exp_avg_sq"],
+            [],
+            self.state["step"],
+            fused=True,
+            amsgrad=False,
+            beta1=self.inner.betas[0],
+            beta2=self.inner.betas[1],
+            lr=rate,
+            weight_decay=self.inner.weight_decay,
+            eps=self.inner.epsilon,
+            maximize=False,
+        )
+        torch._foreach_zero_(gradients)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, on the CPU, by number of parameter and name."""
+        return {f"{i}.{name}": each.cpu().clone() for name, of in self.state.items() for i, each in enumerate(of)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `tensors` gave; nothing is no state, and leaves this one."""
+        if tensors:
+            devices = [parameter.device for parameter in self.parameters]
+            self.state = {
+                name: [tensors[f"{i}.{name}"].to(device, copy=True) for i, device in enumerate(devices)]
+                for name in STATE
+            }
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """What `tensors` gives after a step: name → shape."""
+        return {
+            f"{i}.{name}": () if name == "step" else tuple(parameter.shape)
+            for i, parameter in enumerate(self.parameters)
+            for name in STATE
+        }
+
+    @property
+    def steps(self) -> int:
+        """How many steps are in its moments."""
+        return max((int(each.item()) for each in self.state.get("step", ())), default=0)
 
 
 def learning_rate(manifest: Manifest, step: int) -> float:
@@ -56,46 +114,3 @@ def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
     if not math.isfinite(total):
         raise DivergedError("the gradient is not a number: this replica has diverged; a lower learning rate may help")
     return min(1.0, clip / (math.sqrt(total) + 1e-6))
-
-
-def update(optimizer: torch.optim.AdamW, factor: float, rate: float) -> None:
-    """Scale the gradients by `factor`, take one AdamW step at `rate`, and clear the gradients."""
-    gradients: list[Tensor] = []
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-        gradients += [parameter.grad for parameter in group["params"] if parameter.grad is not None]
-    if factor < 1.0:
-        torch._foreach_mul_(gradients, factor)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-
-
-def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """AdamW's moments and step counts, on the CPU, by number of parameter."""
-    tensors: dict[str, Tensor] = {}
-    for index, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{index}.{name}"] = value.detach().cpu().clone()
-    return tensors
-
-
-def state_shapes(optimizer: torch.optim.AdamW) -> dict[str, tuple[int, ...]]:
-    """What `optimizer_tensors` returns once the optimizer has taken a step: name → shape."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for index, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
-        moment = tuple(parameter.shape)
-        shapes |= {f"{index}.step": (), f"{index}.exp_avg": moment, f"{index}.exp_avg_sq": moment}
-    return shapes
-
-
-def steps_remembered(optimizer: torch.optim.AdamW) -> int:
-    """How many steps are in AdamW's moments."""
-    return max((int(state["step"].item()) for state in optimizer.state.values()), default=0)
-
-
-def load_optimizer(optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` took."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for key, value in tensors.items():
-        index, name = key.split(".", 1)
-        optimizer.state[parameters[int(index)]][name] = value.to(parameters[int(index)].device).clone()

@@ -52,11 +52,11 @@ SHAPES = {"0.step": (), "0.exp_avg": (4, 3), "0.exp_avg_sq": (4, 3)}
 def moments(gradients: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """AdamW's state after these gradients."""
     parameter = torch.nn.Parameter(torch.zeros(4, 3))
-    optimizer = inner.adamw([parameter], MANIFEST.inner)
+    optimizer = inner.AdamW([parameter], MANIFEST.inner)
     for gradient in gradients:
-        parameter.grad = gradient
-        optimizer.step()
-    return inner.optimizer_tensors(optimizer)
+        parameter.grad = gradient.clone()
+        optimizer.update(1.0, MANIFEST.inner.learning_rate)
+    return optimizer.tensors()
 
 
 @settings(max_examples=60, deadline=None)

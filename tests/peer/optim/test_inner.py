@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from peer.optim.inner import adamw, clip_factor, learning_rate, squared_norm, update
+from peer.optim.inner import AdamW, clip_factor, learning_rate, squared_norm
 from protocol.errors import DivergedError
 from protocol.manifest import Inner, Manifest, check
 
@@ -52,20 +54,41 @@ def test_adamw_is_the_papers():
     parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
     start, gradient = parameter.detach().clone(), torch.tensor([0.5, 0.25])
     parameter.grad = gradient.clone()
-    optimizer = adamw([parameter], inner)
-    update(optimizer, factor=1.0, rate=1e-2)
+    optimizer = AdamW([parameter], inner)
+    optimizer.update(factor=1.0, rate=1e-2)
     decayed = start * (1 - 1e-2 * 0.1)
     expected = decayed - 1e-2 * gradient / (gradient.abs() + 1e-8)
     torch.testing.assert_close(parameter.detach(), expected)
     assert (parameter.grad == 0).all()
 
 
+@given(steps=st.integers(1, 6), seed=st.integers(0, 2**16))
+def test_its_weights_are_those_of_torchs_adamw_bit_for_bit_also_when_taken_up_half_way(steps: int, seed: int):
+    inner = Inner(betas=(0.8, 0.9), weight_decay=0.3)
+    chance = torch.Generator().manual_seed(seed)
+    ours, theirs = ([nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(5))] for _ in range(2))
+    optimizer = AdamW(ours, inner)
+    torchs = torch.optim.AdamW(theirs, betas=inner.betas, eps=inner.epsilon, weight_decay=0.3, fused=True)
+    for step in range(steps):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=chance)
+            other.grad = mine.grad.clone()
+        torchs.param_groups[0]["lr"] = rate = 0.1 / (step + 1)
+        torchs.step()
+        kept, optimizer = optimizer.tensors(), AdamW(ours, inner)
+        optimizer.load(kept)
+        optimizer.update(1.0, rate)
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+    assert optimizer.steps == steps
+    assert {name: tuple(each.shape) for name, each in optimizer.tensors().items()} == optimizer.shapes
+
+
 def test_the_clip_factor_scales_the_gradient_before_the_moments():
     parameter = nn.Parameter(torch.tensor([1.0]))
     parameter.grad = torch.tensor([4.0])
-    optimizer = adamw([parameter], Inner())
-    update(optimizer, factor=0.25, rate=1e-3)
-    assert optimizer.state[parameter]["exp_avg"].item() == pytest.approx(0.1)
+    optimizer = AdamW([parameter], Inner())
+    optimizer.update(factor=0.25, rate=1e-3)
+    assert optimizer.state["exp_avg"][0].item() == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("squared", [float("inf"), float("nan")])
