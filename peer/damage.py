@@ -11,14 +11,16 @@ of a round, and for the first step of the next). Who never advances again stood 
 done all. So a killed process counts only while its replica stands still, and a process that
 joins costs nothing. A fault's seconds are those of the replica that lost most.
 
-**Inner steps lost** by a replica: the steps it did twice, never, or began and rolled back (`GroupBroken`), from
-its last advance before the fault until the next fault that meets one of its members, or the end. A fault's steps
-are the sum over its replicas. The bootstrap node is in no replica: its faults are held against all of them.
+**Inner steps lost** by a replica: those it did twice, or began and rolled back (`GroupBroken`), from its last advance
+before the fault until the next fault that meets one of its members, or the end: work that was for nothing. **Inner
+steps missed**: those it never did in that time, because it stood still while the others ended the round; so they are
+what the seconds lost cost. A fault's steps are the sums over its replicas. The bootstrap node is in no replica: its
+faults are held against all of them.
 Seconds in which a replica stood still for two faults count for both, and once in the sum of all (`seconds_lost`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -49,6 +51,7 @@ class Damage:
     place: tuple[int, int]
     seconds_lost: float
     steps_lost: int
+    steps_missed: int
     stood_still: tuple[float, float] | None = None
 
 
@@ -72,10 +75,10 @@ class Advance:
     step: int
 
 
-Cost = tuple[float, tuple[float, float] | None, int]
-"""Of a fault to one replica: seconds, between which times, and inner steps."""
+Cost = tuple[float, tuple[float, float] | None, int, int]
+"""Of a fault to one replica: seconds, between which times, and inner steps lost and missed."""
 
-NOTHING: Cost = (0.0, None, 0)
+NOTHING: Cost = (0.0, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
                 seconds=span.start if span else None,
                 place=_reached(log, span.start if span else entries[0][0]),
                 seconds_lost=round(worst[0], 3),
-                steps_lost=sum(count for _, _, count in costs),
+                steps_lost=sum(lost for _, _, lost, _ in costs),
+                steps_missed=sum(missed for *_, missed in costs),
                 stood_still=worst[1],
             )
         )
@@ -223,22 +227,27 @@ def _cost(
     until = log[-1].seconds if last is None and not finished else spent[-1].seconds
     expected = sum(usual[_kind(one, other, steps)] for one, other in pairwise(spent))
     seconds = max(0.0, until - spent[0].seconds - expected)
-    lost = set(_jumps(advances[first:], later[span.start], rounds, steps))
+    again, never = _jumps(advances[first:], later[span.start], rounds, steps)
+    lost = set(again)
     for entry in _broken(log, members, span, later[span.start]):
         assert isinstance(entry.event, GroupBroken)
         lost.add((entry.event.round, entry.event.step))
-    return seconds, (spent[0].seconds, until), len(lost)
+    return seconds, (spent[0].seconds, until), len(lost), len(never - lost)
 
 
-def _jumps(advances: Sequence[Advance], until: float | None, rounds: int, steps: int) -> Iterator[tuple[int, int]]:
-    """The steps done twice or never, as (round, step), up to the first advance after `until`."""
-    places = [((each.round - 1) * steps + each.step, each.seconds) for each in advances if each.step < steps]
-    if not places:
-        return
+def _jumps(
+    advances: Sequence[Advance], until: float | None, rounds: int, steps: int
+) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """The steps done twice, and those never done, as (round, step), up to the first advance after `until`."""
+    again: set[int] = set()
+    never: set[int] = set()
+    places = [(each.round * steps + each.step, each.seconds) for each in advances if each.step < steps]
     for (one, _), (other, seconds) in pairwise(places):
         if until is not None and seconds > until:
-            return
-        missing = range(one + 1, other) if other > one else range(other, one + 1)
-        yield from ((place // steps + 1, place % steps) for place in missing)
-    if until is None:
-        yield from ((place // steps + 1, place % steps) for place in range(places[-1][0] + 1, rounds * steps))
+            break
+        never.update(range(one + 1, other))
+        again.update(range(other, one + 1))
+    else:
+        if until is None and places:
+            never.update(range(places[-1][0] + 1, (rounds + 1) * steps))
+    return {divmod(place, steps) for place in again}, {divmod(place, steps) for place in never}

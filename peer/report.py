@@ -171,6 +171,7 @@ class Report:
             "faults": [asdict(damage) for damage in chaos.damages],
             "seconds_lost": seconds_lost(chaos.damages),
             "steps_lost": sum(damage.steps_lost for damage in chaos.damages),
+            "steps_missed": sum(damage.steps_missed for damage in chaos.damages),
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
             "rounds_asked": asked,
             "alive": sorted(chaos.alive),

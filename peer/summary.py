@@ -32,14 +32,16 @@ def summary(report: Report) -> Group:
 
 def chaos_table(chaos: dict[str, Any]) -> Group:
     """Every fault and what it cost, and what became of the run."""
-    columns = ("fault", "what", "at", "time", "seconds lost", "steps lost")
+    columns = ("fault", "what", "at", "time", "seconds lost", "steps lost", "missed")
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
     for fault in chaos["faults"]:
         done = fault["seconds"] is not None
         when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
-        lost = (f"{fault['seconds_lost']:.1f}", str(fault["steps_lost"])) if done else ("–", "–")
+        steps = str(fault["steps_lost"]), str(fault["steps_missed"])
+        lost = (f"{fault['seconds_lost']:.1f}", *steps) if done else ("–", "–", "–")
         table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)
-    table.add_row("all", "", "", "", f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), style="bold")
+    every = f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), str(chaos["steps_missed"])
+    table.add_row("all", "", "", "", *every, style="bold")
     loss, difference = chaos["final_loss"], chaos["difference"]
     compared = "not compared with the lab"
     if difference is not None:

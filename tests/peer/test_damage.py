@@ -133,7 +133,7 @@ def test_a_round_that_begins_again_loses_all_steps_it_had():
     assert damage.seconds_lost == pytest.approx(7.0, abs=0.05)
 
 
-def test_who_never_comes_back_loses_the_rest_and_stands_still_to_the_end():
+def test_who_never_comes_back_misses_the_rest_and_stands_still_to_the_end():
     (damage,) = cost(
         one_round(0, 1, "D", *GROUP),
         step(5.5, 2, 1, "D", *GROUP),
@@ -143,11 +143,11 @@ def test_who_never_comes_back_loses_the_rest_and_stands_still_to_the_end():
         one_round(9.0, 3, *GROUP),
         rounds=3,
     )
-    assert damage.steps_lost == 3 + STEPS
+    assert (damage.steps_lost, damage.steps_missed) == (0, 3 + STEPS)
     assert damage.seconds_lost == pytest.approx(13.5 - 5.5, abs=0.05)
 
 
-def test_steps_that_were_left_out_are_lost():
+def test_steps_that_were_left_out_are_missed():
     (damage,) = cost(
         one_round(0, 1, *GROUP),
         step(5.5, 2, 1, *GROUP),
@@ -156,7 +156,7 @@ def test_steps_that_were_left_out_are_lost():
         one_round(13, 3, *GROUP),  # the others had finished round 2 without it
         rounds=3,
     )
-    assert damage.steps_lost == 3
+    assert (damage.steps_lost, damage.steps_missed) == (0, 3)
 
 
 def test_a_pause_after_the_last_step_costs_no_step():
@@ -250,11 +250,11 @@ def test_a_fault_before_the_first_step_is_no_error():
 
 def test_time_that_is_lost_to_two_faults_at_once_is_summed_once():
     def lost(since: float, until: float) -> Damage:
-        return Damage("…", [], since, (1, 1), until - since, 0, (since, until))
+        return Damage("…", [], since, (1, 1), until - since, 0, 0, (since, until))
 
     assert seconds_lost([]) == 0.0
     assert seconds_lost([lost(20, 21), lost(1, 4), lost(2, 3), lost(3.5, 8)]) == 4.5 + 1
-    assert seconds_lost([Damage("…", [], None, (1, 1), 0.0, 0), lost(1, 4), lost(4, 6)]) == 3 + 2
+    assert seconds_lost([Damage("…", [], None, (1, 1), 0.0, 0, 0), lost(1, 4), lost(4, 6)]) == 3 + 2
 
 
 def test_a_fault_says_when_its_replica_stood_still():

@@ -84,8 +84,8 @@ def test_a_number_that_is_none_is_null_in_the_file(tmp_path):
 
 # After chaos
 
-DAMAGE = Damage("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3), 2.5, 1, (12.0, 14.5))
-LATER = Damage("kill:stage=0@round=2", ["killed volunteer"], 20.0, (2, 3), 1.5, 1, (20.0, 21.5))
+DAMAGE = Damage("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3), 2.5, 1, 4, (12.0, 14.5))
+LATER = Damage("kill:stage=0@round=2", ["killed volunteer"], 20.0, (2, 3), 1.5, 1, 0, (20.0, 21.5))
 
 
 def disturbed(alive: tuple[str, ...] = ("volunteer", "datacenter"), lab: float | None = 4.0) -> Report:
@@ -172,9 +172,10 @@ def test_the_result_has_every_fault_and_the_sums():
         "place": (1, 3),
         "seconds_lost": 2.5,
         "steps_lost": 1,
+        "steps_missed": 4,
         "stood_still": (12.0, 14.5),
     }
-    assert (chaos["seconds_lost"], chaos["steps_lost"]) == (4.0, 2)
+    assert (chaos["seconds_lost"], chaos["steps_lost"], chaos["steps_missed"]) == (4.0, 2, 4)
     assert (chaos["rounds_completed"], chaos["rounds_asked"]) == (2, 2)
     assert chaos["alive"] == ["datacenter", "volunteer"]
     assert (chaos["final_loss"], chaos["lab_loss"], chaos["difference"], chaos["limit"]) == (4.0, 4.0, 0.0, LIMIT_NATS)

@@ -32,13 +32,13 @@ def test_it_has_a_row_a_round_and_the_outcome():
 )
 def test_after_chaos_it_has_every_fault_and_what_became_of_the_run(lab: float | None, words: str):
     made = report()
-    done = Damage("pause:stage=0@round=1+3s", ["paused volunteer", "resumed"], 72.0, (1, 3), 2.54, 1)
-    undone = Damage("kill:all@round=2", ["not done: the run was over before"], None, (2, 3), 0.0, 0)
+    done = Damage("pause:stage=0@round=1+3s", ["paused volunteer", "resumed"], 72.0, (1, 3), 2.54, 1, 4)
+    undone = Damage("kill:all@round=2", ["not done: the run was over before"], None, (2, 3), 0.0, 0, 0)
     made.chaos = Chaos([done, undone], frozenset({"volunteer", "datacenter"}), lab)
     lines = shown(made).splitlines()
     row = next(line for line in lines if "pause:stage=0" in line).split()
-    assert row == ["pause:stage=0@round=1+3s", "paused", "volunteer", "1.3", "1:12", "2.5", "1"]
-    assert next(line for line in lines if "kill:all" in line).split()[-4:] == ["–"] * 4
+    assert row == ["pause:stage=0@round=1+3s", "paused", "volunteer", "1.3", "1:12", "2.5", "1", "4"]
+    assert next(line for line in lines if "kill:all" in line).split()[-5:] == ["–"] * 5
     assert "rounds completed: 2 of 2" in lines
     assert "digests after the last round: equal in 2 processes" in lines
     assert any(words in line for line in lines)
