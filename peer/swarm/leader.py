@@ -135,15 +135,22 @@ class Leader:
         self.here.open_links(attempt, seats)
         self._order(pb.Order(begin=self._begin_order(seats)))
         different: list[tuple[int, int]] = []
+        furthest = self.here.steps
         async with asyncio.timeout(ANSWER_SECONDS):
             for stage, stream in sorted(self.orders.items()):
                 ready = (await report(stream, "ready")).ready
                 if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
                     different.append((stage, ready.round))
+                furthest = max(furthest, ready.step)
         if different:
             await self._meet(different)
             return False
-        self._order(pb.Order(go=pb.Go(attempt=self.attempt)))
+        if furthest >= node.manifest.inner.steps:
+            raise PeerError(
+                f"a member says that it has {furthest} inner steps behind it, and is not at the round's end"
+            )
+        self.here.steps = furthest
+        self._order(pb.Order(go=pb.Go(attempt=self.attempt, step=furthest)))
         self.here.call_downstream(attempt, seats)
         return True
 

@@ -47,11 +47,12 @@ class Member:
         await self.here.contribute()
 
     async def _dissolve(self, reports: Reports, reason: str) -> None:
-        """The leader is gone, and the group with it: contribute what there is, and be free."""
+        """The leader is gone, and the group with it: be free for another, and go on with it where this round was left.
+        What there is of it is contributed when the others end the round, or at once if that is all."""
         reports.close()
         await self.here.abandon(reason)
         await self.here.node.publish(replica="")
-        if self.here.round:
+        if self.here.steps >= self.here.node.manifest.inner.steps:
             self.here.node.group.ready = False  # it has done its part of this round: a leader would wait for it in vain
             await self.here.finish()
             self.here.node.group.ready = True
@@ -70,7 +71,7 @@ class Member:
                 case "begin":
                     await self._begin(order.begin, membership, reports)
                 case "go":
-                    await self._train(order.go.attempt, reports)
+                    await self._train(order.go, reports)
                 case "halt":
                     await self.here.abandon("the leader called the step off")
                     reports.send(pb.Report(halted=pb.Halted(attempt=order.halt.attempt)))
@@ -95,24 +96,37 @@ class Member:
             raise PeerError(f"{reports.with_whom} gave our seat to another")
         while outer.clock < order.round and not outer.over:
             await self.here.finish()
-        if self.here.round != order.round and order.embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
-            await self.here.compare_with(PeerId(membership.replica))
-            await outer.settle_part(EMBEDDING)
         if outer.clock > order.round:
             reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
             return
+        if self.here.round != order.round or order.embedding_digest not in ("", self.here.embedding_digest):
+            await self._start_over(order.embedding_digest, PeerId(membership.replica))
         await self.here.load(order.round, order.step)
         if seats != self.seats:
             node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         self.here.open_links(self.attempt, seats)
         digest = self.here.embedding_digest
-        reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round)))
+        ready = pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round, step=self.here.steps)
+        reports.send(pb.Report(ready=ready))
 
-    async def _train(self, attempt: int, reports: Reports) -> None:
+    async def _start_over(self, embedding_digest: str, leader: PeerId) -> None:
+        """To be loaded anew, from the token embedding that the leader has. What this stage has done from another is
+        contributed."""
+        outer = self.here.outer
+        await self.here.contribute()
+        if embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
+            await self.here.compare_with(leader)
+            await outer.settle_part(EMBEDDING)
+
+    async def _train(self, go: pb.Go, reports: Reports) -> None:
         """Inner steps until the round's end, or until the leader calls the step off."""
+        attempt = go.attempt
         if self.attempt is None or self.seats is None or self.attempt.number != attempt:
             raise PeerError(f"{reports.with_whom} began attempt {attempt}, which is not ready")
+        if not self.here.steps <= go.step < self.here.node.manifest.inner.steps:
+            raise PeerError(f"{reports.with_whom} began at step {go.step}, where {self.here.steps} are done")
+        self.here.steps = go.step
         self.here.call_downstream(self.attempt, self.seats)
         control = MemberControl(reports)
         try:

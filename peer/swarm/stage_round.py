@@ -40,13 +40,15 @@ class StageRound:
     started: float = field(default_factory=time.monotonic)
 
     async def load(self, round: int, steps: int) -> None:
-        """Start a round from the outer state; or join it when `steps` of its inner steps are done by the others."""
-        if (self.round, self.steps) != (round, steps):
+        """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
+        done by others."""
+        if self.round != round:
             ahead = await self.outer.followed.ahead(round)
             await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
-            self.round, self.steps = round, steps
+            self.round, self.steps = round, 0
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()
+        self.steps = max(self.steps, steps)
 
     async def compare_with(self, peer: PeerId) -> None:
         """Take from another member what it has and this peer has not."""

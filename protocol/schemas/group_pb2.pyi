@@ -70,10 +70,12 @@ class Begin(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("attempt",)
+    __slots__ = ("attempt", "step")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     attempt: int
-    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
+    step: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("round", "step", "clip_factor", "last")
@@ -114,14 +116,16 @@ class Report(_message.Message):
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("attempt", "embedding_digest", "round")
+    __slots__ = ("attempt", "embedding_digest", "round", "step")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     embedding_digest: str
     round: int
-    def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+    step: int
+    def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("round", "step", "squared_norm", "loss")
