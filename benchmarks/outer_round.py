@@ -4,8 +4,8 @@ Ours: from Δ in float32 on each peer to the new θ on every peer. Error feedbac
 encoding, the swarm's own exchange over gRPC, decoding, and the outer step over all four contributions. The digests of
 all peers must be equal. The averager: `DecentralizedAverager` with fp16 compression, from float32 tensors to their
 average on every peer. Both begin connected: its search for a group is left out of its time, and our streams that tell
-of contributions are open. A round takes as long as its slowest peer. The median of the rounds counts, after one that
-warms up.
+of contributions are open. A round takes as long as its slowest peer. The median of the rounds counts, after three that
+warm up.
 
 Every peer is a process. With root, all sit in a network namespace of their own, so that the kernel counts their bytes
 and nobody else's; then again on links of 100 Mb/s each way (`tc tbf`), each in its own namespace. Without root there
@@ -34,6 +34,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
 PEERS = 4
 RATE = "100mbit"
+WARM_UP = 3
+"""Rounds in which kernels are loaded and the allocators come to keep their pages."""
 MODEL = {"layers": 3, "d": 512, "heads": 8, "kv_heads": 8, "ffn": 1472, "context": 8, "vocabulary": 258}
 """One stage of it has 10.06 million parameters."""
 OUTER = {"chunk_side": 64, "top_k": 32, "values": "2bit", "beta": 0.95, "learning_rate": 1.0, "aggregate": "all"}
@@ -68,6 +70,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     import grpc
     import torch
 
+    from peer.handoff import TorchThread
     from peer.network.acceptance import Acceptance
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
@@ -91,7 +94,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc
     from protocol.window import Window
 
-    torch.set_num_threads(1)
+    torch_thread = TorchThread(1)
     replicas = {"stages": 1, "groups": 0, "datacenters": PEERS, "compression": 1}
     manifest = check({"model": MODEL, "outer": OUTER | {"rounds": rounds}, "replicas": replicas})
     part, run = stage_part(0), RunId("00" * 32)
@@ -119,7 +122,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         decoded: dict[str, Contribution] = {}
 
         async def accept(blob: bytes, entry: Entry) -> None:
-            decoded[entry.sha256] = await asyncio.to_thread(decode, blob, manifest)
+            decoded[entry.sha256] = await torch_thread.run(decode, blob, manifest)
 
         acceptance.check = accept
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, shelf.lookup), server)
@@ -138,7 +141,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
             say(ready=True)
             moment = await asyncio.to_thread(hear)
             await asyncio.sleep(max(0.0, moment - time.monotonic()))
-            blob, sent = await asyncio.to_thread(state.contribute, run, round, identity.peer_id, 1, moved)
+            blob, sent = await torch_thread.run(state.contribute, run, round, identity.peer_id, 1, moved)
             await reconciler.publish(part, round, blob)
             decoded[ledger.chosen(round)[identity.peer_id]] = sent
 
@@ -147,13 +150,14 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
 
             await discovery.news.until(complete)
             chosen = [decoded[sha256] for sha256 in ledger.chosen(round).values()]
-            await asyncio.to_thread(state.replace, [], chosen)
+            await torch_thread.run(state.replace, [], chosen)
             end = time.monotonic()
             decoded.clear()
             say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
         await asyncio.to_thread(hear)
         await contacts.close()
         await server.stop(None)
+        torch_thread.stop()
 
 
 def averager_peer(number: int, address: str, rounds: int) -> None:
@@ -283,7 +287,7 @@ def links() -> Iterator[list[Place]]:
 
 
 def measure(side: str, places: list[Place], rounds: int) -> Result:
-    """Run one side on one network: median seconds and bytes of the rounds after the first."""
+    """Run one side on one network: median seconds and bytes of the rounds after the warm-up."""
     root = Path(__file__).resolve().parent.parent
     processes: list[subprocess.Popen[str]] = []
     operator = tempfile.TemporaryDirectory()
@@ -334,7 +338,7 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
         for process in processes:
             tell(process, "end")
             process.wait(30)
-        return Result(statistics.median(seconds[1:]), int(statistics.median(sent[1:])))
+        return Result(statistics.median(seconds[WARM_UP:]), int(statistics.median(sent[WARM_UP:])))
     finally:
         for process in processes:
             process.kill()
@@ -344,7 +348,7 @@ def measure(side: str, places: list[Place], rounds: int) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="One outer round of four peers, beside hivemind's averager.")
-    parser.add_argument("--rounds", type=int, default=5, help="the median counts")
+    parser.add_argument("--rounds", type=int, default=9, help="the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--peer", nargs=4, metavar=("SIDE", "NUMBER", "ADDRESS", "ROUNDS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -361,7 +365,7 @@ def main() -> None:
         try:
             with network() as places:
                 results[network.__name__] = {
-                    side: measure(side, places, options.rounds + 1) for side in ("ours", "averager")
+                    side: measure(side, places, WARM_UP + options.rounds) for side in ("ours", "averager")
                 }
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{network.__name__}: not here ({error}); root and tc's tbf are needed", file=sys.stderr)
