@@ -72,7 +72,8 @@ def say(event: Event) -> str | None:
         case GroupFormed(replica, _, members):
             return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
         case GroupBroken(_, round, step, reason):
-            return f"{reason}. Step {step + 1} of round {round} is rolled back; looking for another member."
+            lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
+            return f"{reason}. {lost}; looking for another member."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Resynchronised(part, round, returned):

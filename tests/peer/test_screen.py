@@ -5,7 +5,18 @@ import io
 import pytest
 from rich.console import Console
 
-from peer.events import Evaluated, Failed, Finished, GroupFormed, Injected, Joined, Progress, RoundDone, StepDone
+from peer.events import (
+    Evaluated,
+    Failed,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    Injected,
+    Joined,
+    Progress,
+    RoundDone,
+    StepDone,
+)
 from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
 from tests.peer.test_report import report
 
@@ -41,6 +52,13 @@ def test_steps_pass_by_and_rounds_stay():
         "Round 1 done in 2.0 s; contributions: embedding 2; "
         "sent so far: 12.3 kB in the pipeline, 678 B in contributions"
     )
+
+
+def test_a_broken_group_says_which_step_is_lost_if_any():
+    assert (
+        say(GroupBroken("QmL", 3, 4, "gone")) == "gone. Step 5 of round 3 is rolled back; looking for another member."
+    )
+    assert say(GroupBroken("QmL", 0, 0, "gone")) == "gone. No step was in flight; looking for another member."
 
 
 def test_without_a_terminal_a_daemon_prints_plain_lines():
