@@ -130,11 +130,11 @@ async def agree(outer: OuterLoop) -> None:
 
 def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
     """Whether the others closed a round with another state than this peer, and theirs stands."""
-    liars, everybody = outer.manifest.outer.liars, _abreast(outer, part)
+    liars = outer.manifest.outer.liars
     for mine in outer.followed.parts[part].claims:
         said = [claim for claim in _claims(outer, part) if claim.folded == mine.folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
-        if outvoted(mine, credible, liars, all_have_spoken=len(said) >= everybody) is not None:
+        if outvoted(mine, credible, liars, _all_have_spoken(outer, part, mine.folded)) is not None:
             return True
     return False
 
@@ -182,7 +182,7 @@ def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
         said = [claim for claim in claims if claim.folded == folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
         standing = [claim for claim in credible if claim.digest == prevailing(credible)]
-        if len(standing) >= _witnesses(outer, part) or (standing and len(said) >= _abreast(outer, part)):
+        if len(standing) >= _witnesses(outer, part) or (standing and _all_have_spoken(outer, part, folded)):
             return standing[0]
     return None
 
@@ -206,10 +206,12 @@ def _others_follow(outer: OuterLoop, part: Part) -> int:
     return len(outer.reconciler.followers(part))
 
 
-def _abreast(outer: OuterLoop, part: Part) -> int:
-    """How many others hold a part and are not far behind: who is will take over what stands."""
+def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:
+    """Whether all others that hold a part have said what it was after a round; but for those far behind: who is will
+    take over what stands."""
     least = max(outer.clock - 1, outer.others_at()) - SKEW
-    return sum(peer.round >= least for peer in outer.reconciler.followers(part))
+    abreast = [peer.peer_id for peer in outer.reconciler.followers(part) if peer.round >= least]
+    return all(any(claim.folded == folded for claim in _claims_of(outer, peer, part)) for peer in abreast)
 
 
 async def compare_with_all(outer: OuterLoop) -> None:

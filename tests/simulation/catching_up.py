@@ -93,10 +93,11 @@ class CatchingUp:
         Asks again while no state has the word of one honest peer, or an entry is known to some only. In the end it
         does with what it has; a state that liars alone may vouch for is adopted only if all have spoken of that round.
         """
-        answers, last = list(self.answers.values()), self.attempts >= ATTEMPTS
+        useful, last = self.answers, self.attempts >= ATTEMPTS
         needed = min(self.window.liars + 1, len(self.world.others(self.me)) or 1)
-        if sum(answer.up for answer in answers) >= needed:  # those who catch up themselves say nothing of use,
-            answers = [answer for answer in answers if answer.up]  # unless all have begun again
+        if sum(answer.up for answer in useful.values()) >= needed:  # those who catch up themselves say nothing of use,
+            useful = {donor: answer for donor, answer in useful.items() if answer.up}  # unless all have begun again
+        answers = list(useful.values())
         if len(answers) < needed:
             return self.catch_up() if self.newcomer or not last else self.resume(0, {})
         folded = _largest([answer.folded for answer in answers], needed)
@@ -107,7 +108,7 @@ class CatchingUp:
         donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
         support = sum(claim.digest == standing for claim in claims)
         clock = _largest([answer.clock for answer in answers], needed)
-        all_said = last and len(claims) >= len(self.abreast(clock))
+        all_said = last and all(other in useful and folded in useful[other].claims for other in self.abreast(clock))
         if adopting and not (donors and (support >= needed or all_said)):
             if self.newcomer or not last:
                 return self.catch_up()

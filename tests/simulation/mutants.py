@@ -155,6 +155,14 @@ MUTANTS: dict[str, list[Change]] = {
     "a newcomer adopts a state that nobody honest may have named": [
         Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),
     ],
+    "one that is far behind speaks for one that has said nothing": [
+        Change(
+            CatchingUp,
+            "decide",
+            "all(other in useful and folded in useful[other].claims for other in self.abreast(clock))",
+            "len(claims) >= len(self.abreast(clock))",
+        ),
+    ],
     "one liar vouches": [Change(CatchingUp, "decide", "count >= needed for", "count >= 1 for")],
     "naming an entry twice gives two votes": [
         Change(

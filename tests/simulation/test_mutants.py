@@ -41,6 +41,7 @@ KILLERS = {
     "what was promised is passed on only after catching up": -497,
     "what is found on disk is in time however late it is": 40015270,
     "newcomers are waited for until they speak of closed rounds": 20050531,
+    "one that is far behind speaks for one that has said nothing": 100514674,
     "one liar vouches": 386,
     "those who catch up themselves vouch": 4943,
     "a snapshot adopted without checking it against claims": 641,
