@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 
 import grpc
 import torch
 
-from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
+from peer.joining import PeerOptions, learn, recall_place, require_fit
 from peer.network import operator
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
@@ -22,7 +22,7 @@ from peer.network.group import GroupService
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
-from peer.network.remembered import Remembered, recall, remember_card
+from peer.network.remembered import Remembered, remember_card
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
@@ -30,19 +30,18 @@ from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
-from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
+from protocol.errors import ResourceError, UnreachableError, UserError
 from protocol.identity import Part
 from protocol.keys import Identity, load_or_create
 from protocol.layout import model_layout, parts_followed
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord, Role
+from protocol.records import PeerRecord
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
 from protocol.schemas import (
     blobs_pb2_grpc,
@@ -52,28 +51,16 @@ from protocol.schemas import (
     snapshots_pb2_grpc,
     succession_pb2_grpc,
 )
-from protocol.ticket import Ticket
 from protocol.window import Window
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
+MOST_PAUSE_SECONDS = 30.0
+"""Between two attempts of a peer to come back to its run."""
+
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """What is this machine's own. `listen` None: the interface towards the operator, any port."""
-
-    ticket: Ticket
-    role: Role
-    directory: Path
-    stage: int | None = None
-    device: DeviceName = "auto"
-    threads: int = 1
-    listen: str | None = None
-    manifest: Path | None = None
 
 
 async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node]) -> None:
@@ -82,53 +69,33 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
     Raises:
         HetpeerError: with a message that a volunteer can act on.
     """
-    emit(Progress(f"asking {settings.ticket.operator} what the run is"))
     identity = load_or_create(settings.directory)
-    descriptor, remembered = await _learn(settings, identity, emit)
-    manifest = descriptor.manifest
-    _require_same_manifest(settings.manifest, manifest)
-    device = find_device(settings.device)
-    if settings.role == "volunteer":
-        _require_stage(settings.stage, manifest)
-    if settings.stage is not None or settings.role != "volunteer":
-        require_memory(manifest, settings.stage, device)
-    async with _joined(settings, identity, descriptor, remembered, device, emit) as node:
+    async with AsyncExitStack() as place:
+        node = await _join(settings, identity, place, emit)
         joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(serve(node))
 
 
-async def _learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
-    """What the run is, from the operator's node; if that does not answer, and this peer has been in the run before, as
-    its folder has it.
+async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
+    """A place in the run. Who has had one before tries until the network lets it.
 
     Raises:
-        UnreachableError: the node does not answer, and the folder has not all that this peer needs.
+        HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
     """
-    try:
-        return await operator.describe(settings.ticket), None
-    except UnreachableError as error:
-        place = settings.directory, settings.ticket, identity.peer_id, settings.role, settings.stage
-        remembered = await asyncio.to_thread(recall, *place)
-        if remembered is None:
-            raise
-        emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
-        return remembered.descriptor, remembered
-
-
-def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:
-    """`--manifest`: join only a run of exactly this manifest."""
-    if path is None:
-        return
-    field = manifests.difference(manifests.load(path), theirs)
-    if field is not None:
-        raise ManifestError(f"the run has another manifest than {path}: {field}")
-
-
-def _require_stage(stage: int | None, manifest: Manifest) -> None:
-    stages = manifest.replicas.stages
-    if stage is not None and not 0 <= stage < stages:
-        raise UserError(f"there is no stage {stage}: this run's stages are 0 to {stages - 1}")
+    for attempt in count():
+        emit(Progress(f"asking {settings.ticket.operator} what the run is"))
+        try:
+            descriptor, remembered = await learn(settings, identity, emit)
+            device = require_fit(settings, descriptor.manifest)
+            return await place.enter_async_context(_joined(settings, identity, descriptor, remembered, device, emit))
+        except UnreachableError as error:
+            if await recall_place(settings, identity) is None:
+                raise
+            pause = min(MOST_PAUSE_SECONDS, 2.0**attempt)
+            emit(Progress(f"{error}; trying again in {pause:.0f} s"))
+            await asyncio.sleep(pause)
+    raise AssertionError("count() has no end")
 
 
 @asynccontextmanager
@@ -147,7 +114,11 @@ async def _joined(
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}')}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses
-    dht = await dhts.start(identity, host, 0, addresses)
+    try:
+        dht = await dhts.start(identity, host, 0, addresses)
+    except BaseException:
+        await server.stop(None)
+        raise
     torch_thread, contacts = TorchThread(settings.threads), Contacts(manifest)
     try:
         if remembered:

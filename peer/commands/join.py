@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.compute.machine import DeviceName, cores
-from peer.daemon import PeerOptions, run_until
+from peer.daemon import run_until
 from peer.home import home, locked, peer_folder, remember
+from peer.joining import PeerOptions
 from peer.process import Terminal, run, told
 from protocol.records import Role
 from protocol.ticket import find

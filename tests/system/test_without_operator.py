@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer.events import Contributed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
+from peer.testnet.launch import two_free_ports
 from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer
 
 RUN = """
@@ -35,6 +36,8 @@ class Swarm:
     folder: Path
     stack: ExitStack
     operator: Peer
+    created: list[str]
+    """What the operator's node was started with."""
     peers: dict[str, Peer] = field(default_factory=dict)
 
     @property
@@ -62,9 +65,10 @@ def swarm(tmp_path: Path) -> Iterator[Start]:
             (tmp_path / "run.toml").write_text(RUN.format(datacenters=datacenters))
             text = tmp_path / "text.txt"
             text.write_text(TEXT)
-            where = ["--listen", "127.0.0.1:0", "--dir", str(tmp_path / "operator"), "--data", str(text)]
-            operator = stack.enter_context(Peer("bootstrap", str(tmp_path / "run.toml"), *where))
-            made.append(Swarm(tmp_path, stack, operator))
+            where = ["--listen", f"127.0.0.1:{two_free_ports()}", "--dir", str(tmp_path / "operator")]
+            created = [str(tmp_path / "run.toml"), *where, "--data", str(text)]
+            operator = stack.enter_context(Peer("bootstrap", *created))
+            made.append(Swarm(tmp_path, stack, operator, created))
             made[0].join("leader", "join", "--stage", "0")
             made[0].join("member", "join", "--stage", "1")
             return made[0]
@@ -105,6 +109,20 @@ def test_who_was_here_comes_back_while_the_operators_node_is_down(tmp_path: Path
     resumed = again.wait_for(Resumed).round
     assert resumed >= 2
     assert again.wait_for(GroupFormed).members[1] == place.peer_id
+    again.wait_for(Contributed, lambda event: event.round > resumed + 1)
+
+
+def test_who_was_here_waits_for_its_network_to_come_back(swarm: Start):
+    made = swarm()
+    leader, member, ticket = made.peers["leader"], made.peers["member"], made.ticket
+    leader.wait_for(RoundDone, lambda event: event.round == 2)
+    for peer in (made.operator, leader, member):
+        peer.end(signal.SIGKILL)
+    again = made.join("member", "join", "--stage", "1", ticket=ticket)
+    again.wait_for(Progress, lambda event: "trying again in 2 s" in event.doing)  # for the second time
+    made.stack.enter_context(Peer("bootstrap", *made.created)).wait_for(Serving)
+    made.join("leader", "join", "--stage", "0", ticket=ticket)
+    resumed = again.wait_for(Resumed).round
     again.wait_for(Contributed, lambda event: event.round > resumed + 1)
 
 
