@@ -27,12 +27,12 @@ import psutil
 
 CALM_ROUNDS = 6
 SAMPLE_SECONDS = 5.0
-STEADY_SECONDS = 120.0
+STEADY_SECONDS = 180.0
 """Until then a process still allocates what it will need."""
 
 Log = list[dict[str, Any]]
-Memory = dict[int, list[tuple[float, float]]]
-"""(seconds, MiB) by process id."""
+Memory = dict[str, list[tuple[float, float]]]
+"""(seconds, MiB) by process: its folder and id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Run:
                     found.append(round(told["at"] - line["at"], 3))
         return found
 
-    def growth(self) -> float:
-        """MiB a minute of the process that grows most."""
+    def growth(self) -> tuple[float, str]:
+        """MiB a minute of the process that grows most, and which that is."""
         slopes = []
-        for samples in self.memory.values():
+        for process, samples in self.memory.items():
             steady = [(at, size) for at, size in samples if at - samples[0][0] >= STEADY_SECONDS]
             if len(steady) > STEADY_SECONDS / SAMPLE_SECONDS:
-                slopes.append(60 * linear_regression(*zip(*steady, strict=True)).slope)
-        return max(slopes, default=0.0)
+                slopes.append((60 * linear_regression(*zip(*steady, strict=True)).slope, process))
+        return max(slopes, default=(0.0, ""))
 
 
 def _ends(line: dict[str, Any], round: int) -> bool:
@@ -102,6 +102,7 @@ def testnet(folder: Path, rounds: int, steps: int, chaos: str | None) -> Run:
                 _sample(process.pid, seconds, memory)
     if code:
         raise SystemExit(f"the testnet ended with exit code {code}; what it said is in {folder}")
+    (folder / "memory.json").write_text(json.dumps(memory))
     log = [json.loads(line) for line in (folder / "net" / "events.jsonl").read_text().splitlines()]
     return Run(json.loads((folder / "report.json").read_text()), log, memory)
 
@@ -109,8 +110,11 @@ def testnet(folder: Path, rounds: int, steps: int, chaos: str | None) -> Run:
 def _sample(pid: int, seconds: float, memory: Memory) -> None:
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "peer.cli" in child.cmdline():
-                memory[child.pid].append((seconds, child.memory_info().rss / 2**20))
+            words = child.cmdline()
+            if "peer.cli" in words:
+                memory[f"{Path(words[words.index('--dir') + 1]).name} ({child.pid})"].append(
+                    (seconds, child.memory_info().rss / 2**20)
+                )
         except psutil.Error:
             continue  # it has just ended
 
@@ -129,6 +133,7 @@ class Outcome:
     seconds_lost: float
     steps_lost: int
     memory_growth: float
+    memory_growth_of: str
     rounds: int
     digests_equal: bool
     loss: float
@@ -142,7 +147,7 @@ def storm(folder: Path, minutes: float, per_minute: float, kinds: str, seed: int
     rounds = max(4, math.ceil(60 * minutes / calm.round_seconds()))
     run = testnet(folder / "storm", rounds, steps, f"random:{seed}:{per_minute:g}:{kinds}")
     chaos, ends = run.report["chaos"], [line["at"] for line in run.log if line["event"] == "RoundDone"]
-    noticed = run.noticed()
+    noticed, (growth, who) = run.noticed(), run.growth()
     return Outcome(
         minutes=round((max(ends) - run.log[0]["at"]) / 60, 1),
         faults=sum(fault["seconds"] is not None for fault in chaos["faults"]),
@@ -153,7 +158,8 @@ def storm(folder: Path, minutes: float, per_minute: float, kinds: str, seed: int
         noticed_most=max(noticed, default=0.0),
         seconds_lost=chaos["seconds_lost"],
         steps_lost=chaos["steps_lost"],
-        memory_growth=run.growth(),
+        memory_growth=growth,
+        memory_growth_of=who,
         rounds=rounds,
         digests_equal=chaos["digests_equal"],
         loss=chaos["final_loss"],
