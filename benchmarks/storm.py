@@ -54,6 +54,18 @@ class Run:
         ends = [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
         return median(later - earlier for earlier, later in pairwise(ends))
 
+    def undisturbed_tokens_per_second(self) -> float | None:
+        """The same over the rounds in which nothing was done to anybody, nor in the one before; None without any."""
+        faults = [line["at"] for line in self.log if line["event"] == "Injected"]
+        ends = [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
+        quiet = [
+            (round, later - one)
+            for round, (before, one, later) in enumerate(zip(ends, ends[1:], ends[2:], strict=False), start=3)
+            if not any(before <= at < later for at in faults)
+        ]
+        tokens = {round: sum(line["tokens"] for line in self.log if _ends(line, round)) for round, _ in quiet}
+        return sum(tokens.values()) / sum(seconds for _, seconds in quiet) if quiet else None
+
     @property
     def rounds(self) -> int:
         """Rounds that were asked for."""
@@ -121,11 +133,14 @@ def _sample(pid: int, seconds: float, memory: Memory) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A storm's result. `seconds_lost` and `steps_lost` are the report's, over all faults; memory in MiB a minute."""
+    """A storm's result. `kept` is of the calm run's tokens a second; `kept_beside_own_pace` of those of this run's own
+    rounds without faults, where there are any: machines have slow minutes. `seconds_lost` and `steps_lost` are the
+    report's, over all faults; memory in MiB a minute."""
 
     minutes: float
     faults: int
     kept: float
+    kept_beside_own_pace: float | None
     tokens_per_second: float
     undisturbed_tokens_per_second: float
     noticed_median: float
@@ -147,11 +162,13 @@ def storm(folder: Path, minutes: float, per_minute: float, kinds: str, seed: int
     rounds = max(4, math.ceil(60 * minutes / calm.round_seconds()))
     run = testnet(folder / "storm", rounds, steps, f"random:{seed}:{per_minute:g}:{kinds}")
     chaos, ends = run.report["chaos"], [line["at"] for line in run.log if line["event"] == "RoundDone"]
+    own = run.undisturbed_tokens_per_second()
     noticed, (growth, who) = run.noticed(), run.growth()
     return Outcome(
         minutes=round((max(ends) - run.log[0]["at"]) / 60, 1),
         faults=sum(fault["seconds"] is not None for fault in chaos["faults"]),
         kept=run.tokens_per_second() / calm.tokens_per_second(),
+        kept_beside_own_pace=run.tokens_per_second() / own if own else None,
         tokens_per_second=run.tokens_per_second(),
         undisturbed_tokens_per_second=calm.tokens_per_second(),
         noticed_median=median(noticed) if noticed else 0.0,
