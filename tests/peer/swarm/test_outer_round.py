@@ -296,6 +296,9 @@ def test_a_newcomer_that_takes_many_rounds_to_fetch_a_state_comes_to_the_others_
         await catch_up(newcomer.outer)
         made.peers.append(newcomer)
         made.introduce()
+        while newcomer.outer.clock == 1:  # on a busy machine somebody may not have answered in time: it tries again
+            await catch_up(newcomer.outer)
+            made.introduce()
         assert newcomer.outer.clock == 8 + lasting
         assert agreed(made)
         await made.round(8 + lasting, made.peers)
