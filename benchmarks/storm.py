@@ -49,15 +49,17 @@ class Run:
         began = next(line["at"] for line in self.log if line["event"] == "StepDone")
         return float(sum(line["tokens"] for line in done) / (max(line["at"] for line in done) - began))
 
+    def ends(self) -> list[float]:
+        """When the first process had finished each round."""
+        return [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
+
     def round_seconds(self) -> float:
         """How long a round usually takes."""
-        ends = [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
-        return median(later - earlier for earlier, later in pairwise(ends))
+        return median(later - earlier for earlier, later in pairwise(self.ends()))
 
     def undisturbed_tokens_per_second(self) -> float | None:
         """The same over the rounds in which nothing was done to anybody, nor in the one before; None without any."""
-        faults = [line["at"] for line in self.log if line["event"] == "Injected"]
-        ends = [min(line["at"] for line in self.log if _ends(line, round)) for round in range(1, self.rounds + 1)]
+        faults, ends = [line["at"] for line in self.log if line["event"] == "Injected"], self.ends()
         quiet = [
             (round, later - one)
             for round, (before, one, later) in enumerate(zip(ends, ends[1:], ends[2:], strict=False), start=3)

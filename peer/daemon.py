@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import count
 
 import grpc
 import torch
@@ -83,7 +82,8 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
     Raises:
         HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
     """
-    for attempt in count():
+    pause = 1.0
+    while True:
         emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
             descriptor, remembered = await learn(settings, identity, emit)
@@ -92,10 +92,9 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
                 raise
-            pause = min(MOST_PAUSE_SECONDS, 2.0**attempt)
             emit(Progress(f"{error}; trying again in {pause:.0f} s"))
             await asyncio.sleep(pause)
-    raise AssertionError("count() has no end")
+            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
 
 
 @asynccontextmanager

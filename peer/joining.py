@@ -56,7 +56,11 @@ async def recall_place(settings: PeerOptions, identity: Identity) -> Remembered 
 
 
 def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
-    """The device to compute on, if this machine and these settings fit the run."""
+    """The device to compute on, if this machine and these settings fit the run.
+
+    Raises:
+        HetpeerError: they do not; the message says in what.
+    """
     _require_same_manifest(settings.manifest, manifest)
     device = find_device(settings.device)
     if settings.role == "volunteer":

@@ -145,10 +145,12 @@ class Leader:
         if different:
             await self._meet(different)
             return False
-        if furthest >= node.manifest.inner.steps:
-            raise PeerError(
-                f"a member says that it has {furthest} inner steps behind it, and is not at the round's end"
-            )
+        if furthest > node.manifest.inner.steps:
+            raise PeerError(f"a member says that it has {furthest} inner steps behind it, more than a round has")
+        if furthest == node.manifest.inner.steps:
+            await self._halt("a member has done the round's last step")
+            await self._end_round()
+            return False
         self.here.steps = furthest
         self._order(pb.Order(go=pb.Go(attempt=self.attempt, step=furthest)))
         self.here.call_downstream(attempt, seats)
