@@ -142,12 +142,12 @@ class Ledger:
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
         standing = self.offer(entry, vouched)
-        if standing is not Standing.WANTED:
-            return standing
-        kept = _under(self.waiting, entry.name)[entry.sha256]
-        kept.held = True
-        self._accept(kept)
-        return Standing.ACCEPTED
+        if standing is Standing.WANTED:
+            self._accept(_under(self.waiting, entry.name)[entry.sha256])
+            standing = Standing.ACCEPTED
+        if standing is Standing.ACCEPTED:
+            self.versions(entry.name)[entry.sha256].held = True
+        return standing
 
     def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
         """Whether this peer should sign that it has accepted an entry: others may need it."""

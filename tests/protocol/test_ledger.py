@@ -93,6 +93,17 @@ def test_versions_whose_bytes_never_come_are_void_and_keep_no_third_out():
     assert mine.chosen(5) == other.chosen(5) == {}
 
 
+def test_what_is_void_keeps_its_bytes_whichever_version_came_first():
+    for versions in (["v1", "v2"], ["v2", "v1"]):
+        mine = ledger(5)
+        for version in versions:
+            assert (mine.take if version == "v1" else mine.offer)(entry(5, ANN, version)) in (
+                Standing.WANTED,
+                Standing.ACCEPTED,
+            )
+        assert {each.sha256: each.held for each in mine.entries(5)} == {"v1": True, "v2": False}
+
+
 def test_versions_without_proof_keep_no_room_from_one_that_has_it():
     mine = ledger(8)
     for version in ("v1", "v2"):

@@ -21,6 +21,7 @@ from tests.simulation import catching_up, comparing
 from tests.simulation import peer as peers
 from tests.simulation.arithmetic import State
 from tests.simulation.catching_up import CatchingUp
+from tests.simulation.disk import Disk
 from tests.simulation.peer import Peer
 from tests.simulation.properties import run
 from tests.simulation.schedule import draw
@@ -74,7 +75,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(comparing, "different", "theirs.checks.get(round) != check", "round == ledger.clock"),
     ],
     "accepted although unproven": [
-        Change(Ledger, "take", "is not Standing.WANTED", "in (Standing.CLOSED, Standing.SURPLUS)"),
+        Change(Ledger, "take", "is Standing.WANTED", "in (Standing.WANTED, Standing.UNPROVEN)"),
     ],
     "accepted without bytes": [Change(Peer, "hear", "self.ledger.offer if blob is None else", "")],
     "two versions without bytes keep the third out": [
@@ -108,6 +109,9 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "error feedback returned after adopting alone, not after folding": [
         Change(Peer, "fold", "if rounds:", "if False:")
+    ],
+    "what was void and without bytes before a restart has them after it": [
+        Change(Disk, "restore", "hear = peer.ledger.offer", "hear = peer.ledger.take"),
     ],
     "own contribution on disk after it is published": [
         Change(

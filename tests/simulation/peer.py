@@ -227,9 +227,9 @@ class Peer(CatchingUp, Comparing):
         standing = hear(entry, vouched)
         if standing is Standing.WANTED and source != self.me:
             self.world.send(self.me, source, "on_fetch", self.me, entry)
+        if standing is Standing.ACCEPTED and blob is not None:
+            self.blobs[entry.sha256] = blob
         if standing is Standing.ACCEPTED and len(self.ledger.versions(name)) > before:
-            if blob is not None:
-                self.blobs[entry.sha256] = blob
             for accepted in self.ledger.versions(name).values():
                 self.vouch(accepted, vouched)
             self.stale.add(round)
