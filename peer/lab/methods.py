@@ -1,15 +1,14 @@
 """How the replicas' work becomes one model: SparseLoCo as the swarm does it, and what it is compared with."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peer.events import Listener, StepDone
+from peer.lab.bench import Bench, Grids
 from peer.lab.quantizers import INDICES, QUANTIZERS
 from peer.lab.replicas import LabReplica
 from peer.lab.switches import Switches
@@ -23,22 +22,17 @@ from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_pa
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
 
-if TYPE_CHECKING:
-    from peer.lab.run import Lab
-
-Grids = dict[Part, dict[str, Tensor]]
-
 
 class Method(Protocol):
     """`sent_bytes`: what all replicas together have published so far."""
 
     sent_bytes: int
 
-    def round(self, lab: Lab, round: int, emit: Listener) -> dict[Part, int]:
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
         """Train for a round and bring the lab's grids to its end; how many contributions each part got."""
 
 
-def method(manifest: Manifest, switches: Switches, run: RunId, grids: Grids, replicas: Sequence[LabReplica]) -> Method:
+def method(manifest: Manifest, switches: Switches, run: RunId) -> Method:
     """The one that the switches name."""
     match switches.method:
         case "sparseloco":
@@ -60,19 +54,19 @@ class SparseLoCo:
     """Contributions that are not applied yet, by round, in the order of the replicas."""
     sent_bytes: int = 0
 
-    def round(self, lab: Lab, round: int, emit: Listener) -> dict[Part, int]:
-        sent: dict[Part, list[Contribution]] = {part: [] for part in lab.grids}
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        sent: dict[Part, list[Contribution]] = {part: [] for part in bench.grids}
         before = self.waiting.get(round - 1, {})
-        for replica in lab.replicas:
+        for replica in bench.replicas:
             ahead = {part: replica.outer[part].with_own(each[replica.slot]) for part, each in before.items()}
-            lab.inner_loop(replica, round, ahead, emit)
-            for part, moved in lab.workshop.wholes[replica.kind].moved().items():
+            bench.inner_loop(replica, round, ahead, emit)
+            for part, moved in bench.workshop.wholes[replica.kind].moved().items():
                 sent[part].append(self._contribute(replica, part, round, moved))
         self.waiting[round] = sent
-        counts: dict[Part, int] = dict.fromkeys(lab.grids, 0)
+        counts: dict[Part, int] = dict.fromkeys(bench.grids, 0)
         for due in self.manifest.outer.applied(round):
             for part, contributions in self.waiting.pop(due).items():
-                lab.replicas[0].outer[part].replace([], contributions)
+                bench.replicas[0].outer[part].replace([], contributions)
                 counts[part] += len(contributions)
         return counts
 
@@ -108,23 +102,23 @@ class DiLoCo:
     velocity: Grids = field(default_factory=dict)
     sent_bytes: int = 0
 
-    def round(self, lab: Lab, round: int, emit: Listener) -> dict[Part, int]:
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
         total: Grids = {}
-        for replica in lab.replicas:
-            lab.inner_loop(replica, round, {}, emit)
-            _add(total, lab.workshop.wholes[replica.kind].moved())
+        for replica in bench.replicas:
+            bench.inner_loop(replica, round, {}, emit)
+            _add(total, bench.workshop.wholes[replica.kind].moved())
         for part, tensors in total.items():
             velocities = self.velocity.setdefault(
                 part, {name: torch.zeros_like(each) for name, each in tensors.items()}
             )
             for name, tensor in tensors.items():
-                mean = tensor / len(lab.replicas)
+                mean = tensor / len(bench.replicas)
                 velocity = velocities[name].mul_(self.momentum).add_(mean)
                 step = self.manifest.outer.learning_rate * (mean + self.momentum * velocity)
-                grid = lab.grids[part][name]
+                grid = bench.grids[part][name]
                 grid.copy_(to_int32(grid.to(torch.int64) - to_units(step), name))
-                self.sent_bytes += 4 * tensor.numel() * len(lab.replicas)
-        return dict.fromkeys(lab.grids, len(lab.replicas))
+                self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)
+        return dict.fromkeys(bench.grids, len(bench.replicas))
 
 
 @dataclass(slots=True)
@@ -140,42 +134,42 @@ class PerStep:
     optimizer: inner.AdamW | None = None
     sent_bytes: int = 0
 
-    def round(self, lab: Lab, round: int, emit: Listener) -> dict[Part, int]:
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
         steps = self.manifest.inner.steps
         if self.optimizer is None:
-            self.begin(lab)
+            self.begin(bench)
         assert self.optimizer is not None
         for step in range(steps):
             total: Grids = {}
-            for replica in lab.replicas:
-                loss = self._gradient(lab, replica, lab.batch(round, step, replica.slot), total)
+            for replica in bench.replicas:
+                loss = self._gradient(bench, replica, bench.batch(round, step, replica.slot), total)
                 emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
             for parameter, gradient in zip(self.optimizer.parameters, _flat(total, self.weights), strict=True):
-                parameter.grad = gradient / len(lab.replicas)
+                parameter.grad = gradient / len(bench.replicas)
             factor = inner.clip_factor([inner.squared_norm(self.optimizer.parameters)], self.manifest.inner.clip)
             self.optimizer.update(factor, inner.learning_rate(self.manifest, (round - 1) * steps + step))
-            self.sent_bytes += 4 * sum(each.numel() for each in self.optimizer.parameters) * len(lab.replicas)
+            self.sent_bytes += 4 * sum(each.numel() for each in self.optimizer.parameters) * len(bench.replicas)
         for part, tensors in self.weights.items():
             for name, tensor in tensors.items():
-                lab.grids[part][name].copy_(to_int32(to_units(tensor.detach().cpu()), name))
-        return dict.fromkeys(lab.grids, len(lab.replicas))
+                bench.grids[part][name].copy_(to_int32(to_units(tensor.detach().cpu()), name))
+        return dict.fromkeys(bench.grids, len(bench.replicas))
 
-    def begin(self, lab: Lab) -> None:
+    def begin(self, bench: Bench) -> None:
         """Take the weights up from the grids."""
-        for part, grid in lab.grids.items():
+        for part, grid in bench.grids.items():
             self.weights[part] = {
-                name: torch.nn.Parameter(to_float(each).to(lab.workshop.device)) for name, each in grid.items()
+                name: torch.nn.Parameter(to_float(each).to(bench.workshop.device)) for name, each in grid.items()
             }
         self.optimizer = inner.AdamW(_flat(self.weights, self.weights), self.manifest.inner)  # type: ignore[arg-type]
 
-    def _gradient(self, lab: Lab, replica: LabReplica, batch_SM: Tensor, total: Grids) -> float:
+    def _gradient(self, bench: Bench, replica: LabReplica, batch_SM: Tensor, total: Grids) -> float:
         """Add one replica's gradient to the total; its loss."""
-        whole = lab.workshop.wholes[replica.kind]
+        whole = bench.workshop.wholes[replica.kind]
         te_VD = self.weights[EMBEDDING][EMBEDDING_TENSOR].detach()
         for stage in whole.stages:
             own = {name: each.detach() for name, each in self.weights[stage_part(stage.index)].items()}
             stage.start_from(own, te_VD, te_VD)
-        with lab.workshop.computing():
+        with bench.workshop.computing():
             loss = whole.gradients(batch_SM)
         for stage in whole.stages:
             gradients: Grids = {

@@ -30,7 +30,7 @@ def save_lab(lab: Lab, path: Path, told: Any) -> None:
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(lab)}
     numbers = {"done": lab.done, "sent_bytes": lab.method.sent_bytes, "told": told}
-    numbers["steps"] = lab.workshop.group.steps if lab.workshop.group else 0
+    numbers["steps"] = lab.bench.workshop.group.steps if lab.bench.workshop.group else 0
     try:
         write_atomically(path, save(tensors, {META: json.dumps(numbers)}))
     except OSError as error:
@@ -50,25 +50,25 @@ def load_lab(lab: Lab, path: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResourceError(f"{path} is damaged: {error}; remove it to begin this run anew") from None
     lab.done, lab.method.sent_bytes = numbers["done"], numbers["sent_bytes"]
-    for part, grid in lab.grids.items():
+    for part, grid in lab.bench.grids.items():
         for name, tensor in grid.items():
             tensor.copy_(tensors[f"grid/{part}/{name}"])
-    for replica in lab.replicas:
+    for replica in lab.bench.replicas:
         for part, state in replica.outer.items():
             state.error_feedback = _under(tensors, f"error/{replica.slot}/{part}/")
         for stage, own in enumerate(replica.optimizers):
             own.load(_under(tensors, f"adamw/{replica.slot}/{stage}/"))
     _load_method(lab, tensors)
-    if lab.workshop.group is not None:
-        lab.workshop.group.steps = numbers["steps"]
-        _load_group(lab.workshop.group, tensors)
+    if lab.bench.workshop.group is not None:
+        lab.bench.workshop.group.steps = numbers["steps"]
+        _load_group(lab.bench.workshop.group, tensors)
     return numbers["told"]
 
 
 def _tensors(lab: Lab) -> Iterator[tuple[str, Tensor]]:
-    for part, grid in lab.grids.items():
+    for part, grid in lab.bench.grids.items():
         yield from _named(f"grid/{part}/", grid)
-    for replica in lab.replicas:
+    for replica in lab.bench.replicas:
         for part, state in replica.outer.items():
             yield from _named(f"error/{replica.slot}/{part}/", state.error_feedback)
         for stage, own in enumerate(replica.optimizers):
@@ -91,8 +91,8 @@ def _tensors(lab: Lab) -> Iterator[tuple[str, Tensor]]:
             yield from _named("together/", optimizer.tensors())
         case _:
             pass
-    if lab.workshop.group is not None:
-        yield from _group_tensors(lab.workshop.group)
+    if lab.bench.workshop.group is not None:
+        yield from _group_tensors(lab.bench.workshop.group)
 
 
 def _group_tensors(group: GroupBoundaries) -> Iterator[tuple[str, Tensor]]:
@@ -133,9 +133,9 @@ def _load_method(lab: Lab, tensors: Mapping[str, Tensor]) -> None:
         case SparseLoCo() as method:
             method.waiting = _waiting(lab, method, tensors)
         case DiLoCo() as method:
-            method.velocity = {part: own for part in lab.grids if (own := _under(tensors, f"velocity/{part}/"))}
+            method.velocity = {part: own for part in lab.bench.grids if (own := _under(tensors, f"velocity/{part}/"))}
         case PerStep() as method:
-            method.begin(lab)
+            method.begin(lab.bench)
             for part, weights in method.weights.items():
                 for name, tensor in weights.items():
                     tensor.detach().copy_(tensors[f"weights/{part}/{name}"])
@@ -153,13 +153,13 @@ def _waiting(lab: Lab, method: SparseLoCo, tensors: Mapping[str, Tensor]) -> dic
             name: SparseTensor(
                 *(tensors[f"waiting/{round}/{part}/{slot}/{name}/{what}"].numpy() for what in ("offsets", "values"))
             )
-            for name in lab.grids[part]
+            for name in lab.bench.grids[part]
         }
-        name = ContributionName(part, round, lab.replicas[slot].id)
-        return Contribution(method.run, name, lab.manifest.inner.steps, kept)
+        name = ContributionName(part, round, lab.bench.replicas[slot].id)
+        return Contribution(method.run, name, lab.bench.manifest.inner.steps, kept)
 
     return {
-        round: {part: [sent(round, part, replica.slot) for replica in lab.replicas] for part in lab.grids}
+        round: {part: [sent(round, part, replica.slot) for replica in lab.bench.replicas] for part in lab.bench.grids}
         for round in rounds
     }
 

@@ -12,10 +12,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from bootstrap.genesis import create_run
 from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
-from peer.lab.worker import Ended, Message, Setting, files_folder, run_files, work
+from peer.lab.worker import Ended, Message, Setting, work
 from protocol.atomic import write_atomically
 from protocol.errors import ManifestError
 
@@ -60,12 +59,6 @@ def missing(folder: Path, cases: Sequence[Case]) -> list[Case]:
     """The cases that have no record yet."""
     done = of(cases, read(folder))
     return [case for case in cases if case.id not in done]
-
-
-def prepare(cases: Sequence[Case], setting: Setting, progress: Callable[[str], object]) -> None:
-    """Make the files that the runs share: tokens, tokenizer, basis, first weights. Once for each model and seed."""
-    for case in {files_folder(setting.folder, case.manifest): case for case in cases}.values():
-        create_run(run_files(case.manifest), files_folder(setting.folder, case.manifest), setting.data, progress)
 
 
 def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> list[str]:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 
-from bootstrap.genesis import load_run
 from peer.events import Evaluated, Event, RoundDone
 from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
@@ -18,6 +18,7 @@ from peer.lab.state import load_lab, save_lab
 from peer.lab.throughput import operations_per_token, peak_operations
 from protocol.errors import HetpeerError
 from protocol.manifest import Manifest, check
+from protocol.run_files import Descriptor
 
 STATE = "state.safetensors"
 
@@ -54,10 +55,10 @@ Message = Started | Advanced | Ended
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is the same for all runs of a sweep on this machine."""
+    """What is the same for all runs of a sweep on this machine. `files` are by the digest of what `run_files` says."""
 
     folder: Path
-    data: Path | None
+    files: Mapping[str, Descriptor]
     device: str
     threads: int
     save_seconds: float
@@ -95,8 +96,8 @@ def work(case: Case, setting: Setting, messages: Connection) -> None:
 def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     torch.set_num_threads(setting.threads)
     manifest, device = case.manifest, torch.device(setting.device)
-    files = files_folder(setting.folder, manifest)
-    lab = Lab.open(replace(load_run(files), manifest=manifest), files, device, case.switches)
+    descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
+    lab = Lab.open(descriptor, files_folder(setting.folder, manifest), device, case.switches)
     path = setting.folder / "runs" / case.id / STATE
     told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
     curve = [Point(**point) for point in told["curve"]]
@@ -151,9 +152,9 @@ def dtype_of(case: Case) -> torch.dtype:
 
 def boundary_bytes(lab: Lab) -> float:
     """Of a compressed group's boundary, a token and direction; 0 without groups."""
-    replicas = lab.manifest.replicas
+    replicas = lab.bench.manifest.replicas
     if not replicas.groups:
         return 0.0
-    if lab.workshop.group is not None:
-        return lab.workshop.group.bytes_per_token
-    return lab.manifest.k * {"bf16": 2.0, "fp32": 4.0}[replicas.wire]
+    if lab.bench.workshop.group is not None:
+        return lab.bench.workshop.group.bytes_per_token
+    return lab.bench.manifest.k * {"bf16": 2.0, "fp32": 4.0}[replicas.wire]
