@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def load_lab(lab: Lab, path: Path) -> Any:
         with safe_open(path, "pt") as file:
             numbers = json.loads(file.metadata()[META])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ResourceError(f"{path} is damaged: {error}; remove it to begin this run anew") from None
     lab.done, lab.method.sent_bytes = numbers["done"], numbers["sent_bytes"]
     for part, grid in lab.bench.grids.items():
