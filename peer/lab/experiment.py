@@ -49,6 +49,7 @@ class Scale(Section):
 
     seeds: list[int] | None = None
     replicas: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
     base: Tables = Field(default_factory=dict)
     axes: dict[str, list[Value]] = Field(default_factory=dict)
 
@@ -61,6 +62,9 @@ class Experiment(Section):
     seeds: list[int] = Field([1, 2, 3], min_length=1)
     replicas: int = Field(8, ge=1, le=1024)
     share: float = Field(0.5, gt=0, lt=1, description="of compressed replicas in a heterogeneous run")
+    steps: int | None = Field(
+        None, ge=1, description="inner steps of every run: outer.rounds is so many / inner.steps, and need not be given"
+    )
     x: str | None = None
     loss: Literal["replicas", "through", "plain"] = Field(
         "replicas", description="which loss tables show: the mean over replicas, as the paper, or one of the two"
@@ -120,6 +124,7 @@ def _scaled(experiment: Experiment, scale: str, path: Path) -> Experiment:
         update={
             "seeds": change.seeds or experiment.seeds,
             "replicas": change.replicas or experiment.replicas,
+            "steps": change.steps or experiment.steps,
             "base": _merged(experiment.base, change.base),
             "grid": [
                 {key: change.axes.get(key, value) if isinstance(value, list) else value for key, value in block.items()}
@@ -166,6 +171,9 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
     tables.setdefault("run", {})["seed"] = seed
     lab = tables.pop("lab", {})
     manifest = check(tables, source)
+    if experiment.steps is not None:
+        tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
+        manifest = check(tables, source)
     return Case(dict(axes), seed, manifest, switches(lab, manifest, source))
 
 

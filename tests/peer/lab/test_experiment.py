@@ -88,6 +88,17 @@ def test_a_scale_replaces_seeds_replicas_tables_and_the_lists_of_axes(tmp_path: 
     assert {(case.manifest.model.layers, case.manifest.model.d) for case in small} == {(2, 128)}
 
 
+def test_the_number_of_inner_steps_may_be_given_for_all_instead_of_rounds(tmp_path: Path):
+    text = TEXT.replace("replicas = 4", "replicas = 4\nsteps = 120").replace(
+        '"lab.values" = "sign"', '"inner.steps" = [10, 40]'
+    )
+    assert {(case.manifest.inner.steps, case.manifest.outer.rounds) for case in found(tmp_path, text=text)} == {
+        (50, 2),
+        (10, 12),
+        (40, 3),
+    }
+
+
 def test_what_is_computed_names_a_run_and_not_how_it_is_called(tmp_path: Path):
     plain = found(tmp_path)
     labelled = found(tmp_path, text=TEXT.replace('mode = "baseline"', 'label = "nobody compressed"\nmode = "baseline"'))
