@@ -37,6 +37,11 @@ class Evaluator:
         self.device = device
         self.stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
 
+    def compile(self) -> None:
+        """Let torch compile every layer."""
+        for stage in self.stages:
+            stage.compile_layers()
+
     def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
         for index, stage in enumerate(self.stages):

@@ -26,6 +26,9 @@ from protocol.manifest import Manifest
 MATH_ATTENTION_CONTEXT = 512
 """On the CPU, attention of shorter sequences is faster as plain matrix products: half of its time backward."""
 
+NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
+"""Switches that change nothing in how a group is built."""
+
 
 @dataclass(slots=True)
 class LabReplica:
@@ -105,6 +108,12 @@ class Workshop:
             after_step(whole, self.switches, self.group.basis_dk)
         return loss
 
+    def compile(self) -> None:
+        """Let torch compile every layer: minutes at first, and worth it for hours on a GPU. Changes the last bits."""
+        for whole in self.wholes.values():
+            for stage in whole.stages:
+                stage.stage.compile_layers()
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Number format and attention as the switches and this machine have it."""
@@ -135,6 +144,4 @@ def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries)
 
 def _differs(switches: Switches) -> bool:
     """Whether a group is built otherwise than the protocol's."""
-    fields = ("adaptation", "embedding", "weight_projection", "second_moment", "grassmann", "anchor", "basis")
-    more = ("payload", "residuals", "gradient_basis")
-    return any(getattr(switches, name) != Switches.model_fields[name].default for name in fields + more)
+    return switches.model_dump(exclude=NOT_OF_GROUPS) != Switches().model_dump(exclude=NOT_OF_GROUPS)

@@ -37,8 +37,14 @@ class Lab:
     """Rounds behind it."""
 
     @staticmethod
-    def open(descriptor: Descriptor, directory: Path, device: torch.device, switches: Switches | None = None) -> "Lab":
-        """Set up from a run's files."""
+    def open(
+        descriptor: Descriptor,
+        directory: Path,
+        device: torch.device,
+        switches: Switches | None = None,
+        compiled: bool = False,
+    ) -> "Lab":
+        """Set up from a run's files. `compiled` is faster on a GPU, and not bit by bit what a swarm computes."""
         manifest, switches = descriptor.manifest, switches or Switches()
         basis: Tensor = load_file(directory / BASIS)["basis"]
         grids = {part: load_file(directory / genesis_file(part)) for part in model_layout(manifest)}
@@ -50,6 +56,9 @@ class Lab:
         replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
         tokens = open_tokens(directory / TRAIN, manifest.model.vocabulary)
         evaluator = Evaluator(manifest, basis, held_out_SM, device, workshop.through)
+        if compiled:
+            workshop.compile()
+            evaluator.compile()
         bench = Bench(manifest, grids, workshop, replicas, tokens)
         return Lab(bench, evaluator, method(manifest, switches, descriptor.run_id))
 

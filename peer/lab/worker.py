@@ -97,7 +97,8 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     torch.set_num_threads(setting.threads)
     manifest, device = case.manifest, torch.device(setting.device)
     descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
-    lab = Lab.open(descriptor, files_folder(setting.folder, manifest), device, case.switches)
+    files = files_folder(setting.folder, manifest)
+    lab = Lab.open(descriptor, files, device, case.switches, compiled=device.type == "cuda")
     path = setting.folder / "runs" / case.id / STATE
     told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
     curve = [Point(**point) for point in told["curve"]]
