@@ -103,10 +103,12 @@ class Spectrum:
 
     @torch.no_grad()
     def watch(self, x_BLD: Tensor) -> None:
-        """Take a microbatch into it."""
+        """Take a microbatch into it; in fp32 also where the model is computed in bf16, whose rounding would drown the
+        weak directions."""
         if self.seen % self.EVERY == 0:
             x_nD = x_BLD.flatten(0, -2).float()
-            self.moment_DD += x_nD.T @ x_nD
+            with torch.autocast(x_nD.device.type, enabled=False):
+                self.moment_DD += x_nD.T @ x_nD
             self.count += len(x_nD)
         self.seen += 1
 
