@@ -70,7 +70,7 @@ class GroupBoundaries:
     @staticmethod
     def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
         """Before round 1: nothing has been fitted yet, and random directions do."""
-        d, boundaries = manifest.model.d, manifest.replicas.stages - 1
+        d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
         bits = BITS.get(switches.payload, 4)
         width = coordinates(16 * manifest.k, bits, switches.residuals, d)
         coder = Coder(
