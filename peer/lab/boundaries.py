@@ -71,7 +71,7 @@ class GroupBoundaries:
     def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
         """Before round 1: nothing has been fitted yet, and random directions do."""
         d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
-        bits = BITS.get(switches.payload, 4)
+        bits = BITS[switches.payload]
         width = coordinates(16 * manifest.k, bits, switches.residuals, d)
         coder = Coder(
             nested(basis_DD, width),

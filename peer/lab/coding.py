@@ -19,7 +19,8 @@ MOST_BITS = len(GAUSSIAN_STEPS) - 1
 SCALE_BITS = 16
 """A token's own scale, in bf16, where coordinates are quantized."""
 
-BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2}
+BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2, "allocated": 4}
+"""Of a coordinate; where bits are allocated, before there are variances to go by."""
 
 
 def coordinates(budget: int, bits: int, residuals: int, d: int) -> int:

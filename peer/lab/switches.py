@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, Section
 
@@ -90,4 +91,9 @@ def switches(table: dict[str, object], manifest: Manifest, source: str) -> Switc
         raise ManifestError(f"{source}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
+    if manifest.replicas.groups and manifest.compressed:
+        try:
+            coordinates(16 * manifest.k, BITS[found.payload], found.residuals, manifest.model.d)
+        except ValueError as error:
+            raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
     return found
