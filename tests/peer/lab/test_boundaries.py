@@ -205,6 +205,7 @@ def test_a_grassmann_step_turns_the_basis_towards_the_gradients_and_keeps_it_ort
         assert missed(g, group.basis_dk) < loss, steps
     turned = torch.linalg.matrix_norm(group.basis_dk - before @ (before.T @ group.basis_dk), 2)
     assert 0.05 < turned < 0.3
+    assert bool(((group.basis_dk * before).sum(0) > 0.9).all())  # no column is turned over: Z's moments stay good
     torch.testing.assert_close(group.basis_dk.T @ group.basis_dk, torch.eye(4), rtol=0, atol=1e-6)
     assert embedding.basis_dk is group.basis_dk
     assert all(coder.basis_dk is group.basis_dk for pair in group.coders for coder in pair)
