@@ -14,6 +14,9 @@ from peer.model.embedding import split
 from peer.model.subspace import Boundary, nested
 from protocol.manifest import Manifest
 
+NOISE = 1e-6
+"""Of the largest variance: what is below is the rounding of a moment in fp32, and no measure of anything."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedBoundary:
@@ -67,8 +70,8 @@ class GroupBoundaries:
     @staticmethod
     def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
         """Before round 1: nothing has been fitted yet, and random directions do."""
-        d, boundaries = manifest.model.d, manifest.replicas.stages - 1
-        bits = BITS.get(switches.payload, 4)
+        d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
+        bits = BITS[switches.payload]
         width = coordinates(16 * manifest.k, bits, switches.residuals, d)
         coder = Coder(
             nested(basis_DD, width),
@@ -142,8 +145,11 @@ class GroupBoundaries:
             bits = BITS[switches.payload]
             width = coordinates(budget, bits, switches.residuals, self.manifest.model.d)
             bits_k = None if bits == 16 else torch.full((width,), bits, device=directions_DD.device)
-        deviation_k = None if bits_k is None else variance_D[:width].sqrt()
-        return Coder(directions_DD[:, :width].contiguous(), dtype, bits_k, deviation_k, switches.residuals)
+        basis_Dk, variance_k = directions_DD[:, :width].contiguous(), variance_D[:width]
+        if bits_k is None:
+            return Coder(basis_Dk, dtype, residuals=switches.residuals)
+        told_k = variance_k >= NOISE * variance_D.max()
+        return Coder(basis_Dk, dtype, bits_k * told_k, variance_k.sqrt(), switches.residuals)
 
 
 def _towards_gradients(basis_dk: Tensor, spectra: list[Spectrum]) -> Tensor:

@@ -19,7 +19,8 @@ MOST_BITS = len(GAUSSIAN_STEPS) - 1
 SCALE_BITS = 16
 """A token's own scale, in bf16, where coordinates are quantized."""
 
-BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2}
+BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2, "allocated": 4}
+"""Of a coordinate; where bits are allocated, before there are variances to go by."""
 
 
 def coordinates(budget: int, bits: int, residuals: int, d: int) -> int:
@@ -103,10 +104,12 @@ class Spectrum:
 
     @torch.no_grad()
     def watch(self, x_BLD: Tensor) -> None:
-        """Take a microbatch into it."""
+        """Take a microbatch into it; in fp32 also where the model is computed in bf16, whose rounding would drown the
+        weak directions."""
         if self.seen % self.EVERY == 0:
             x_nD = x_BLD.flatten(0, -2).float()
-            self.moment_DD += x_nD.T @ x_nD
+            with torch.autocast(x_nD.device.type, enabled=False):
+                self.moment_DD += x_nD.T @ x_nD
             self.count += len(x_nD)
         self.seen += 1
 

@@ -93,7 +93,7 @@ class ColumnAdamW(AdamW):
 def optimizer(stage: StageTrainer, switches: Switches) -> AdamW:
     """A new AdamW for one replica's stage."""
     inner: Inner = stage.manifest.inner
-    if switches.second_moment == "elements" or stage.kind == "datacenter":
+    if switches.second_moment == "elements" or stage.kind == "datacenter" or not stage.manifest.compressed:
         return AdamW(stage.parameters, inner)
     wanted = {id(parameter) for parameter in _writers(stage)}
     return ColumnAdamW(

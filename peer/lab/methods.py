@@ -77,6 +77,7 @@ class SparseLoCo:
             self.sent_bytes += len(blob)
             return sent
         state.absorb(moved)
+        self.sent_bytes += HEADER.size + len(replica.id)
         sent = Contribution(self.run, ContributionName(part, round, replica.id), steps, self._quantized(state))
         state.take_out(sent)
         return sent
@@ -84,7 +85,6 @@ class SparseLoCo:
     def _quantized(self, state: OuterState) -> dict[str, SparseTensor]:
         outer = self.manifest.outer
         quantizer = QUANTIZERS[outer.values if self.switches.values == "manifest" else self.switches.values]
-        self.sent_bytes += HEADER.size
         kept = {}
         for name, picked in state.pick().items():
             grid = chunk_grid(tuple(state.error_feedback[name].shape), outer.chunk_side, outer.top_k)

@@ -34,9 +34,9 @@ def exact(values: Integers) -> Integers:
 
 
 def sign(values: Integers) -> Integers:
-    """The sign, times the mean magnitude."""
+    """The sign, times the mean magnitude; one bit has no zero, which becomes positive."""
     mean = np.abs(values).mean() if len(values) else 0.0
-    read: Integers = np.rint(np.sign(values) * mean).astype(values.dtype)
+    read: Integers = np.rint(np.where(values < 0, -mean, mean)).astype(values.dtype)
     return read
 
 

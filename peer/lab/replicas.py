@@ -26,9 +26,6 @@ from protocol.manifest import Manifest
 MATH_ATTENTION_CONTEXT = 512
 """On the CPU, attention of shorter sequences is faster as plain matrix products: half of its time backward."""
 
-NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
-"""Switches that change nothing in how a group is built."""
-
 
 @dataclass(slots=True)
 class LabReplica:
@@ -57,7 +54,7 @@ class Workshop:
     ) -> "Workshop":
         """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1."""
         own, group = None, None
-        if manifest.replicas.groups and manifest.compressed and _differs(switches):
+        if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
             own = group_design(manifest, switches, group)
         kinds: list[Kind] = []
@@ -140,8 +137,3 @@ def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries)
         return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
 
     return Design(embedding, group.boundaries, True, None if switches.anchor == "embedding" else basis_dk)
-
-
-def _differs(switches: Switches) -> bool:
-    """Whether a group is built otherwise than the protocol's."""
-    return switches.model_dump(exclude=NOT_OF_GROUPS) != Switches().model_dump(exclude=NOT_OF_GROUPS)

@@ -12,6 +12,9 @@ from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, Section
 
+NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
+"""Switches that change nothing in how a compressed group is built."""
+
 
 class Switches(Section):
     """The table `lab` of an experiment."""
@@ -59,6 +62,7 @@ class Switches(Section):
             "payload = allocated needs basis = fitted: it goes by the variances": self.payload == "allocated"
             and self.basis != "fitted",
             "gradient_basis = own needs basis = fitted": self.gradient_basis == "own" and self.basis != "fitted",
+            "weight_projection is onto Col(U), which anchor = embedding does not use": self.weight_projection and free,
             "grassmann moves the random basis": bool(self.grassmann) and (free or self.basis != "random"),
             "method = adamw has no inner loop for these": self.method == "adamw"
             and (
@@ -76,9 +80,14 @@ class Switches(Section):
                 raise ValueError(rule)
         return self
 
+    @property
+    def without_groups(self) -> "Switches":
+        """What is left of them in a run that has no compressed group."""
+        return Switches.model_validate(self.model_dump(include=NOT_OF_GROUPS))
+
 
 def switches(table: dict[str, object], manifest: Manifest, source: str) -> Switches:
-    """The table `lab`, checked by itself and against the manifest.
+    """The table `lab`, checked by itself and against the manifest; without what nobody in this run would hear.
 
     Raises:
         ManifestError: a switch is unknown or wrong, or does not go with the manifest.
@@ -91,9 +100,10 @@ def switches(table: dict[str, object], manifest: Manifest, source: str) -> Switc
         raise ManifestError(f"{source}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
-    if manifest.replicas.groups and manifest.compressed:
-        try:
-            coordinates(16 * manifest.k, BITS.get(found.payload, 4), found.residuals, manifest.model.d)
-        except ValueError as error:
-            raise ManifestError(f"{source}: lab.payload: {error}") from None
+    if not (manifest.replicas.groups and manifest.compressed):
+        return found.without_groups
+    try:
+        coordinates(16 * manifest.k, BITS[found.payload], found.residuals, manifest.model.d)
+    except ValueError as error:
+        raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
     return found
