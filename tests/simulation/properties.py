@@ -20,7 +20,7 @@ def verdict(world: World) -> list[str]:
     """All properties, over the honest peers that live at the end."""
     peers = [world.peers[me] for me in world.schedule.honest() if world.peers[me].alive]
     wrong = [problem for peer in peers for problem in _alone(world, peer)] + _together(peers)
-    if world.schedule.calm:
+    if world.schedule.calm and not world.mute:  # one that comes back with such a receipt is as good as one liar more
         wrong += _in_synchrony(world, peers)
     return wrong
 

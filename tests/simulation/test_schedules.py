@@ -26,7 +26,19 @@ def test_what_only_a_liar_heard_of_splits_nothing():
     assert not failing, f"python -m tests.simulation --replay {failing[0]}"
 
 
-FAILED = [3005145, 3007758, 10029617, 10044406, 10076953, 20050531, 40018344, 100514674, 200485923]
+FAILED = [
+    3005145,
+    3007758,
+    10029617,
+    10044406,
+    10076953,
+    20050531,
+    40018344,
+    100514674,
+    200485923,
+    300548609,
+    300727878,
+]
 
 
 @pytest.mark.parametrize("seed", FAILED)
@@ -36,7 +48,9 @@ def test_what_once_failed_does_not_again(seed: int):
     while all others, of whom each had closed something else, waited for the newcomers to speak. What a peer found on
     its disk, that only it and a liar had, and that was late by then: it kept it, and a newcomer believed the two. As
     many had spoken as were not far behind, but one of them was, and one who was not had said nothing.
-    Two versions without bytes, void and on disk, of which the first was said to have its bytes when read again.
+    One that had died over a receipt that nobody else had came back at the window's edge: as good as a liar, where none
+    was allowed for. Two versions without bytes, void and on disk, of which the first was said to have its bytes when
+    read again.
     """
     assert not run(draw(seed))
 

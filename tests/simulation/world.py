@@ -40,6 +40,8 @@ class World:
         self.held: dict[PeerId, list[tuple[int, PeerId, Entry, Vector | None]]] = {}
         self.over = False
         self.wiped: set[PeerId] = set()
+        self.mute: set[PeerId] = set()
+        """Who died over something it alone had accepted, and came back when messages must long have been there."""
         self.last_round = 10**9
         self.directory: dict[PeerId, list[PeerId]] = {}
         self.peers: dict[PeerId, Peer] = {}
@@ -201,12 +203,24 @@ class World:
     def crash(self, event: Event, peer: Peer) -> None:
         if not peer.alive:
             return
+        if event.length > SKEW and self.sole_witness(peer):
+            self.mute.add(peer.me)
         peer.stop()
         peer.late = True
         if event.length:
             self.at(self.now + event.length, self.restart, peer)
         if not event.length or event.length > FORGOTTEN:
             self.at(self.now + FORGOTTEN, self.forget, peer)
+
+    def sole_witness(self, peer: Peer) -> bool:
+        """Whether of all honest peers alive this one alone has accepted something of another's."""
+        others = {each for each in self.schedule.honest() if self.peers[each].alive} - {peer.me}
+        return any(
+            peer.me in by and not by & others
+            for name, versions in self.seen.items()
+            for by in versions.values()
+            if name.author != peer.me
+        )
 
     def wipe(self, event: Event, peer: Peer) -> None:
         if peer.alive:
