@@ -121,8 +121,15 @@ class CatchingUp:
             self.on_revocations(self.me, answer.revocations)
         if adopting:
             self.adopt(self.world.random.choice(donors))
+        elif self.up:
+            return self.stay()
         vouched = {key: count >= needed for key, count in votes.items()}
         return self.resume(clock, vouched)
+
+    def stay(self: Peer) -> None:
+        """This peer was there all the time, and its state stands after all: what it accepted, it accepted in time."""
+        self.answers = {}
+        self.attempts, self.catching = 0, False
 
     def trusts(self: Peer, donor: Answer, standing: str | None) -> bool:
         """Whether a snapshot is what it is said to be."""

@@ -146,6 +146,10 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "who has forgotten a round, or not closed it yet, does not count": [
         Change(Peer, "doubt", "len(said) == len(others)", "True"),
+        Change(CatchingUp, "decide", "folded in useful[other].claims for other", "True for other"),
+    ],
+    "who was there all the time judges anew what it accepted": [
+        Change(CatchingUp, "decide", "elif self.up:", "elif False:"),
     ],
     "what was promised is passed on only after catching up": [
         Change(Peer, "start", "self.keep_promises()", "pass"),

@@ -38,6 +38,7 @@ FAILED = [
     200485923,
     300548609,
     300727878,
+    300814385,
 ]
 
 
@@ -50,7 +51,8 @@ def test_what_once_failed_does_not_again(seed: int):
     many had spoken as were not far behind, but one of them was, and one who was not had said nothing.
     One that had died over a receipt that nobody else had came back at the window's edge: as good as a liar, where none
     was allowed for. Two versions without bytes, void and on disk, of which the first was said to have its bytes when
-    read again.
+    read again. One that was there all the time doubted its state, found that it stands, and dropped what only another
+    and it had accepted of a round that was open yet.
     """
     assert not run(draw(seed))
 
