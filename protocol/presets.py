@@ -15,6 +15,15 @@ PRESETS: dict[str, dict[str, int]] = {
         "context": 128,
         "vocabulary": 2048,
     },
+    "mini": {
+        "layers": 4,
+        "d": 192,
+        "heads": 6,
+        "kv_heads": 6,
+        "ffn": 512,
+        "context": 128,
+        "vocabulary": 2048,
+    },
     "micro": {
         "layers": 6,
         "d": 256,

@@ -20,7 +20,10 @@ FLAGS = {
     "testnet": (
         "chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
-    "lab": "data device dir json report threads",
+    "lab run": "data device dir json report threads",
+    "lab sweep": "data device jobs json list out save-minutes scale threads",
+    "lab report": "out scale",
+    "lab prepare": "texts",
 }
 
 

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from peer.compute.payload import DTYPES
+from peer.compute.design import Boundaries, Design, design
 from peer.compute.trainer import Grid
-from peer.model.embedding import split
 from peer.model.stage import Stage, loss
-from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, WholeBoundary, nested
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
@@ -23,13 +21,26 @@ from protocol.manifest import Manifest
 class Evaluator:
     """The whole model, for evaluation only."""
 
-    def __init__(self, manifest: Manifest, basis_DD: Tensor | None, held_out_SM: Tensor, device: torch.device) -> None:
-        """`held_out_SM` [sequences, L + 1] are token ids nobody trains on."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        basis_DD: Tensor | None,
+        held_out_SM: Tensor,
+        device: torch.device,
+        own_design: Design | None = None,
+    ) -> None:
+        """`held_out_SM` [sequences, L + 1] are token ids nobody trains on. `own_design` is the lab's of a group."""
         self.manifest = manifest
-        self.basis_dk = nested(basis_DD, manifest.k).to(device) if basis_DD is not None else None
+        self.through = (own_design or design(manifest, "group", basis_DD, device)).boundaries
+        self.plain = design(manifest, "datacenter", None, device).boundaries
         self.held_out_SM = held_out_SM.to(device)
         self.device = device
         self.stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+
+    def compile(self) -> None:
+        """Let torch compile every layer."""
+        for stage in self.stages:
+            stage.compile_layers()
 
     def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
@@ -38,25 +49,20 @@ class Evaluator:
             stage.load({name: to_float(tensor).to(self.device) for name, tensor in own.items()})
         te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
         with torch.no_grad():
-            return self._loss(te_VD, self._boundary(te_VD)), self._loss(te_VD, DirectBoundary())
+            return self._loss(te_VD, self.through(te_VD)), self._loss(te_VD, self.plain(te_VD))
 
-    def _boundary(self, te_VD: Tensor) -> Boundary:
-        wire = DTYPES[self.manifest.replicas.wire]
-        if not self.manifest.compressed or self.basis_dk is None:
-            return WholeBoundary(wire)
-        return SubspaceBoundary(self.basis_dk, split(te_VD, self.basis_dk)[1], wire)
-
-    def _loss(self, te_VD: Tensor, boundary: Boundary) -> float:
+    def _loss(self, te_VD: Tensor, boundaries: Boundaries) -> float:
         total = 0.0
         for tokens_BM in self.held_out_SM.split(self.manifest.inner.microbatch):
-            total += len(tokens_BM) * self._microbatch_loss(te_VD, boundary, tokens_BM)
+            total += len(tokens_BM) * self._microbatch_loss(te_VD, boundaries, tokens_BM)
         return total / len(self.held_out_SM)
 
-    def _microbatch_loss(self, te_VD: Tensor, boundary: Boundary, tokens_BM: Tensor) -> float:
+    def _microbatch_loss(self, te_VD: Tensor, boundaries: Boundaries, tokens_BM: Tensor) -> float:
         tokens_BL = tokens_BM[:, :-1]
         x_BLD = te_VD[tokens_BL]
         for index, stage in enumerate(self.stages):
             if index:
+                boundary = boundaries(index - 1)
                 x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
             x_BLD = stage(x_BLD)
         return loss(x_BLD, tokens_BM[:, 1:]).item()

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from peer.compute.trainer import Grid, Kind, StageTrainer
+from peer.compute.design import Design, Kind
+from peer.compute.trainer import Grid, StageTrainer
 from peer.optim.inner import clip_factor
 from protocol.identity import Part
 from protocol.manifest import Manifest
@@ -14,10 +15,18 @@ from protocol.manifest import Manifest
 class WholeReplica:
     """All stages of one replica. A `"group"` rounds and projects between stages exactly as the wire does."""
 
-    def __init__(self, manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        kind: Kind,
+        basis_DD: Tensor | None,
+        device: torch.device,
+        own_design: Design | None = None,
+    ) -> None:
         self.manifest = manifest
         self.stages = [
-            StageTrainer(manifest, stage, kind, basis_DD, device) for stage in range(manifest.replicas.stages)
+            StageTrainer(manifest, stage, kind, basis_DD, device, own_design)
+            for stage in range(manifest.replicas.stages)
         ]
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
@@ -30,6 +39,14 @@ class WholeReplica:
 
         Returns the mean loss over the microbatches, in nats per token.
         """
+        loss = self.gradients(batch_SM)
+        factor = clip_factor((stage.squared_norm() for stage in self.stages), self.manifest.inner.clip)
+        for stage in self.stages:
+            stage.update(factor, step)
+        return loss
+
+    def gradients(self, batch_SM: Tensor) -> float:
+        """Add the gradients of a batch to what the stages have; its mean loss over the microbatches."""
         losses = []
         for microbatch, tokens_BM in enumerate(batch_SM.split(self.manifest.inner.microbatch)):
             payload: Tensor | None = None
@@ -40,9 +57,6 @@ class WholeReplica:
             gradient: Tensor | None = None
             for stage in reversed(self.stages):
                 gradient = stage.backward(microbatch, gradient)
-        factor = clip_factor((stage.squared_norm() for stage in self.stages), self.manifest.inner.clip)
-        for stage in self.stages:
-            stage.update(factor, step)
         return sum(losses) / len(losses)
 
     def moved(self) -> dict[Part, dict[str, Tensor]]:

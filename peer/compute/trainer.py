@@ -7,15 +7,12 @@ machine: what comes back is G, and ∇X = G Uᵀ (paper, section 2.2).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from peer.compute.payload import DTYPES
-from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
+from peer.compute.design import Design, Kind, design
 from peer.model.stage import Stage, loss
-from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, WholeBoundary, nested
 from peer.optim import inner
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -24,8 +21,6 @@ from protocol.manifest import Manifest
 
 Grid = Mapping[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
-
-Kind = Literal["group", "datacenter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +36,25 @@ class StageTrainer:
     """A stage of a replica group (`kind = "group"`) or of a datacenter replica, in training."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, kind: Kind, basis_DD: Tensor | None, device: torch.device
+        self,
+        manifest: Manifest,
+        stage: int,
+        kind: Kind,
+        basis_DD: Tensor | None,
+        device: torch.device,
+        own_design: Design | None = None,
     ) -> None:
-        """`basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none."""
+        """`basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none. `own_design` is the
+        lab's, where it is not the protocol's."""
         self.manifest = manifest
         self.index = stage
         self.kind = kind
         self.device = device
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
-        compressed = kind == "group" and manifest.compressed
-        self.basis_dk = nested(basis_DD, manifest.k).to(device) if compressed and basis_DD is not None else None
+        self.design = own_design or design(manifest, kind, basis_DD, device)
         self.stage = Stage(manifest, stage).to(device)
-        self.embedding = self._embedding() if self.first else None
-        self.boundary = self._boundary(None)
+        self.embedding = self.design.embedding() if self.first else None
         self.parameters = list(self.stage.parameters())
         if self.embedding is not None:
             self.parameters += list(self.embedding.parameters())
@@ -62,12 +62,6 @@ class StageTrainer:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer = inner.AdamW(self.parameters, manifest.inner)
         self.in_flight: dict[int, InFlight] = {}
-
-    def _embedding(self) -> Embedding:
-        model = self.manifest.model
-        if self.basis_dk is not None:
-            return FactoredEmbedding(model.vocabulary, self.basis_dk)
-        return DenseEmbedding(model.vocabulary, model.d).to(self.device)
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state: copy weights in, split the token embedding again.
@@ -77,25 +71,26 @@ class StageTrainer:
         rounds).
         """
         starts = {**grids, **(ahead or {})}
-        own = starts[stage_part(self.index)]
-        self.start = {name: to_float(tensor).to(self.device) for name, tensor in own.items()}
-        self.stage.load(self.start)
-        if self.embedding is not None or self.basis_dk is not None:
+        own = {name: to_float(tensor).to(self.device) for name, tensor in starts[stage_part(self.index)].items()}
+        te_VD = start_VD = None
+        if self.embedding is not None or self.design.anchored:
             te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
-            if self.embedding is not None:
-                start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
-                if self.basis_dk is not None:
-                    start_VD = te_VD + (start_VD - te_VD) @ self.basis_dk @ self.basis_dk.T
-                self.embedding.load(start_VD)
-            self.boundary = self._boundary(te_VD)
+            start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device) if self.first else None
+        self.start_from(own, te_VD, start_VD)
 
-    def _boundary(self, te_VD: Tensor | None) -> Boundary:
-        if self.kind == "datacenter":
-            return DirectBoundary()
-        wire = DTYPES[self.manifest.replicas.wire]
-        if self.basis_dk is None or te_VD is None:
-            return WholeBoundary(wire)
-        return SubspaceBoundary(self.basis_dk, split(te_VD, self.basis_dk)[1], wire)
+    def start_from(self, own: dict[str, Tensor], te_VD: Tensor | None, start_VD: Tensor | None) -> None:
+        """Start from these weights of the stage, TE of the outer state for the boundaries, and `start_VD` to train."""
+        self.start = own
+        self.stage.load(own)
+        if self.embedding is not None:
+            assert te_VD is not None and start_VD is not None
+            basis_dk = self.design.basis_dk
+            if basis_dk is not None:
+                start_VD = te_VD + (start_VD - te_VD) @ basis_dk @ basis_dk.T
+            self.embedding.load(start_VD)
+        boundaries = self.design.boundaries(te_VD)
+        self.before = boundaries(self.index - 1)
+        self.behind = boundaries(self.index)
 
     def forward(self, microbatch: int, tokens_BM: Tensor, payload: Tensor | None) -> Tensor:
         """Run one microbatch forward.
@@ -110,12 +105,12 @@ class StageTrainer:
             entered, x_BLD = None, self.embedding(tokens_BL)
         else:
             assert payload is not None
-            entered = x_BLD = self.boundary.decode(payload, tokens_BL).requires_grad_()
+            entered = x_BLD = self.before.decode(payload, tokens_BL).requires_grad_()
         out = self.stage(x_BLD)
         if self.last:
             out = loss(out, tokens_BM[:, 1:])
         self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)
-        return out.detach() if self.last else self.boundary.encode(out.detach(), tokens_BL)
+        return out.detach() if self.last else self.behind.encode(out.detach(), tokens_BL)
 
     def backward(self, microbatch: int, payload: Tensor | None) -> Tensor | None:
         """Run one microbatch backward; gradients add up until `update`.
@@ -128,12 +123,12 @@ class StageTrainer:
             (flight.left / self.manifest.inner.microbatches).backward()
         else:
             assert payload is not None
-            flight.left.backward(self.boundary.decode_gradient(payload))
+            flight.left.backward(self.behind.decode_gradient(payload))
         if flight.entered_BLD is None:
             return None
         gradient = flight.entered_BLD.grad
         assert gradient is not None
-        return self.boundary.encode_gradient(gradient)
+        return self.before.encode_gradient(gradient)
 
     def squared_norm(self) -> float:
         """Σ g² of this stage in this inner step."""

@@ -59,6 +59,11 @@ class Stage(nn.Module):
             x_BLD = self.lm_head(self.model.norm(x_BLD))
         return x_BLD
 
+    def compile_layers(self) -> None:
+        """Let torch compile each layer, at its first use."""
+        for layer in self.model.layers.values():
+            layer.compile(dynamic=False)
+
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by name, in the order of the layout."""
         return dict(self.named_parameters())

@@ -64,15 +64,19 @@ class OuterState:
         Raises:
             DivergedError: the replica diverged.
         """
-        outer = self.manifest.outer
         self.absorb(moved)
-        picked: dict[str, SparseTensor] = {}
-        for name, error in self.error_feedback.items():
-            grid = chunk_grid(tuple(error.shape), outer.chunk_side, outer.top_k)
-            picked[name] = top_k(error, grid)
+        picked = self.pick()
         blob, sent = compose(ContributionName(self.part, round, author), run, steps, picked, self.manifest)
         self.take_out(sent)
         return blob, sent
+
+    def pick(self) -> dict[str, SparseTensor]:
+        """TopK(e)."""
+        outer = self.manifest.outer
+        return {
+            name: top_k(error, chunk_grid(tuple(error.shape), outer.chunk_side, outer.top_k))
+            for name, error in self.error_feedback.items()
+        }
 
     def absorb(self, moved: Mapping[str, Tensor]) -> None:
         """e ← β e + Δ, without sending anything: the round has closed, and a later contribution carries it.

@@ -35,6 +35,7 @@ VARIANTS = {
         "compression = 4",
         'values = "2bit"\naggregate = "senders"\nlearning_rate = 0.8',
     ),
+    "other chunks": ("compression = 8", "chunk_side = 24\ntop_k = 7"),
     "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
     "no datacenter, an observer evaluates": ("datacenters = 0", "beta = 0.5"),
     "overlap": ("compression = 4", "overlap = true"),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.compute.design import Kind
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.compute.trainer import Kind
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from bootstrap.genesis import create_run
+from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
-from peer.compute.trainer import Kind
 from peer.data.batches import batch
 from peer.data.tokens import open_tokens
 from peer.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone

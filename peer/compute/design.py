@@ -1,0 +1,54 @@
+"""What the trainer of a stage is made of where the paper has a choice: its token embedding, and its boundaries.
+
+The swarm knows one design, which follows from the manifest; the lab may give another (`peer/lab/`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from peer.compute.payload import DTYPES
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
+from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, WholeBoundary, nested
+from protocol.manifest import Manifest
+
+Kind = Literal["group", "datacenter"]
+
+Boundaries = Callable[[int], Boundary]
+"""The boundary behind each stage, by the stage's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """`embedding` makes a token embedding; `boundaries` the boundaries of an inner loop that starts from TE [V, d],
+    which it needs if the design is `anchored`.
+
+    `basis_dk` is U if the token embedding must not leave its subspace in an inner loop; None if all of TE is trained.
+    """
+
+    embedding: Callable[[], Embedding]
+    boundaries: Callable[[Tensor | None], Boundaries]
+    anchored: bool = False
+    basis_dk: Tensor | None = None
+
+
+def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torch.device) -> Design:
+    """The protocol's. `basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none."""
+    if kind == "group" and manifest.compressed and basis_DD is not None:
+        return _compressed(manifest, nested(basis_DD, manifest.k).to(device))
+    model, wire = manifest.model, DTYPES[manifest.replicas.wire]
+    whole: Boundary = DirectBoundary() if kind == "datacenter" else WholeBoundary(wire)
+    return Design(lambda: DenseEmbedding(model.vocabulary, model.d).to(device), lambda te_VD: lambda stage: whole)
+
+
+def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
+    def boundaries(te_VD: Tensor | None) -> Boundaries:
+        assert te_VD is not None
+        anchor_VD = split(te_VD, basis_dk)[1]
+        boundary = SubspaceBoundary(basis_dk, anchor_VD, DTYPES[manifest.replicas.wire])
+        return lambda stage: boundary
+
+    return Design(lambda: FactoredEmbedding(manifest.model.vocabulary, basis_dk), boundaries, True, basis_dk)

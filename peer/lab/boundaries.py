@@ -1,0 +1,167 @@
+"""The boundaries of the lab's groups: which basis, which anchor, which bytes; and how a fitted basis is fitted."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peer.compute.design import Boundaries
+from peer.compute.payload import DTYPES
+from peer.lab.coding import BITS, SCALE_BITS, Coder, Spectrum, allocate, coordinates, residual_bits
+from peer.lab.switches import Switches
+from peer.model.embedding import split
+from peer.model.subspace import Boundary, nested
+from protocol.manifest import Manifest
+
+NOISE = 1e-6
+"""Of the largest variance: what is below is the rounding of a moment in fp32, and no measure of anything."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedBoundary:
+    """As `SubspaceBoundary`, with any coder in either direction. Payloads are [B, L, D]: what the receiver has."""
+
+    anchor_VD: Tensor
+    forward: Coder
+    backward: Coder
+    out: Spectrum | None
+    back: Spectrum | None
+
+    @torch.no_grad()
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        rest_BLD = x_BLD - F.embedding(tokens_BL, self.anchor_VD)
+        if self.out is not None:
+            self.out.watch(rest_BLD)
+        return self.forward(rest_BLD)
+
+    @torch.no_grad()
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        return payload.float() + F.embedding(tokens_BL, self.anchor_VD)
+
+    @torch.no_grad()
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        if self.back is not None:
+            self.back.watch(g_BLD)
+        return self.backward(g_BLD)
+
+    @torch.no_grad()
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        return payload.float()
+
+
+@dataclass(slots=True)
+class GroupBoundaries:
+    """All boundaries of a group, whose coders may be fitted anew after each round.
+
+    One set for all groups: their weights are one at each round's start, and so are their statistics. A swarm's group
+    would fit its own, and send it along.
+    """
+
+    manifest: Manifest
+    switches: Switches
+    basis_dk: Tensor
+    """U. Changed in place, so that what was made of it follows."""
+    coders: list[tuple[Coder, Coder]]
+    spectra: list[tuple[Spectrum, Spectrum]]
+    genesis_VD: Tensor
+    steps: int = 0
+
+    @staticmethod
+    def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
+        """Before round 1: nothing has been fitted yet, and random directions do."""
+        d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
+        bits = BITS[switches.payload]
+        width = coordinates(16 * manifest.k, bits, switches.residuals, d)
+        coder = Coder(
+            nested(basis_DD, width),
+            DTYPES[manifest.replicas.wire],
+            None if bits == 16 else torch.full((width,), bits, device=basis_DD.device),
+            residuals=switches.residuals,
+        )
+        watched = switches.basis == "fitted" or switches.grassmann
+
+        def spectrum() -> Spectrum:
+            return Spectrum(torch.zeros(d if watched else 0, d if watched else 0, device=basis_DD.device))
+
+        spectra = [(spectrum(), spectrum()) for _ in range(boundaries)] if watched else []
+        return GroupBoundaries(manifest, switches, coder.basis_dk, [(coder, coder)] * boundaries, spectra, genesis_VD)
+
+    def boundaries(self, te_VD: Tensor | None, watched: bool = True) -> Boundaries:
+        """Those of an inner loop that starts from TE, or, if nothing is to be learnt from it, of an evaluation."""
+        assert te_VD is not None
+        anchor_VD = self._anchor(te_VD)
+        spectra = self.spectra if watched and self.spectra else [(None, None)] * len(self.coders)
+        made = [CodedBoundary(anchor_VD, *pair, *watch) for pair, watch in zip(self.coders, spectra, strict=True)]
+
+        def at(stage: int) -> Boundary:
+            return made[min(max(stage, 0), len(made) - 1)]
+
+        return at
+
+    def _anchor(self, te_VD: Tensor) -> Tensor:
+        if self.switches.anchor == "embedding":
+            return te_VD
+        return split(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of one boundary in one direction, without token ids."""
+        coder = self.coders[0][0]
+        if coder.bits_k is None:
+            bits = 8 * coder.dtype.itemsize * coder.basis_dk.shape[1]
+        else:
+            bits = SCALE_BITS + int(coder.bits_k.sum())
+        return (bits + coder.residuals * residual_bits(self.manifest.model.d)) / 8
+
+    def end_round(self, steps: int) -> None:
+        """After `steps` more inner steps: fit, if that is to be done."""
+        self.steps += steps
+        if self.switches.basis == "fitted":
+            self.coders = [self._fitted(*spectra) for spectra in self.spectra]
+        if self.switches.grassmann and self.steps >= self.switches.grassmann:
+            self.steps = 0
+            self.basis_dk.copy_(_towards_gradients(self.basis_dk, [back for _, back in self.spectra]))
+        if self.switches.basis == "fitted" or self.steps == 0:
+            for spectrum in (each for pair in self.spectra for each in pair):
+                spectrum.clear()
+
+    def _fitted(self, out: Spectrum, back: Spectrum) -> tuple[Coder, Coder]:
+        directions_DD, variance_D = out.directions()
+        own = self.switches.gradient_basis == "own"
+        back_DD, back_D = back.directions() if own else (directions_DD, back.variances(directions_DD))
+        return self._coder(directions_DD, variance_D), self._coder(back_DD, back_D)
+
+    def _coder(self, directions_DD: Tensor, variance_D: Tensor) -> Coder:
+        switches, budget = self.switches, 16 * self.manifest.k
+        dtype = DTYPES[self.manifest.replicas.wire]
+        bits_k: Tensor | None
+        if switches.payload == "allocated":
+            room = budget - SCALE_BITS - switches.residuals * residual_bits(self.manifest.model.d)
+            allocated_k = allocate(variance_D.cpu(), room)
+            width = int(allocated_k.nonzero().max()) + 1
+            bits_k = allocated_k[:width].to(directions_DD.device)
+        else:
+            bits = BITS[switches.payload]
+            width = coordinates(budget, bits, switches.residuals, self.manifest.model.d)
+            bits_k = None if bits == 16 else torch.full((width,), bits, device=directions_DD.device)
+        basis_Dk, variance_k = directions_DD[:, :width].contiguous(), variance_D[:width]
+        if bits_k is None:
+            return Coder(basis_Dk, dtype, residuals=switches.residuals)
+        told_k = variance_k >= NOISE * variance_D.max()
+        return Coder(basis_Dk, dtype, bits_k * told_k, variance_k.sqrt(), switches.residuals)
+
+
+def _towards_gradients(basis_dk: Tensor, spectra: list[Spectrum]) -> Tensor:
+    """One step on the Grassmann manifold that lowers Σ ‖G − G U Uᵀ‖² (Subspace Networks, arXiv 2506.01260).
+
+    The Euclidean gradient is −2 M U with the moment M = GᵀG; its tangent part is taken, at the length at which the
+    largest direction would turn by some 6°, and QR leads back.
+    """
+    moment_DD = torch.stack([each.moment_DD / max(1, each.count) for each in spectra]).mean(0)
+    tangent_dk = moment_DD @ basis_dk
+    tangent_dk = tangent_dk - basis_dk @ (basis_dk.T @ tangent_dk)
+    length = torch.linalg.matrix_norm(tangent_dk, 2).clamp_min(1e-30)
+    turned_dk, triangle_kk = torch.linalg.qr(basis_dk + 0.1 * tangent_dk / length)
+    upright_dk: Tensor = turned_dk * triangle_kk.diagonal().sign()
+    return upright_dk

@@ -1,0 +1,196 @@
+"""An experiment: a grid of runs, as a file that one can read and hand on.
+
+title = "…"                     # what is asked
+claim = "…"                     # what the paper says comes out
+seeds = [1, 2, 3]
+replicas = 8                    # M of every run; `mode` says which of them are groups of volunteers
+x = "replicas.compression"      # along which figures are drawn
+
+[base.model]                    # a manifest; and the switches of `peer/lab/switches.py` in [base.lab]
+preset = "512m"
+
+[[grid]]                        # every combination of the lists, for every seed
+mode = ["uniform", "heterogeneous"]
+"replicas.compression" = [8, 24]
+
+[scale.small]                   # `--scale small`: what is otherwise there
+replicas = 4
+base.model.preset = "nano"
+axes."replicas.compression" = [8]
+"""
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from peer.lab.switches import Switches, switches
+from protocol.errors import ManifestError
+from protocol.manifest import Manifest, Section, check
+
+Tables = dict[str, Any]
+Value = str | int | float | bool
+
+PAPER = "paper"
+"""The scale of an experiment's file itself."""
+
+MODES = ("baseline", "uniform", "heterogeneous")
+"""Compressed replicas: none, all, or `share` of them."""
+
+
+class Scale(Section):
+    """What another scale changes: `axes` replaces the values of a grid's axis wherever the grid has it."""
+
+    seeds: list[int] | None = None
+    replicas: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    base: Tables = Field(default_factory=dict)
+    axes: dict[str, list[Value]] = Field(default_factory=dict)
+
+
+class Experiment(Section):
+    """An experiment's file."""
+
+    title: str
+    claim: str = ""
+    seeds: list[int] = Field([1, 2, 3], min_length=1)
+    replicas: int = Field(8, ge=1, le=1024)
+    share: float = Field(0.5, gt=0, lt=1, description="of compressed replicas in a heterogeneous run")
+    steps: int | None = Field(
+        None, ge=1, description="inner steps of every run: outer.rounds is so many / inner.steps, and need not be given"
+    )
+    x: str | None = None
+    loss: Literal["replicas", "through", "plain"] = Field(
+        "replicas", description="which loss tables show: the mean over replicas, as the paper, or one of the two"
+    )
+    base: Tables
+    grid: list[dict[str, Value | list[Value]]] = Field(min_length=1)
+    scale: dict[str, Scale] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `axes` tell it from the others of its experiment, but for the seed."""
+
+    axes: dict[str, Value]
+    seed: int
+    manifest: Manifest
+    switches: Switches
+
+    @property
+    def id(self) -> str:
+        """Of what is computed alone: equal runs of two experiments are one."""
+        said = self.manifest.digest + self.switches.model_dump_json()
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return ", ".join([*(_said(key, value) for key, value in self.axes.items()), f"seed {self.seed}"])
+
+
+def load(path: Path, scale: str) -> Experiment:
+    """Read an experiment at a scale.
+
+    Raises:
+        ManifestError: the file cannot be read, a field of it is wrong, or it has no such scale; the message says which.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is not valid TOML: {error}") from None
+    try:
+        experiment = Experiment.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise ManifestError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return experiment if scale == PAPER else _scaled(experiment, scale, path)
+
+
+def _scaled(experiment: Experiment, scale: str, path: Path) -> Experiment:
+    if scale not in experiment.scale:
+        raise ManifestError(f"{path} has no scale {scale!r}; it has {', '.join([PAPER, *experiment.scale])}")
+    change = experiment.scale[scale]
+    return experiment.model_copy(
+        update={
+            "seeds": change.seeds or experiment.seeds,
+            "replicas": change.replicas or experiment.replicas,
+            "steps": change.steps or experiment.steps,
+            "base": _merged(experiment.base, change.base),
+            "grid": [
+                {key: change.axes.get(key, value) if isinstance(value, list) else value for key, value in block.items()}
+                for block in experiment.grid
+            ],
+        }
+    )
+
+
+def cases(experiment: Experiment) -> list[Case]:
+    """All runs, all of the first seed first.
+
+    Raises:
+        ManifestError: a combination is none that can be run; the message names it.
+    """
+    found: dict[tuple[str, int], Case] = {}
+    for seed in experiment.seeds:
+        for axes in _combinations(experiment):
+            case = _case(experiment, axes, seed)
+            found.setdefault((case.id, seed), case)
+    return list(found.values())
+
+
+def _combinations(experiment: Experiment) -> Iterator[dict[str, Value]]:
+    for block in experiment.grid:
+        lists = [values if isinstance(values, list) else [values] for values in block.values()]
+        for values in itertools.product(*lists):
+            yield dict(zip(block, values, strict=True))
+
+
+def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
+    tables: Tables = json.loads(json.dumps(experiment.base))
+    source = ", ".join(f"{key} = {value}" for key, value in axes.items())
+    for key, value in axes.items():
+        if key == "label":
+            continue
+        if key == "mode":
+            _set_mode(tables, experiment, str(value), source)
+            continue
+        table, _, name = key.partition(".")
+        if not name:
+            raise ManifestError(f"{source}: {key} is neither mode, nor label, nor table.field")
+        tables.setdefault(table, {})[name] = value
+    tables.setdefault("run", {})["seed"] = seed
+    lab = tables.pop("lab", {})
+    manifest = check(tables, source)
+    if experiment.steps is not None:
+        tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
+        manifest = check(tables, source)
+    return Case(dict(axes), seed, manifest, switches(lab, manifest, source))
+
+
+def _set_mode(tables: Tables, experiment: Experiment, mode: str, source: str) -> None:
+    if mode not in MODES:
+        raise ManifestError(f"{source}: mode is one of {', '.join(MODES)}")
+    groups = {"baseline": 0, "uniform": experiment.replicas}.get(mode, round(experiment.share * experiment.replicas))
+    tables.setdefault("replicas", {}).update(groups=groups, datacenters=experiment.replicas - groups)
+
+
+def _merged(base: Tables, change: Tables) -> Tables:
+    merged = dict(base)
+    for key, value in change.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _said(key: str, value: Value) -> str:
+    return str(value) if key in ("mode", "label") else f"{key.rpartition('.')[2]} {value}"

@@ -1,0 +1,118 @@
+"""A sweep's figures: loss along an axis, over tokens, and over bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peer.lab.experiment import Experiment
+from peer.lab.summary import Row
+
+COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d", "#a21caf", "#b45309", "#0e7490", "#be123c")
+MARKS = "osD^vPX*"
+
+
+def draw(experiment: Experiment, found: Sequence[Row], folder: Path) -> list[Path]:
+    """All figures that the rows have something for; the files."""
+    if not found:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    drawn = [_curves(found, folder / "curves.png")]
+    if experiment.x and any(experiment.x in row.axes for row in found):
+        drawn.append(_along(experiment.x, found, folder / f"by-{experiment.x.rpartition('.')[2]}.png"))
+    if len({row.boundary_bytes for row in found} - {0.0}) > 1 or any("lab.payload" in row.axes for row in found):
+        drawn.append(_frontier(found, "boundary_bytes", "bytes a token at a boundary", folder / "boundary-bytes.png"))
+    if max(row.outer_bytes for row in found) > 1.05 * min(row.outer_bytes for row in found):
+        drawn.append(
+            _frontier(found, "outer_bytes", "bytes a replica publishes in a round", folder / "outer-bytes.png")
+        )
+    return drawn
+
+
+def _curves(found: Sequence[Row], path: Path) -> Path:
+    figure, axes = _axes("tokens of all replicas, millions", "held-out loss, nats per token")
+    for i, row in enumerate(found):
+        tokens = [point[0] / 1e6 for point in row.curve]
+        means = [point[1].mean for point in row.curve]
+        spread = [point[1].deviation or 0.0 for point in row.curve]
+        axes.plot(tokens, means, color=_colour(i), linestyle=_style(i), label=row.name())
+        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(tokens, low, high, color=_colour(i), alpha=0.12, linewidth=0)
+    return _save(figure, axes, path)
+
+
+def _along(x: str, found: Sequence[Row], path: Path) -> Path:
+    figure, axes = _axes(x, "held-out loss, nats per token")
+    lines = list(dict.fromkeys(row.name(x) for row in found))
+    for i, line in enumerate(lines):
+        rows = [row for row in found if row.name(x) == line]
+        placed = [row for row in rows if x in row.axes]
+        if not placed:
+            axes.axhline(rows[0].loss.mean, color=_colour(i), linestyle="--", label=line)
+            continue
+        axes.errorbar(
+            [float(row.axes[x]) if not isinstance(row.axes[x], str) else row.axes[x] for row in placed],
+            [row.loss.mean for row in placed],
+            yerr=[row.loss.deviation or 0.0 for row in placed],
+            color=_colour(i),
+            marker=MARKS[i % len(MARKS)],
+            capsize=3,
+            label=line,
+        )
+    values = [row.axes[x] for row in found if x in row.axes]
+    if all(isinstance(value, int | float) and value > 0 for value in values):
+        axes.set_xscale("log")
+        axes.set_xticks(
+            sorted({float(value) for value in values}), [f"{v:g}" for v in sorted({float(v) for v in values})]
+        )
+        axes.minorticks_off()
+    return _save(figure, axes, path)
+
+
+def _frontier(found: Sequence[Row], what: str, label: str, path: Path) -> Path:
+    figure, axes = _axes(label, "loss above the first row's, nats per token")
+    for i, row in enumerate(found):
+        size = getattr(row, what)
+        if row.more is None or not size:
+            continue
+        axes.errorbar(
+            [size],
+            [row.more.mean],
+            yerr=[row.more.deviation or 0.0],
+            color=_colour(i),
+            marker=MARKS[i % len(MARKS)],
+            linestyle="none",
+            capsize=3,
+            label=row.name(),
+        )
+    axes.set_xscale("log")
+    axes.axhline(0.0, color="#94a3b8", linewidth=0.8)
+    return _save(figure, axes, path)
+
+
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, axes: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return path
+
+
+def _colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def _style(i: int) -> str:
+    return ("-", "--", ":", "-.")[i // len(COLOURS) % 4]

@@ -1,0 +1,198 @@
+"""How the replicas' work becomes one model: SparseLoCo as the swarm does it, and what it is compared with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peer.events import Listener, StepDone
+from peer.lab.bench import Bench, Grids
+from peer.lab.quantizers import INDICES, QUANTIZERS
+from peer.lab.replicas import LabReplica
+from peer.lab.switches import Switches
+from peer.model.embedding import FactoredEmbedding
+from peer.optim import inner
+from peer.optim.grid import to_float, to_int32, to_units
+from peer.optim.outer import OuterState
+from protocol.chunks import chunk_grid
+from protocol.contribution import HEADER, Contribution, SparseTensor
+from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
+from protocol.layout import EMBEDDING_TENSOR
+from protocol.manifest import Manifest
+
+
+class Method(Protocol):
+    """`sent_bytes`: what all replicas together have published so far."""
+
+    sent_bytes: int
+
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        """Train for a round and bring the lab's grids to its end; how many contributions each part got."""
+
+
+def method(manifest: Manifest, switches: Switches, run: RunId) -> Method:
+    """The one that the switches name."""
+    match switches.method:
+        case "sparseloco":
+            return SparseLoCo(manifest, switches, run)
+        case "diloco":
+            return DiLoCo(manifest, switches.momentum)
+        case "adamw":
+            return PerStep(manifest)
+
+
+@dataclass(slots=True)
+class SparseLoCo:
+    """HET, equations 1 and 2: top-k of the error feedback, quantized; the swarm's own code where the swarm has it."""
+
+    manifest: Manifest
+    switches: Switches
+    run: RunId
+    waiting: dict[int, dict[Part, list[Contribution]]] = field(default_factory=dict)
+    """Contributions that are not applied yet, by round, in the order of the replicas."""
+    sent_bytes: int = 0
+
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        sent: dict[Part, list[Contribution]] = {part: [] for part in bench.grids}
+        before = self.waiting.get(round - 1, {})
+        for replica in bench.replicas:
+            ahead = {part: replica.outer[part].with_own(each[replica.slot]) for part, each in before.items()}
+            bench.inner_loop(replica, round, ahead, emit)
+            for part, moved in bench.workshop.wholes[replica.kind].moved().items():
+                sent[part].append(self._contribute(replica, part, round, moved))
+        self.waiting[round] = sent
+        counts: dict[Part, int] = dict.fromkeys(bench.grids, 0)
+        for due in self.manifest.outer.applied(round):
+            for part, contributions in self.waiting.pop(due).items():
+                bench.replicas[0].outer[part].replace([], contributions)
+                counts[part] += len(contributions)
+        return counts
+
+    def _contribute(self, replica: LabReplica, part: Part, round: int, moved: Mapping[str, Tensor]) -> Contribution:
+        state, steps = replica.outer[part], self.manifest.inner.steps
+        if self.switches.values == "manifest" and self.switches.indices == "rice":
+            blob, sent = state.contribute(self.run, round, replica.id, steps, moved)
+            self.sent_bytes += len(blob)
+            return sent
+        state.absorb(moved)
+        self.sent_bytes += HEADER.size + len(replica.id)
+        sent = Contribution(self.run, ContributionName(part, round, replica.id), steps, self._quantized(state))
+        state.take_out(sent)
+        return sent
+
+    def _quantized(self, state: OuterState) -> dict[str, SparseTensor]:
+        outer = self.manifest.outer
+        quantizer = QUANTIZERS[outer.values if self.switches.values == "manifest" else self.switches.values]
+        kept = {}
+        for name, picked in state.pick().items():
+            grid = chunk_grid(tuple(state.error_feedback[name].shape), outer.chunk_side, outer.top_k)
+            self.sent_bytes += INDICES[self.switches.indices](picked.offsets, grid) + quantizer.size(grid.kept)
+            kept[name] = SparseTensor(picked.offsets, quantizer.apply(picked.values))
+        return kept
+
+
+@dataclass(slots=True)
+class DiLoCo:
+    """Dense pseudo-gradients and Nesterov momentum (arXiv 2311.08105): v ← μ v + Δ̄; θ ← θ − η (Δ̄ + μ v)."""
+
+    manifest: Manifest
+    momentum: float
+    velocity: Grids = field(default_factory=dict)
+    sent_bytes: int = 0
+
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        total: Grids = {}
+        for replica in bench.replicas:
+            bench.inner_loop(replica, round, {}, emit)
+            _add(total, bench.workshop.wholes[replica.kind].moved())
+        for part, tensors in total.items():
+            velocities = self.velocity.setdefault(
+                part, {name: torch.zeros_like(each) for name, each in tensors.items()}
+            )
+            for name, tensor in tensors.items():
+                mean = tensor / len(bench.replicas)
+                velocity = velocities[name].mul_(self.momentum).add_(mean)
+                step = self.manifest.outer.learning_rate * (mean + self.momentum * velocity)
+                grid = bench.grids[part][name]
+                grid.copy_(to_int32(grid.to(torch.int64) - to_units(step), name))
+                self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)
+        return dict.fromkeys(bench.grids, len(bench.replicas))
+
+
+@dataclass(slots=True)
+class PerStep:
+    """AdamW on the mean gradient of all replicas in every step: no inner loops (HET, Table 4).
+
+    The weights are kept in floats within a round's steps, and are one for all kinds of replicas; a compressed group's
+    gradient by TE is that by T_S, projected.
+    """
+
+    manifest: Manifest
+    weights: Grids = field(default_factory=dict)
+    optimizer: inner.AdamW | None = None
+    sent_bytes: int = 0
+
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        steps = self.manifest.inner.steps
+        if self.optimizer is None:
+            self.begin(bench)
+        assert self.optimizer is not None
+        for step in range(steps):
+            total: Grids = {}
+            for replica in bench.replicas:
+                loss = self._gradient(bench, replica, bench.batch(round, step, replica.slot), total)
+                emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
+            for parameter, gradient in zip(self.optimizer.parameters, _flat(total, self.weights), strict=True):
+                parameter.grad = gradient / len(bench.replicas)
+            factor = inner.clip_factor([inner.squared_norm(self.optimizer.parameters)], self.manifest.inner.clip)
+            self.optimizer.update(factor, inner.learning_rate(self.manifest, (round - 1) * steps + step))
+            self.sent_bytes += 4 * sum(each.numel() for each in self.optimizer.parameters) * len(bench.replicas)
+        for part, tensors in self.weights.items():
+            for name, tensor in tensors.items():
+                bench.grids[part][name].copy_(to_int32(to_units(tensor.detach().cpu()), name))
+        return dict.fromkeys(bench.grids, len(bench.replicas))
+
+    def begin(self, bench: Bench) -> None:
+        """Take the weights up from the grids."""
+        for part, grid in bench.grids.items():
+            self.weights[part] = {
+                name: torch.nn.Parameter(to_float(each).to(bench.workshop.device)) for name, each in grid.items()
+            }
+        self.optimizer = inner.AdamW(_flat(self.weights, self.weights), self.manifest.inner)  # type: ignore[arg-type]
+
+    def _gradient(self, bench: Bench, replica: LabReplica, batch_SM: Tensor, total: Grids) -> float:
+        """Add one replica's gradient to the total; its loss."""
+        whole = bench.workshop.wholes[replica.kind]
+        te_VD = self.weights[EMBEDDING][EMBEDDING_TENSOR].detach()
+        for stage in whole.stages:
+            own = {name: each.detach() for name, each in self.weights[stage_part(stage.index)].items()}
+            stage.start_from(own, te_VD, te_VD)
+        with bench.workshop.computing():
+            loss = whole.gradients(batch_SM)
+        for stage in whole.stages:
+            gradients: Grids = {
+                stage_part(stage.index): {n: p.grad for n, p in stage.stage.named_parameters() if p.grad is not None}
+            }
+            if stage.embedding is not None:
+                (table,) = stage.embedding.parameters()
+                assert table.grad is not None
+                dense = table.grad
+                if isinstance(stage.embedding, FactoredEmbedding):
+                    dense = dense @ stage.embedding.basis_dk.T
+                gradients[EMBEDDING] = {EMBEDDING_TENSOR: dense}
+            _add(total, gradients)
+            stage.abandon()
+        return loss
+
+
+def _add(total: Grids, more: Mapping[Part, Mapping[str, Tensor]]) -> None:
+    for part, tensors in more.items():
+        into = total.setdefault(part, {})
+        for name, tensor in tensors.items():
+            into[name] = into[name] + tensor if name in into else tensor.clone()
+
+
+def _flat(tensors: Grids, order: Grids) -> list[Tensor]:
+    return [tensors[part][name] for part, names in order.items() for name in names]

@@ -1,0 +1,101 @@
+"""What is kept of a run that has ended: one line of `results.jsonl`."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.lab.experiment import Case, Value
+from protocol.errors import FormatError, ResourceError
+
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """After a round: tokens of all replicas so far, and both losses in nats per token."""
+
+    tokens: int
+    through: float
+    plain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run. `groups` of `replicas` are compressed; bytes are those of one boundary, direction and token, and of what
+    one replica publishes in a round. `peak` is the share of what this machine multiplies at best."""
+
+    id: str
+    axes: dict[str, Value]
+    seed: int
+    replicas: int
+    groups: int
+    curve: list[Point]
+    boundary_bytes: float
+    outer_bytes: float
+    seconds: float
+    tokens_per_second: float
+    peak: float | None
+    manifest: dict[str, Any]
+    switches: dict[str, Any]
+
+    def loss(self, which: str) -> float:
+        """At the end: `through` the boundaries, `plain`, or of `replicas`: the mean over all, each as it runs."""
+        return loss_of(self.curve[-1], which, self.groups / self.replicas)
+
+    def line(self) -> str:
+        """As a line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+
+def loss_of(point: Point, which: str, share: float) -> float:
+    """One of the losses at a point; `share` of the replicas are compressed."""
+    match which:
+        case "through":
+            return point.through
+        case "plain":
+            return point.plain
+        case _:
+            return share * point.through + (1 - share) * point.plain
+
+
+def append(folder: Path, record: Record) -> None:
+    """Add a run that has ended.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    try:
+        with (folder / RESULTS).open("a", encoding="utf-8") as file:
+            file.write(record.line() + "\n")
+    except OSError as error:
+        raise ResourceError(f"cannot write {folder / RESULTS}: {error.strerror}") from None
+
+
+def read(folder: Path) -> list[Record]:
+    """All runs that have ended. A last line that was cut short does not count.
+
+    Raises:
+        FormatError: another line is none that `append` wrote.
+    """
+    path = folder / RESULTS
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, 1)]
+
+
+def of(cases: Iterable[Case], records: Iterable[Record]) -> dict[str, Record]:
+    """The records of these cases by case id, with their axes: another experiment may have run them."""
+    by_id = {record.id: record for record in records}
+    return {case.id: by_id[case.id] for case in cases if case.id in by_id}
+
+
+def _parse(line: str, where: str) -> Record:
+    try:
+        fields = json.loads(line)
+        return Record(**fields | {"curve": [Point(**point) for point in fields["curve"]]})
+    except (ValueError, TypeError, KeyError):
+        raise FormatError(f"{where}: not a run's record") from None

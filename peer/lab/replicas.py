@@ -1,0 +1,139 @@
+"""The lab's replicas. Those of one kind take turns with one set of weights: each inner loop starts from θ anyway.
+
+A replica's own are AdamW's moments and the error feedback.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import base58
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from peer.compute.design import Design, Kind
+from peer.compute.replica import WholeReplica
+from peer.lab.boundaries import GroupBoundaries
+from peer.lab.constraints import SubspaceTable, after_step, optimizer
+from peer.lab.switches import Switches
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
+from peer.optim.inner import AdamW
+from peer.optim.outer import OuterState
+from protocol.identity import Part, PeerId
+from protocol.manifest import Manifest
+
+MATH_ATTENTION_CONTEXT = 512
+"""On the CPU, attention of shorter sequences is faster as plain matrix products: half of its time backward."""
+
+
+@dataclass(slots=True)
+class LabReplica:
+    """One replica: its slot, AdamW's state by stage, and its error feedback by part (in `outer`)."""
+
+    id: PeerId
+    slot: int
+    kind: Kind
+    optimizers: list[AdamW]
+    outer: dict[Part, OuterState]
+
+
+@dataclass(slots=True)
+class Workshop:
+    """One set of weights for each kind of replica."""
+
+    manifest: Manifest
+    switches: Switches
+    device: torch.device
+    wholes: dict[Kind, WholeReplica]
+    group: GroupBoundaries | None
+
+    @staticmethod
+    def open(
+        manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor, device: torch.device
+    ) -> "Workshop":
+        """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1."""
+        own, group = None, None
+        if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
+            group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
+            own = group_design(manifest, switches, group)
+        kinds: list[Kind] = []
+        if manifest.replicas.groups:
+            kinds.append("group")
+        if manifest.replicas.datacenters:
+            kinds.append("datacenter")
+        wholes = {
+            kind: WholeReplica(manifest, kind, basis_DD, device, own if kind == "group" else None) for kind in kinds
+        }
+        return Workshop(manifest, switches, device, wholes, group)
+
+    @property
+    def through(self) -> Design | None:
+        """The design that a group is evaluated with, if it is not the protocol's."""
+        group = self.group
+        if group is None:
+            return None
+        own = group_design(self.manifest, self.switches, group)
+        return replace(own, boundaries=lambda te_VD: group.boundaries(te_VD, watched=False))
+
+    def replica(self, slot: int, grids: dict[Part, dict[str, Tensor]]) -> LabReplica:
+        """Groups have the first slots, datacenters the last, as in a swarm. All share the grids of θ."""
+        kind: Kind = "group" if slot < self.manifest.replicas.groups else "datacenter"
+        name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
+        optimizers = [optimizer(stage, self.switches) for stage in self.wholes[kind].stages]
+        outer = {
+            part: OuterState(
+                self.manifest, part, {}, grid, {name: torch.zeros_like(each) for name, each in grid.items()}
+            )
+            for part, grid in grids.items()
+        }
+        return LabReplica(name, slot, kind, optimizers, outer)
+
+    def seat(self, replica: LabReplica) -> WholeReplica:
+        """The weights of its kind, with its own optimizers."""
+        whole = self.wholes[replica.kind]
+        for stage, own in zip(whole.stages, replica.optimizers, strict=True):
+            stage.optimizer = own
+        return whole
+
+    def inner_step(self, replica: LabReplica, batch_SM: Tensor, step: int) -> float:
+        """One inner step of who is seated; its loss."""
+        whole = self.wholes[replica.kind]
+        with self.computing():
+            loss = whole.inner_step(batch_SM, step)
+        if replica.kind == "group" and self.group is not None:
+            after_step(whole, self.switches, self.group.basis_dk)
+        return loss
+
+    def compile(self) -> None:
+        """Let torch compile every layer: minutes at first, and worth it for hours on a GPU. Changes the last bits."""
+        for whole in self.wholes.values():
+            for stage in whole.stages:
+                stage.stage.compile_layers()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Number format and attention as the switches and this machine have it."""
+        if self.switches.precision == "fp32":
+            yield
+            return
+        short = self.device.type == "cpu" and self.manifest.model.context < MATH_ATTENTION_CONTEXT
+        kernels = (
+            [SDPBackend.MATH]
+            if short
+            else [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        )
+        with torch.autocast(self.device.type, torch.bfloat16), sdpa_kernel(kernels):
+            yield
+
+
+def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
+    """A group's token embedding and boundaries under these switches."""
+    vocabulary, basis_dk = manifest.model.vocabulary, group.basis_dk
+
+    def embedding() -> Embedding:
+        if switches.anchor == "embedding":
+            return DenseEmbedding(vocabulary, manifest.model.d).to(basis_dk.device)
+        return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
+
+    return Design(embedding, group.boundaries, True, None if switches.anchor == "embedding" else basis_dk)

@@ -1,0 +1,101 @@
+"""What many runs say together: mean and spread over seeds, and differences seed by seed."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peer.lab.experiment import Case, Experiment, Value
+from peer.lab.record import Record, loss_of
+
+Key = tuple[tuple[str, Value], ...]
+"""The axes of a run, without its seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation (n − 1) over seeds; the deviation of one value is not known."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @staticmethod
+    def over(values: Sequence[float]) -> "Spread":
+        """Of at least one value."""
+        mean = math.fsum(values) / len(values)
+        if len(values) == 1:
+            return Spread(mean, None, 1)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        return Spread(mean, math.sqrt(variance), len(values))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if self.deviation is None else f"{self.mean:.3f} ± {self.deviation:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination of axes over its seeds. `more` is how much higher its loss is than the first row's, of the same
+    seed; None for the first row."""
+
+    axes: dict[str, Value]
+    loss: Spread
+    more: Spread | None
+    through: Spread
+    plain: Spread
+    boundary_bytes: float
+    outer_bytes: float
+    tokens: int
+    tokens_per_second: float
+    peak: float | None
+    curve: list[tuple[int, Spread]]
+
+    def name(self, without: str | None = None) -> str:
+        """Of a row, or of a line of a figure along the axis `without`."""
+        said = []
+        for key, value in self.axes.items():
+            if key != without:
+                said.append(str(value) if key in ("mode", "label") else f"{key.rpartition('.')[2]} {value}")
+        return ", ".join(said)
+
+
+def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Record]) -> list[Row]:
+    """One row for each combination that has a record, in the experiment's order. `records` are by case id."""
+    found: dict[Key, dict[int, Record]] = defaultdict(dict)
+    for case in cases:
+        if case.id in records:
+            found[tuple(case.axes.items())][case.seed] = records[case.id]
+    first = next(iter(found.values()), {})
+    return [
+        _row(
+            dict(key),
+            list(of_seed.values()),
+            None if of_seed is first else _paired(of_seed, first, experiment.loss),
+            experiment.loss,
+        )
+        for key, of_seed in found.items()
+    ]
+
+
+def _paired(these: Mapping[int, Record], first: Mapping[int, Record], which: str) -> Spread | None:
+    differences = [record.loss(which) - first[seed].loss(which) for seed, record in these.items() if seed in first]
+    return Spread.over(differences) if differences else None
+
+
+def _row(axes: dict[str, Value], records: Sequence[Record], more: Spread | None, which: str) -> Row:
+    share = records[0].groups / records[0].replicas
+    points = zip(*(record.curve for record in records), strict=True)
+    peaks = [record.peak for record in records if record.peak is not None]
+    return Row(
+        axes=axes,
+        loss=Spread.over([record.loss(which) for record in records]),
+        more=more,
+        through=Spread.over([record.loss("through") for record in records]),
+        plain=Spread.over([record.loss("plain") for record in records]),
+        boundary_bytes=records[0].boundary_bytes,
+        outer_bytes=math.fsum(record.outer_bytes for record in records) / len(records),
+        tokens=records[0].curve[-1].tokens,
+        tokens_per_second=math.fsum(record.tokens_per_second for record in records) / len(records),
+        peak=math.fsum(peaks) / len(peaks) if peaks else None,
+        curve=[(each[0].tokens, Spread.over([loss_of(point, which, share) for point in each])) for each in points],
+    )

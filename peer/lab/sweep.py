@@ -1,0 +1,126 @@
+"""All runs of an experiment, in processes side by side, each once: what has ended is not run again."""
+
+import json
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from peer.lab.experiment import Case
+from peer.lab.record import append, of, read
+from peer.lab.worker import Ended, Message, Setting, work
+from protocol.atomic import write_atomically
+from protocol.errors import ManifestError
+
+SWEEP = "sweep.json"
+
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+"""So that glibc keeps what torch frees: a quarter of a small model's step would go into fresh pages from the kernel."""
+
+Hear = Callable[[Message], object]
+
+
+@dataclass(slots=True)
+class Running:
+    """A process and the run in it."""
+
+    case: Case
+    process: SpawnProcess
+    messages: Connection
+    ended: Ended | None = None
+
+
+def begin(folder: Path, described: dict[str, Any]) -> None:
+    """Make the folder, or take it up again if it is of the same experiment, scale and text.
+
+    Raises:
+        ManifestError: it is of another one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SWEEP
+    if path.exists():
+        before = json.loads(path.read_text())
+        for key in ("title", "scale", "data"):
+            if before.get(key) != described.get(key):
+                raise ManifestError(
+                    f"{folder} has results of {key} = {before.get(key)!r}, not {described.get(key)!r}: "
+                    "give another folder with --out"
+                )
+    write_atomically(path, (json.dumps(described, indent=2) + "\n").encode())
+
+
+def missing(folder: Path, cases: Sequence[Case]) -> list[Case]:
+    """The cases that have no record yet."""
+    done = of(cases, read(folder))
+    return [case for case in cases if case.id not in done]
+
+
+def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> list[str]:
+    """Run all cases, `jobs` at once. What went wrong, a sentence for each case that has no record now.
+
+    An interrupt ends the processes; what they had saved is there the next time.
+    """
+    waiting, running, failures = deque(cases), list[Running](), list[str]()
+    with _environment(), _ending(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start(waiting.popleft(), setting))
+            for messages in wait([each.messages for each in running]):
+                one = next(each for each in running if each.messages is messages)
+                try:
+                    message: Message = one.messages.recv()
+                except EOFError:
+                    running.remove(one)
+                    failures += _failure(one)
+                    continue
+                hear(message)
+                if isinstance(message, Ended):
+                    one.ended = message
+                    if message.record is not None:
+                        append(setting.folder, message.record)
+    return failures
+
+
+def _start(case: Case, setting: Setting) -> Running:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(case, setting, theirs), daemon=True)
+    process.start()
+    theirs.close()  # so that its end is the pipe's end
+    return Running(case, process, ours)
+
+
+def _failure(one: Running) -> list[str]:
+    one.process.join()
+    if one.ended is None:
+        return [f"{one.case.name}: its process ended with exit code {one.process.exitcode}"]
+    return [f"{one.case.name}: {one.ended.failure}"] if one.ended.record is None else []
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """For the processes that are started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in MEMORY.items() if name not in before})
+    try:
+        yield
+    finally:
+        for name in MEMORY.keys() - before.keys():
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _ending(running: Sequence[Running]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for each in running:
+            each.process.terminate()
+        for each in running:
+            each.process.join()

@@ -1,0 +1,109 @@
+"""What the lab can do otherwise than the swarm: the paper's ablations, its baselines, and what goes beyond it.
+
+A run of the lab is a manifest and these switches. Every default is what the swarm does; a switch the swarm knows too
+(`outer.aggregate`, `outer.values`, `outer.overlap`, `replicas.wire` …) is in the manifest and not here.
+"""
+
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from peer.lab.coding import BITS, coordinates
+from protocol.errors import ManifestError
+from protocol.manifest import Manifest, Section
+
+NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
+"""Switches that change nothing in how a compressed group is built."""
+
+
+class Switches(Section):
+    """The table `lab` of an experiment."""
+
+    method: Literal["sparseloco", "diloco", "adamw"] = Field(
+        "sparseloco", description="diloco: dense pseudo-gradients, Nesterov; adamw: gradients averaged in every step"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of DiLoCo's Nesterov")
+    values: Literal["manifest", "exact", "sign", "statistical"] = Field(
+        "manifest", description="quantizer of contributions; manifest: outer.values"
+    )
+    indices: Literal["rice", "plain", "bound"] = Field("rice", description="how the bytes of offsets are counted")
+    adaptation: bool = Field(True, description="split TE again after each round (HET, equations 3 and 4)")
+    embedding: Literal["factor", "project", "drift"] = Field(
+        "factor",
+        description="T_S as Z Uᵀ; or dense, projected after each inner step; or dense and free until the round's end",
+    )
+    weight_projection: bool = Field(False, description="W ← U UᵀW of what writes into the residual stream")
+    second_moment: Literal["elements", "columns"] = Field(
+        "elements", description="columns: AdamW's v is one number for a column of such a W (Subspace Networks)"
+    )
+    grassmann: int = Field(0, ge=0, description="inner steps between two updates of U towards the gradients; 0: never")
+    anchor: Literal["complement", "embedding"] = Field(
+        "complement", description="what boundaries take off: T⊥[x], or all of TE[x], which is then trained densely"
+    )
+    basis: Literal["random", "fitted"] = Field(
+        "random", description="fitted: principal directions of what crossed each boundary in the round before"
+    )
+    gradient_basis: Literal["same", "own"] = Field(
+        "same", description="own: gradients are told in their own fitted basis"
+    )
+    payload: Literal["wire", "8bit", "4bit", "2bit", "allocated"] = Field(
+        "wire", description="number format of coordinates; allocated: bits go where the variance is"
+    )
+    residuals: int = Field(0, ge=0, le=4096, description="entries of X − X̂ sent with each token")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
+
+    @model_validator(mode="after")
+    def fit_together(self) -> "Switches":
+        free = self.anchor == "embedding"
+        rules = {
+            "basis = fitted needs anchor = embedding: T_S lies in Col(U) alone": self.basis == "fitted" and not free,
+            "anchor = embedding has no T_S: leave embedding and adaptation alone": free
+            and (self.embedding != "factor" or not self.adaptation),
+            "payload = allocated needs basis = fitted: it goes by the variances": self.payload == "allocated"
+            and self.basis != "fitted",
+            "gradient_basis = own needs basis = fitted": self.gradient_basis == "own" and self.basis != "fitted",
+            "weight_projection is onto Col(U), which anchor = embedding does not use": self.weight_projection and free,
+            "grassmann moves the random basis": bool(self.grassmann) and (free or self.basis != "random"),
+            "method = adamw has no inner loop for these": self.method == "adamw"
+            and (
+                self.embedding != "factor"
+                or not self.adaptation
+                or self.weight_projection
+                or self.grassmann > 0
+                or self.second_moment != "elements"
+                or free
+            ),
+            "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
+        }
+        for rule, broken in rules.items():
+            if broken:
+                raise ValueError(rule)
+        return self
+
+    @property
+    def without_groups(self) -> "Switches":
+        """What is left of them in a run that has no compressed group."""
+        return Switches.model_validate(self.model_dump(include=NOT_OF_GROUPS))
+
+
+def switches(table: dict[str, object], manifest: Manifest, source: str) -> Switches:
+    """The table `lab`, checked by itself and against the manifest; without what nobody in this run would hear.
+
+    Raises:
+        ManifestError: a switch is unknown or wrong, or does not go with the manifest.
+    """
+    try:
+        found = Switches.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["lab", *map(str, first["loc"])])
+        raise ManifestError(f"{source}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    if manifest.outer.overlap and found.method != "sparseloco":
+        raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
+    if not (manifest.replicas.groups and manifest.compressed):
+        return found.without_groups
+    try:
+        coordinates(16 * manifest.k, BITS[found.payload], found.residuals, manifest.model.d)
+    except ValueError as error:
+        raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
+    return found

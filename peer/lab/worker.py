@@ -1,0 +1,161 @@
+"""One run of a sweep, in a process of its own."""
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.events import Evaluated, Event, RoundDone
+from peer.lab.experiment import Case
+from peer.lab.record import Point, Record
+from peer.lab.run import Lab
+from peer.lab.state import load_lab, save_lab
+from peer.lab.throughput import operations_per_token, peak_operations
+from protocol.errors import HetpeerError
+from protocol.manifest import Manifest, check
+from protocol.run_files import Descriptor
+
+STATE = "state.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run goes on after this many rounds."""
+
+    case: str
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A run has ended a round."""
+
+    case: str
+    done: int
+    loss: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run is over: its record, or why there is none."""
+
+    case: str
+    record: Record | None
+    failure: str = ""
+
+
+Message = Started | Advanced | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is the same for all runs of a sweep on this machine. `files` are by the digest of what `run_files` says."""
+
+    folder: Path
+    files: Mapping[str, Descriptor]
+    device: str
+    threads: int
+    save_seconds: float
+
+
+def run_files(manifest: Manifest) -> Manifest:
+    """The manifest of the files that a run needs: equal for all runs of one model, seed and share of held-out text.
+
+    The width of the basis is the model's, and the number of stages says how the weights are cut into files.
+    """
+    return check(
+        {
+            "run": manifest.run.model_dump(),
+            "model": manifest.model.model_dump(),
+            "replicas": {"stages": manifest.replicas.stages, "compression": 1},
+            "evaluation": {"held_out": manifest.evaluation.held_out},
+        }
+    )
+
+
+def files_folder(folder: Path, manifest: Manifest) -> Path:
+    """Where those files are."""
+    return folder / "files" / run_files(manifest).digest[:16]
+
+
+def work(case: Case, setting: Setting, messages: Connection) -> None:
+    """Run a case from where it was left to its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep itself ends its processes
+    try:
+        messages.send(Ended(case.id, _run(case, setting, messages)))
+    except HetpeerError as error:
+        messages.send(Ended(case.id, None, str(error)))
+
+
+def _run(case: Case, setting: Setting, messages: Connection) -> Record:
+    torch.set_num_threads(setting.threads)
+    manifest, device = case.manifest, torch.device(setting.device)
+    descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
+    files = files_folder(setting.folder, manifest)
+    lab = Lab.open(descriptor, files, device, case.switches, compiled=device.type == "cuda")
+    path = setting.folder / "runs" / case.id / STATE
+    told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
+    curve = [Point(**point) for point in told["curve"]]
+    messages.send(Started(case.id, lab.done))
+    started = saved = time.monotonic()
+    rates: list[float] = []
+
+    def seconds() -> float:
+        return float(told["seconds"]) + time.monotonic() - started
+
+    def hear(event: Event) -> None:
+        match event:
+            case RoundDone():
+                rates.append(event.tokens / event.seconds)
+            case Evaluated():
+                tokens = event.round * manifest.tokens_per_step * manifest.inner.steps * manifest.replicas.total
+                curve.append(Point(tokens, event.loss, event.loss_plain))
+                messages.send(Advanced(case.id, event.round, event.loss_plain, rates[-1]))
+            case _:
+                pass
+
+    for round in range(lab.done + 1, manifest.outer.rounds + 1):
+        lab.round(round, hear)
+        if time.monotonic() - saved >= setting.save_seconds and round < manifest.outer.rounds:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_lab(lab, path, {"curve": [asdict(point) for point in curve], "seconds": seconds()})
+            saved = time.monotonic()
+    speed = curve[-1].tokens / seconds()
+    record = Record(
+        id=case.id,
+        axes=case.axes,
+        seed=case.seed,
+        replicas=manifest.replicas.total,
+        groups=manifest.replicas.groups,
+        curve=curve,
+        boundary_bytes=boundary_bytes(lab),
+        outer_bytes=lab.method.sent_bytes / manifest.outer.rounds / manifest.replicas.total,
+        seconds=seconds(),
+        tokens_per_second=speed,
+        peak=speed * operations_per_token(manifest) / peak_operations(device, dtype_of(case)),
+        manifest=manifest.model_dump(mode="json"),
+        switches=case.switches.model_dump(mode="json"),
+    )
+    path.unlink(missing_ok=True)
+    return record
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """What matrices are multiplied in."""
+    return torch.bfloat16 if case.switches.precision == "bf16" else torch.float32
+
+
+def boundary_bytes(lab: Lab) -> float:
+    """Of a compressed group's boundary, a token and direction; 0 without groups."""
+    replicas = lab.bench.manifest.replicas
+    if not replicas.groups:
+        return 0.0
+    if lab.bench.workshop.group is not None:
+        return lab.bench.workshop.group.bytes_per_token
+    return lab.bench.manifest.k * {"bf16": 2.0, "fp32": 4.0}[replicas.wire]

@@ -1,0 +1,149 @@
+"""Experiments as files: what grid they say, at which scale, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+
+from peer.lab.experiment import PAPER, Case, cases, load
+from protocol.errors import ManifestError
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*/*.toml"))
+EXPERIMENTS = [path for path in EXAMPLES if path.name != "run.toml"]
+
+TEXT = """
+title = "Does it matter?"
+seeds = [1, 2]
+replicas = 4
+x = "replicas.compression"
+
+[base.model]
+preset = "nano"
+
+[base.outer]
+rounds = 7
+
+[[grid]]
+mode = "baseline"
+
+[[grid]]
+mode = ["uniform", "heterogeneous"]
+"replicas.compression" = [8, 16]
+"lab.values" = "sign"
+
+[scale.small]
+seeds = [5]
+replicas = 2
+
+[scale.small.base.model]
+layers = 2
+
+[scale.small.axes]
+"replicas.compression" = [4]
+"""
+
+
+def written(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "experiment.toml"
+    path.write_text(text)
+    return path
+
+
+def found(folder: Path, scale: str = PAPER, text: str = TEXT) -> list[Case]:
+    return cases(load(written(folder, text), scale))
+
+
+def test_a_grid_is_every_combination_for_every_seed_all_of_one_seed_first(tmp_path: Path):
+    all_cases = found(tmp_path)
+    assert [case.seed for case in all_cases] == [1] * 5 + [2] * 5
+    assert [case.axes for case in all_cases[:5]] == [
+        {"mode": "baseline"},
+        {"mode": "uniform", "replicas.compression": 8, "lab.values": "sign"},
+        {"mode": "uniform", "replicas.compression": 16, "lab.values": "sign"},
+        {"mode": "heterogeneous", "replicas.compression": 8, "lab.values": "sign"},
+        {"mode": "heterogeneous", "replicas.compression": 16, "lab.values": "sign"},
+    ]
+
+
+def test_a_mode_says_which_replicas_are_groups_of_volunteers(tmp_path: Path):
+    by_mode = {case.axes["mode"]: case.manifest.replicas for case in found(tmp_path)}
+    assert {mode: (each.groups, each.datacenters) for mode, each in by_mode.items()} == {
+        "baseline": (0, 4),
+        "uniform": (4, 0),
+        "heterogeneous": (2, 2),
+    }
+
+
+def test_axes_reach_the_manifest_and_the_switches(tmp_path: Path):
+    case = found(tmp_path)[2]
+    assert (case.manifest.replicas.compression, case.manifest.run.seed) == (16, 1)
+    assert (case.switches.values, case.manifest.outer.rounds) == ("sign", 7)
+    assert case.name == "uniform, compression 16, values sign, seed 1"
+
+
+def test_a_scale_replaces_seeds_replicas_tables_and_the_lists_of_axes(tmp_path: Path):
+    small = found(tmp_path, "small")
+    assert [(case.seed, case.axes.get("replicas.compression")) for case in small] == [(5, None), (5, 4), (5, 4)]
+    assert {case.manifest.replicas.total for case in small} == {2}
+    assert {(case.manifest.model.layers, case.manifest.model.d) for case in small} == {(2, 128)}
+
+
+def test_the_number_of_inner_steps_may_be_given_for_all_instead_of_rounds(tmp_path: Path):
+    text = TEXT.replace("replicas = 4", "replicas = 4\nsteps = 120").replace(
+        '"lab.values" = "sign"', '"inner.steps" = [10, 40]'
+    )
+    assert {(case.manifest.inner.steps, case.manifest.outer.rounds) for case in found(tmp_path, text=text)} == {
+        (50, 2),
+        (10, 12),
+        (40, 3),
+    }
+
+
+def test_what_is_computed_names_a_run_and_not_how_it_is_called(tmp_path: Path):
+    plain = found(tmp_path)
+    labelled = found(tmp_path, text=TEXT.replace('mode = "baseline"', 'label = "nobody compressed"\nmode = "baseline"'))
+    assert [case.id for case in plain] == [case.id for case in labelled]
+    assert len({case.id for case in plain}) == len(plain)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('mode = "baseline"', 'mode = "homogeneous"', "mode is one of baseline, uniform, heterogeneous"),
+        ('"lab.values" = "sign"', '"lab.value" = "sign"', "lab.value"),
+        ('"lab.values" = "sign"', '"values" = "sign"', "values is neither mode, nor label, nor table.field"),
+        ("[8, 16]", "[8, 7]", "compression = 7 must divide"),
+        ("rounds = 7", "round = 7", "outer.round"),
+        ("title = ", "titel = ", "title"),
+        ("seeds = [1, 2]", "seeds = []", "seeds"),
+        ("seeds = [1, 2]", "seeds = [1, 2", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, says: str):
+    with pytest.raises(ManifestError, match=says):
+        found(tmp_path, text=TEXT.replace(old, new))
+
+
+def test_a_scale_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path):
+    with pytest.raises(ManifestError, match="no scale 'large'; it has paper, small"):
+        load(written(tmp_path), "large")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_example_can_be_run_at_both_scales(path: Path):
+    for scale in (PAPER, "small"):
+        experiment = load(path, scale)
+        asked = cases(experiment)
+        assert len(experiment.seeds) >= 3
+        assert len({(case.id, case.seed) for case in asked}) == len(asked) >= 6
+    hours = sum(_tokens(case) for case in asked) / SMALL_TOKENS_PER_HOUR
+    assert hours < 2.5
+
+
+SMALL_TOKENS_PER_HOUR = 60e6
+"""Of the `mini` model on two cores; only to keep the examples honest about "about an hour"."""
+
+
+def _tokens(case: Case) -> int:
+    manifest = case.manifest
+    return manifest.tokens_per_step * manifest.inner.steps * manifest.outer.rounds * manifest.replicas.total

@@ -1,0 +1,118 @@
+"""What many runs say together: records on disk, means and spreads, tables and figures."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.lab.experiment import Case, Experiment, cases
+from peer.lab.record import RESULTS, Point, Record, append, of, read
+from peer.lab.report import write_report
+from peer.lab.summary import Spread, rows
+from protocol.errors import FormatError
+
+EXPERIMENT = Experiment.model_validate(
+    {
+        "title": "Two ways",
+        "claim": "One is better.",
+        "seeds": [1, 2],
+        "replicas": 4,
+        "x": "replicas.compression",
+        "base": {"model": {"preset": "nano"}},
+        "grid": [{"mode": "baseline"}, {"mode": ["heterogeneous"], "replicas.compression": [8, 16]}],
+    }
+)
+CASES = cases(EXPERIMENT)
+
+
+def record(case: Case, through: float, plain: float) -> Record:
+    replicas = case.manifest.replicas
+    return Record(
+        id=case.id,
+        axes=case.axes,
+        seed=case.seed,
+        replicas=replicas.total,
+        groups=replicas.groups,
+        curve=[Point(1000, through + 1, plain + 1), Point(2000, through, plain)],
+        boundary_bytes=2.0 * case.manifest.k if replicas.groups else 0.0,
+        outer_bytes=5000.0,
+        seconds=2.0,
+        tokens_per_second=1000.0,
+        peak=0.25,
+        manifest=case.manifest.model_dump(mode="json"),
+        switches=case.switches.model_dump(mode="json"),
+    )
+
+
+def all_records() -> list[Record]:
+    """Seed 2 is harder than seed 1 by one nat for everybody; compression costs a tenth, then two."""
+    cost = {None: 0.0, 8: 0.1, 16: 0.2}
+    made = []
+    for case in CASES:
+        plain = 3.0 + case.seed
+        made.append(record(case, plain + 2 * cost[case.axes.get("replicas.compression")], plain))
+    return made
+
+
+def test_what_is_appended_is_read_again(tmp_path: Path):
+    for each in all_records():
+        append(tmp_path, each)
+    assert read(tmp_path) == all_records()
+
+
+def test_a_line_that_was_cut_short_does_not_count_and_another_broken_one_is_an_error(tmp_path: Path):
+    append(tmp_path, all_records()[0])
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write('{"id": "half')
+    assert len(read(tmp_path)) == 1
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write(" a line\n")
+    with pytest.raises(FormatError, match="line 2"):
+        read(tmp_path)
+
+
+def test_the_loss_of_the_replicas_is_the_mean_over_all_each_as_it_runs():
+    mixed = record(CASES[1], through=4.0, plain=3.0)
+    assert (mixed.groups, mixed.replicas) == (2, 4)
+    assert mixed.loss("replicas") == pytest.approx(3.5)
+    assert (mixed.loss("through"), mixed.loss("plain")) == (4.0, 3.0)
+
+
+def test_a_spread_is_the_mean_and_the_deviation_of_a_sample():
+    assert Spread.over([1.0, 2.0, 4.0]) == Spread(7 / 3, pytest.approx(math.sqrt(7 / 3)), 3)
+    assert str(Spread.over([1.0])) == "1.000"
+
+
+def test_differences_are_taken_seed_by_seed_so_that_hard_seeds_do_not_blur_them():
+    first, *others = rows(EXPERIMENT, CASES, of(CASES, all_records()))
+    assert first.more is None
+    assert first.loss.deviation == pytest.approx(math.sqrt(0.5))
+    assert [each.more for each in others] == [
+        Spread(pytest.approx(0.1), pytest.approx(0.0, abs=1e-12), 2),
+        Spread(pytest.approx(0.2), pytest.approx(0.0, abs=1e-12), 2),
+    ]
+
+
+def test_records_of_another_experiment_do_not_count():
+    strangers = [replace(each, id="other") for each in all_records()]
+    assert rows(EXPERIMENT, CASES, of(CASES, strangers)) == []
+
+
+def test_the_report_has_a_table_along_the_axis_and_its_figures(tmp_path: Path):
+    for each in all_records():
+        append(tmp_path, each)
+    written = write_report(EXPERIMENT, CASES, tmp_path)
+    assert [path.name for path in written] == ["results.md", "curves.png", "by-compression.png", "boundary-bytes.png"]
+    assert all(path.stat().st_size > 500 for path in written)
+    text = written[0].read_text()
+    assert "6 of 6 runs, seeds 1, 2" in text
+    assert "The claim: One is better." in text
+    assert "| compression | 8 | 16 |" in text
+    assert "| baseline | 4.500 ± 0.707 | 4.500 ± 0.707 |" in text
+    assert "| heterogeneous | 4.600 ± 0.707 (+0.100 ± 0.000) | 4.700 ± 0.707 (+0.200 ± 0.000) |" in text
+
+
+def test_a_report_of_nothing_says_so(tmp_path: Path):
+    (path,) = write_report(EXPERIMENT, CASES, tmp_path)
+    assert "0 of 6 runs" in path.read_text()

@@ -1,0 +1,152 @@
+"""The lab's switches: which go together, and that each is heard."""
+
+import functools
+
+import pytest
+
+from peer.lab.switches import Switches, switches
+from protocol.errors import ManifestError
+from protocol.manifest import Manifest
+from tests.reference.small_lab import play, small_lab
+from tests.reference.small_manifest import small_manifest
+
+FREE = {"anchor": "embedding"}
+FITTED = FREE | {"basis": "fitted"}
+ROUNDS = 3
+
+
+def manifest(**tables) -> Manifest:
+    """Three stages, so that a stage has a boundary on either side."""
+    replicas = {"stages": 3, "compression": 2} | tables.pop("replicas", {})
+    outer = {"rounds": ROUNDS, "top_k": 1024} | tables.pop("outer", {})
+    inner = {"learning_rate": 1e-2, "warmup": 2}
+    return small_manifest(replicas=replicas, outer=outer, inner=inner, **tables)
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"basis": "fitted"}, "basis = fitted needs anchor = embedding"),
+        (FREE | {"embedding": "project"}, "anchor = embedding has no T_S"),
+        (FREE | {"embedding": "drift"}, "anchor = embedding has no T_S"),
+        (FREE | {"adaptation": False}, "anchor = embedding has no T_S"),
+        ({"payload": "allocated"}, "payload = allocated needs basis = fitted"),
+        (FREE | {"payload": "allocated"}, "payload = allocated needs basis = fitted"),
+        (FREE | {"gradient_basis": "own"}, "gradient_basis = own needs basis = fitted"),
+        (FREE | {"grassmann": 5}, "grassmann moves the random basis"),
+        (FITTED | {"grassmann": 5}, "grassmann moves the random basis"),
+        *(
+            ({"method": "adamw"} | each, "method = adamw has no inner loop")
+            for each in (
+                {"embedding": "drift"},
+                {"adaptation": False},
+                {"weight_projection": True},
+                {"grassmann": 5},
+                {"second_moment": "columns"},
+                FREE,
+            )
+        ),
+        ({"method": "diloco", "values": "sign"}, "values are SparseLoCo's"),
+        ({"method": "adamw", "values": "exact"}, "values are SparseLoCo's"),
+        ({"momentum": 1.0}, "lab.momentum"),
+        ({"residuals": -1}, "lab.residuals"),
+        ({"grassmann": -1}, "lab.grassmann"),
+        ({"method": "demo"}, "lab.method"),
+        ({"basis": "learned"}, "lab.basis"),
+        ({"anchors": "embedding"}, "lab.anchors"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_or_is_unknown_is_an_error_that_names_it(table: dict[str, object], named: str):
+    with pytest.raises(ManifestError) as error:
+        switches(table, manifest(), "experiment.toml")
+    assert str(error.value).startswith("experiment.toml: lab")
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["diloco", "adamw"])
+def test_methods_that_apply_at_once_know_no_overlap(method: str):
+    overlapped = manifest(outer={"overlap": True})
+    assert switches({}, overlapped, "").method == "sparseloco"
+    with pytest.raises(ManifestError, match=rf"lab\.method: {method} knows no outer\.overlap"):
+        switches({"method": method}, overlapped, "experiment.toml")
+
+
+HEARD = [
+    {"method": "diloco"},
+    {"method": "diloco", "momentum": 0.5},
+    {"method": "adamw"},
+    {"values": "exact"},
+    {"values": "sign"},
+    {"values": "statistical"},
+    {"adaptation": False},
+    {"embedding": "project"},
+    {"embedding": "drift"},
+    {"weight_projection": True},
+    {"second_moment": "columns"},
+    {"grassmann": 3},
+    FREE,
+    FITTED,
+    FITTED | {"gradient_basis": "own"},
+    {"payload": "8bit"},
+    {"payload": "4bit"},
+    {"payload": "2bit"},
+    FITTED | {"payload": "allocated"},
+    {"residuals": 1},
+    {"precision": "bf16"},
+]
+
+
+@functools.cache
+def outcome(**table: object) -> tuple[str, float, float]:
+    """Digests after the last round, and the losses (plain) at the genesis and then."""
+    run = manifest()
+    lab = small_lab(run, switches(table, run, ""))
+    _, before = lab.evaluator.evaluate(lab.bench.grids)
+    digests = str(play(lab, ROUNDS))
+    return digests, before, lab.evaluator.evaluate(lab.bench.grids)[1]
+
+
+@pytest.mark.parametrize("table", HEARD, ids=str)
+def test_every_switch_is_heard_and_the_run_still_learns(table: dict[str, object]):
+    digests, before, after = outcome(**table)
+    assert digests not in [outcome(**other)[0] for other in [{}, *HEARD] if other != table]
+    assert after < before - 0.1
+
+
+def test_every_switch_is_tried_here():
+    silent = {"indices": "what it changes is in bytes: test_methods.py"}
+    assert {name for table in HEARD for name in table} | silent.keys() == Switches.model_fields.keys()
+
+
+def test_by_default_a_group_is_the_protocols():
+    assert small_lab(manifest(), Switches()).bench.workshop.group is None
+
+
+@pytest.mark.parametrize("people", [{"groups": 0}, {"compression": 1}], ids=str)
+def test_what_is_said_of_compressed_groups_is_nothing_where_there_are_none(people: dict[str, int]):
+    run = manifest(replicas=people)
+    digests = [
+        play(small_lab(run, switches(table, run, "")), 1)
+        for table in ({}, FITTED, {"grassmann": 1}, {"weight_projection": True}, {"second_moment": "columns"})
+    ]
+    assert all(each == digests[0] for each in digests)
+
+
+@pytest.mark.parametrize(
+    ("table", "compression"),
+    [
+        ({"residuals": 40}, 4),
+        (FITTED | {"residuals": 40, "payload": "allocated"}, 4),
+        ({"residuals": 3, "payload": "4bit"}, 4),
+        ({"payload": "8bit"}, 16),
+    ],
+    ids=str,
+)
+def test_what_the_bytes_of_a_token_have_no_room_for_is_an_error_that_says_so(
+    table: dict[str, object], compression: int
+):
+    with pytest.raises(ManifestError, match=r"lab\.payload and lab\.residuals: \d+ bits a token are too few"):
+        switches(table, manifest(replicas={"compression": compression}), "experiment.toml")
+    none = manifest(replicas={"compression": compression, "groups": 0})
+    assert switches(table, none, "") == Switches()

@@ -1,0 +1,129 @@
+"""`hetpeer lab sweep` as a researcher uses it: real processes, stopped and killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.lab.record import read
+
+EXPERIMENT = """
+title = "small"
+seeds = [1]
+replicas = 2
+
+[base.model]
+layers = 2
+d = 16
+heads = 2
+kv_heads = 2
+ffn = 24
+context = 16
+vocabulary = 300
+
+[base.replicas]
+stages = 2
+compression = 4
+
+[base.inner]
+steps = 2
+sequences = 2
+microbatch = 2
+
+[base.outer]
+rounds = ROUNDS
+
+[[grid]]
+mode = ["baseline", "uniform", "heterogeneous"]
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(f"Line {number} of a text about {number % 7} things." for number in range(900)))
+    return path
+
+
+def command(tmp_path: Path, text: Path, rounds: int, *more: str) -> list[str]:
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text(EXPERIMENT.replace("ROUNDS", str(rounds)))
+    where = ["--data", str(text), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    return [sys.executable, "-m", "peer.cli", "lab", "sweep", str(experiment), *where, *more]
+
+
+def losses(tmp_path: Path) -> dict[str, float]:
+    return {record.id: record.loss("replicas") for record in read(tmp_path / "out")}
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_twice(tmp_path: Path, text: Path):
+    first = subprocess.run(command(tmp_path, text, 2), capture_output=True, text=True, check=True)
+    assert "3 of 3 runs" in first.stdout
+    assert len(losses(tmp_path)) == 3
+    assert "| uniform |" in (tmp_path / "out" / "results.md").read_text()
+    again = subprocess.run(command(tmp_path, text, 2, "--json"), capture_output=True, text=True, check=True)
+    assert not [line for line in again.stdout.splitlines() if json.loads(line)["event"] in ("Started", "Ended")]
+    assert len(read(tmp_path / "out")) == 3
+
+
+def test_ctrl_c_stops_it_and_the_same_command_goes_on_to_the_same_results(tmp_path: Path, text: Path):
+    rounds, saving = 30, ("--json", "--save-minutes", "0", "--jobs", "1")
+    with start(command(tmp_path, text, rounds, *saving)) as stopped:
+        assert stopped.stdout is not None
+        for line in stopped.stdout:
+            event = json.loads(line)
+            if event["event"] == "Advanced" and event["done"] == 5:
+                stopped.send_signal(signal.SIGINT)
+                break
+    assert stopped.returncode == 130
+    started = [
+        json.loads(line)
+        for line in subprocess.run(
+            command(tmp_path, text, rounds, *saving), capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        if json.loads(line)["event"] == "Started"
+    ]
+    assert started[0]["done"] >= 4
+    interrupted = losses(tmp_path)
+    (tmp_path / "out").rename(tmp_path / "before")
+    subprocess.run(command(tmp_path, text, rounds), capture_output=True, check=True)
+    assert losses(tmp_path) == interrupted
+
+
+def test_a_run_whose_process_is_killed_is_named_and_the_others_end(tmp_path: Path, text: Path):
+    killed, told = False, []
+    with start(command(tmp_path, text, 40, "--json", "--jobs", "1")) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            told.append(json.loads(line))
+            if not killed and told[-1]["event"] == "Advanced":
+                os.kill(child_of(process.pid), signal.SIGKILL)
+                killed = True
+    assert process.returncode == 1
+    said = [event["doing"] for event in told if event["event"] == "Progress"]
+    assert "baseline, seed 1: its process ended with exit code -9" in said
+    assert len(losses(tmp_path)) == 2
+
+
+def test_results_of_another_text_are_not_mixed_in(tmp_path: Path, text: Path):
+    subprocess.run(command(tmp_path, text, 1), capture_output=True, check=True)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text())
+    refused = subprocess.run(command(tmp_path, other, 1), capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "give another folder with --out" in refused.stdout + refused.stderr
+
+
+def child_of(pid: int) -> int:
+    """The run's process: the child that is no resource tracker."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (child,) = (int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes())
+    return child
