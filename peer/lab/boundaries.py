@@ -91,13 +91,23 @@ class GroupBoundaries:
         """Those of an inner loop that starts from TE, or, if nothing is to be learnt from it, of an evaluation."""
         assert te_VD is not None
         anchor_VD = self._anchor(te_VD)
-        spectra = self.spectra if watched and self.spectra else [(None, None)] * len(self.coders)
-        made = [CodedBoundary(anchor_VD, *pair, *watch) for pair, watch in zip(self.coders, spectra, strict=True)]
+        watch = self._watchers() if watched else [(None, None)] * len(self.coders)
+        made = [CodedBoundary(anchor_VD, *pair, *each) for pair, each in zip(self.coders, watch, strict=True)]
 
         def at(stage: int) -> Boundary:
             return made[min(max(stage, 0), len(made) - 1)]
 
         return at
+
+    def _watchers(self) -> list[tuple[Spectrum | None, Spectrum | None]]:
+        """Of each boundary the spectra that `end_round` will read."""
+        if not self.spectra:
+            return [(None, None)] * len(self.coders)
+        switches = self.switches
+        fitted = switches.basis == "fitted"
+        scaled = switches.payload != "wire" or switches.gradient_basis == "own"
+        backward = bool(switches.grassmann) or scaled
+        return [(out if fitted else None, back if backward else None) for out, back in self.spectra]
 
     def _anchor(self, te_VD: Tensor) -> Tensor:
         if self.switches.anchor == "embedding":
@@ -106,7 +116,7 @@ class GroupBoundaries:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of one boundary in one direction, without token ids."""
+        """Of the first boundary forward, without token ids; a fitted one may leave out directions without variance."""
         coder = self.coders[0][0]
         if coder.bits_k is None:
             bits = 8 * coder.dtype.itemsize * coder.basis_dk.shape[1]
