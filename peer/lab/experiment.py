@@ -50,6 +50,7 @@ class Scale(Section):
     seeds: list[int] | None = None
     replicas: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
+    evaluate_every: int | None = Field(None, ge=1)
     base: Tables = Field(default_factory=dict)
     axes: dict[str, list[Value]] = Field(default_factory=dict)
 
@@ -65,6 +66,7 @@ class Experiment(Section):
     steps: int | None = Field(
         None, ge=1, description="inner steps of every run: outer.rounds is so many / inner.steps, and need not be given"
     )
+    evaluate_every: int = Field(1, ge=1, description="rounds; the last one always")
     x: str | None = None
     loss: Literal["replicas", "through", "plain"] = Field(
         "replicas", description="which loss tables show: the mean over replicas, as the paper, or one of the two"
@@ -82,6 +84,7 @@ class Case:
     seed: int
     manifest: Manifest
     switches: Switches
+    evaluate_every: int = 1
 
     @property
     def id(self) -> str:
@@ -125,6 +128,7 @@ def _scaled(experiment: Experiment, scale: str, path: Path) -> Experiment:
             "seeds": change.seeds or experiment.seeds,
             "replicas": change.replicas or experiment.replicas,
             "steps": change.steps or experiment.steps,
+            "evaluate_every": change.evaluate_every or experiment.evaluate_every,
             "base": _merged(experiment.base, change.base),
             "grid": [
                 {key: change.axes.get(key, value) if isinstance(value, list) else value for key, value in block.items()}
@@ -174,7 +178,7 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
     if experiment.steps is not None:
         tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
         manifest = check(tables, source)
-    return Case(dict(axes), seed, manifest, switches(lab, manifest, source))
+    return Case(dict(axes), seed, manifest, switches(lab, manifest, source), experiment.evaluate_every)
 
 
 def _set_mode(tables: Tables, experiment: Experiment, mode: str, source: str) -> None:

@@ -70,7 +70,7 @@ class Lab:
             self.round(round, emit)
         emit(Finished(rounds))
 
-    def round(self, round: int, emit: Listener) -> None:
+    def round(self, round: int, emit: Listener, evaluate: bool = True) -> None:
         """One round: every replica's inner loop, then the outer step over the set of contributions that is due."""
         bench, manifest, started = self.bench, self.bench.manifest, time.monotonic()
         counts = self.method.round(bench, round, emit)
@@ -87,6 +87,7 @@ class Lab:
                 outer_sent=self.method.sent_bytes,
             )
         )
-        with bench.workshop.computing():
-            emit(Evaluated(round, *self.evaluator.evaluate(bench.grids)))
+        if evaluate:
+            with bench.workshop.computing():
+                emit(Evaluated(round, *self.evaluator.evaluate(bench.grids)))
         self.done = round

@@ -47,7 +47,9 @@ class SweepScreen:
                 )
                 self.bars.advance(self.all, done)
             case Advanced(done=done, loss=loss, tokens_per_second=speed):
-                self.bars.update(self.tasks[case.id], completed=done, told=f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+                self.bars.update(
+                    self.tasks[case.id], completed=done, told=f"training loss {loss:.3f}, {speed:,.0f} tokens/s"
+                )
                 self.bars.advance(self.all)
             case Ended(record=record, failure=failure):
                 self.ended += 1

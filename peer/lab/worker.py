@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from peer.events import Evaluated, Event, RoundDone
+from peer.events import Evaluated, Event, RoundDone, StepDone
 from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
 from peer.lab.run import Lab
@@ -33,7 +33,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """A run has ended a round."""
+    """A run has ended a round; `loss` is the mean over its inner steps."""
 
     case: str
     done: int
@@ -104,24 +104,26 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     curve = [Point(**point) for point in told["curve"]]
     messages.send(Started(case.id, lab.done))
     started = saved = time.monotonic()
-    rates: list[float] = []
+    losses: list[float] = []
 
     def seconds() -> float:
         return float(told["seconds"]) + time.monotonic() - started
 
     def hear(event: Event) -> None:
         match event:
+            case StepDone(loss=float() as loss):
+                losses.append(loss)
             case RoundDone():
-                rates.append(event.tokens / event.seconds)
+                messages.send(Advanced(case.id, event.round, sum(losses) / len(losses), event.tokens / event.seconds))
+                losses.clear()
             case Evaluated():
                 tokens = event.round * manifest.tokens_per_step * manifest.inner.steps * manifest.replicas.total
                 curve.append(Point(tokens, event.loss, event.loss_plain))
-                messages.send(Advanced(case.id, event.round, event.loss_plain, rates[-1]))
             case _:
                 pass
 
     for round in range(lab.done + 1, manifest.outer.rounds + 1):
-        lab.round(round, hear)
+        lab.round(round, hear, round % case.evaluate_every == 0 or round == manifest.outer.rounds)
         if time.monotonic() - saved >= setting.save_seconds and round < manifest.outer.rounds:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_lab(lab, path, {"curve": [asdict(point) for point in curve], "seconds": seconds()})

@@ -126,3 +126,13 @@ def child_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (child,) = (int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes())
     return child
+
+
+def test_the_curve_has_every_nth_round_and_the_last(tmp_path: Path, text: Path):
+    arguments = command(tmp_path, text, 5)
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text("evaluate_every = 2\n" + experiment.read_text())
+    subprocess.run(arguments, capture_output=True, check=True)
+    tokens_per_round = 2 * 2 * 2 * 16
+    for record in read(tmp_path / "out"):
+        assert [point.tokens / tokens_per_round for point in record.curve] == [2, 4, 5]

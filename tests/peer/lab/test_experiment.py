@@ -34,6 +34,7 @@ mode = ["uniform", "heterogeneous"]
 [scale.small]
 seeds = [5]
 replicas = 2
+evaluate_every = 3
 
 [scale.small.base.model]
 layers = 2
@@ -85,6 +86,7 @@ def test_a_scale_replaces_seeds_replicas_tables_and_the_lists_of_axes(tmp_path: 
     small = found(tmp_path, "small")
     assert [(case.seed, case.axes.get("replicas.compression")) for case in small] == [(5, None), (5, 4), (5, 4)]
     assert {case.manifest.replicas.total for case in small} == {2}
+    assert {case.evaluate_every for case in small} == {3}
     assert {(case.manifest.model.layers, case.manifest.model.d) for case in small} == {(2, 128)}
 
 
