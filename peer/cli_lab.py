@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -107,7 +110,7 @@ def prepare(
     sys.exit(start(folder, texts, terminal()))
 
 
-def terminal(json: bool = False, until_stdin_closes: bool = False) -> Any:
+def terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":
     """Who hears the events: a program, or the person at the terminal."""
     from peer.process import Terminal, print_json
 

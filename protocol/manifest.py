@@ -8,7 +8,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,9 @@ class Section(BaseModel):
     """A table of the manifest: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class Run(Section):
@@ -215,12 +218,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
     Raises:
         ManifestError: the file cannot be read, or a field is wrong; the message names it.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ManifestError(f"cannot read the manifest {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} is not valid TOML: {error}") from None
+    tables = read_tables(path, "manifest")
     for dotted, value in (overrides or {}).items():
         table, key = dotted.split(".")
         tables.setdefault(table, {})[key] = value
@@ -233,11 +231,34 @@ def check(tables: dict[str, Any], source: str = "manifest") -> Manifest:
     Raises:
         ManifestError: a field is missing, unknown or wrong.
     """
+    return validated(Manifest, tables, source)
+
+
+def read_tables(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file, which errors call a `what`.
+
+    Raises:
+        ManifestError: it cannot be read, or is not TOML.
+    """
     try:
-        return Manifest.model_validate(tables)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"cannot read the {what} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is not valid TOML: {error}") from None
+
+
+def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *within: str) -> AnySection:
+    """Tables as a section, which is at `within` in its file.
+
+    Raises:
+        ManifestError: a field is missing, unknown or wrong; the message names it.
+    """
+    try:
+        return kind.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or "manifest"
+        where = ".".join([*within, *map(str, first["loc"])]) or "manifest"
         reason = first["msg"].removeprefix("Value error, ")
         raise ManifestError(f"{source}: {where}: {reason}") from None
 

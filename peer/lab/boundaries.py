@@ -71,19 +71,14 @@ class GroupBoundaries:
     def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
         """Before round 1: nothing has been fitted yet, and random directions do."""
         d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
-        bits = BITS[switches.payload]
-        width = coordinates(16 * manifest.k, bits, switches.residuals, d)
-        coder = Coder(
-            nested(basis_DD, width),
-            DTYPES[manifest.replicas.wire],
-            None if bits == 16 else torch.full((width,), bits, device=basis_DD.device),
-            residuals=switches.residuals,
-        )
-        watched = switches.basis == "fitted" or switches.grassmann
+        width, bits_k = _equal_bits(manifest, switches, basis_DD.device)
+        wire = DTYPES[manifest.replicas.wire]
+        coder = Coder(nested(basis_DD, width), wire, bits_k, residuals=switches.residuals)
 
         def spectrum() -> Spectrum:
-            return Spectrum(torch.zeros(d if watched else 0, d if watched else 0, device=basis_DD.device))
+            return Spectrum(torch.zeros(d, d, device=basis_DD.device))
 
+        watched = switches.basis == "fitted" or switches.grassmann
         spectra = [(spectrum(), spectrum()) for _ in range(boundaries)] if watched else []
         return GroupBoundaries(manifest, switches, coder.basis_dk, [(coder, coder)] * boundaries, spectra, genesis_VD)
 
@@ -152,14 +147,19 @@ class GroupBoundaries:
             width = int(allocated_k.nonzero().max()) + 1
             bits_k = allocated_k[:width].to(directions_DD.device)
         else:
-            bits = BITS[switches.payload]
-            width = coordinates(budget, bits, switches.residuals, self.manifest.model.d)
-            bits_k = None if bits == 16 else torch.full((width,), bits, device=directions_DD.device)
+            width, bits_k = _equal_bits(self.manifest, switches, directions_DD.device)
         basis_Dk, variance_k = directions_DD[:, :width].contiguous(), variance_D[:width]
         if bits_k is None:
             return Coder(basis_Dk, dtype, residuals=switches.residuals)
         told_k = variance_k >= NOISE * variance_D.max()
         return Coder(basis_Dk, dtype, bits_k * told_k, variance_k.sqrt(), switches.residuals)
+
+
+def _equal_bits(manifest: Manifest, switches: Switches, device: torch.device) -> tuple[int, Tensor | None]:
+    """How many coordinates the bytes of k in bf16 are good for, and the bits of each; None for plain numbers."""
+    bits = BITS[switches.payload]
+    width = coordinates(16 * manifest.k, bits, switches.residuals, manifest.model.d)
+    return width, None if bits == 16 else torch.full((width,), bits, device=device)
 
 
 def _towards_gradients(basis_dk: Tensor, spectra: list[Spectrum]) -> Tensor:

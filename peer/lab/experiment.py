@@ -22,17 +22,16 @@ axes."replicas.compression" = [8]
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from peer.lab.switches import Switches, switches
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, Section, check
+from protocol.manifest import Manifest, Section, check, read_tables, validated
 
 Tables = dict[str, Any]
 Value = str | int | float | bool
@@ -95,7 +94,7 @@ class Case:
     @property
     def name(self) -> str:
         """For people."""
-        return ", ".join([*(_said(key, value) for key, value in self.axes.items()), f"seed {self.seed}"])
+        return f"{said(self.axes)}, seed {self.seed}"
 
 
 def load(path: Path, scale: str) -> Experiment:
@@ -104,18 +103,7 @@ def load(path: Path, scale: str) -> Experiment:
     Raises:
         ManifestError: the file cannot be read, a field of it is wrong, or it has no such scale; the message says which.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ManifestError(f"cannot read the experiment {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} is not valid TOML: {error}") from None
-    try:
-        experiment = Experiment.model_validate(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise ManifestError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    experiment = validated(Experiment, read_tables(path, "experiment"), str(path))
     return experiment if scale == PAPER else _scaled(experiment, scale, path)
 
 
@@ -196,5 +184,15 @@ def _merged(base: Tables, change: Tables) -> Tables:
     return merged
 
 
-def _said(key: str, value: Value) -> str:
-    return str(value) if key in ("mode", "label") else f"{key.rpartition('.')[2]} {value}"
+def said(axes: Mapping[str, Value], without: str | None = None) -> str:
+    """Axes in words, perhaps without one along which a figure is drawn."""
+    return ", ".join(
+        str(value) if key in ("mode", "label") else f"{field_of(key)} {value}"
+        for key, value in axes.items()
+        if key != without
+    )
+
+
+def field_of(axis: str) -> str:
+    """The field of `table.field`."""
+    return axis.rpartition(".")[2]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peer.lab.experiment import Experiment
+from peer.lab.experiment import Experiment, field_of
 from peer.lab.summary import Row
 
 COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d", "#a21caf", "#b45309", "#0e7490", "#be123c")
@@ -20,7 +20,7 @@ def draw(experiment: Experiment, found: Sequence[Row], folder: Path) -> list[Pat
     matplotlib.use("Agg")
     drawn = [_curves(found, folder / "curves.png")]
     if experiment.x and any(experiment.x in row.axes for row in found):
-        drawn.append(_along(experiment.x, found, folder / f"by-{experiment.x.rpartition('.')[2]}.png"))
+        drawn.append(_along(experiment.x, found, folder / f"by-{field_of(experiment.x)}.png"))
     if len({row.boundary_bytes for row in found} - {0.0}) > 1 or any("lab.payload" in row.axes for row in found):
         drawn.append(_frontier(found, "boundary_bytes", "bytes a token at a boundary", folder / "boundary-bytes.png"))
     if max(row.outer_bytes for row in found) > 1.05 * min(row.outer_bytes for row in found):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.lab.experiment import Case, Experiment
+from peer.lab.experiment import Case, Experiment, field_of
 from peer.lab.figures import draw
 from peer.lab.record import of, read
 from peer.lab.summary import Row, Spread, rows
@@ -50,7 +50,7 @@ def pivot(found: Sequence[Row], x: str) -> list[str]:
     """Loss, and the difference below it, by the values of one axis."""
     values = list(dict.fromkeys(row.axes[x] for row in found if x in row.axes))
     names = list(dict.fromkeys(row.name(x) for row in found))
-    lines = [f"| {x.rpartition('.')[2]} | {' | '.join(map(str, values))} |", "|---" * (len(values) + 1) + "|"]
+    lines = [f"| {field_of(x)} | {' | '.join(map(str, values))} |", "|---" * (len(values) + 1) + "|"]
     for name in names:
         by_value = {row.axes.get(x): row for row in found if row.name(x) == name}
         anywhere = by_value.get(None)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from peer.lab.experiment import Case, Experiment, Value
+from peer.lab.experiment import Case, Experiment, Value, said
 from peer.lab.record import Record, loss_of
 
 Key = tuple[tuple[str, Value], ...]
@@ -52,11 +52,7 @@ class Row:
 
     def name(self, without: str | None = None) -> str:
         """Of a row, or of a line of a figure along the axis `without`."""
-        said = []
-        for key, value in self.axes.items():
-            if key != without:
-                said.append(str(value) if key in ("mode", "label") else f"{key.rpartition('.')[2]} {value}")
-        return ", ".join(said)
+        return said(self.axes, without)
 
 
 def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Record]) -> list[Row]:

@@ -21,7 +21,7 @@ from protocol.errors import ManifestError
 SWEEP = "sweep.json"
 
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-"""So that glibc keeps what torch frees: a quarter of a small model's step would go into fresh pages from the kernel."""
+"""So that glibc keeps what torch frees, and logits are not written into fresh pages from the kernel in every step."""
 
 Hear = Callable[[Message], object]
 

@@ -4,13 +4,13 @@ A run of the lab is a manifest and these switches. Every default is what the swa
 (`outer.aggregate`, `outer.values`, `outer.overlap`, `replicas.wire` …) is in the manifest and not here.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, Section
+from protocol.manifest import Manifest, Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
 """Switches that change nothing in how a compressed group is built."""
@@ -86,18 +86,13 @@ class Switches(Section):
         return Switches.model_validate(self.model_dump(include=NOT_OF_GROUPS))
 
 
-def switches(table: dict[str, object], manifest: Manifest, source: str) -> Switches:
+def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches:
     """The table `lab`, checked by itself and against the manifest; without what nobody in this run would hear.
 
     Raises:
         ManifestError: a switch is unknown or wrong, or does not go with the manifest.
     """
-    try:
-        found = Switches.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(["lab", *map(str, first["loc"])])
-        raise ManifestError(f"{source}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    found = validated(Switches, table, source, "lab")
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if not (manifest.replicas.groups and manifest.compressed):

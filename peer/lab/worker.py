@@ -17,6 +17,7 @@ from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.lab.throughput import operations_per_token, peak_operations
 from protocol.errors import HetpeerError
+from protocol.frames import BYTES_PER_VALUE
 from protocol.manifest import Manifest, check
 from protocol.run_files import Descriptor
 
@@ -160,4 +161,4 @@ def boundary_bytes(lab: Lab) -> float:
         return 0.0
     if lab.bench.workshop.group is not None:
         return lab.bench.workshop.group.bytes_per_token
-    return lab.bench.manifest.k * {"bf16": 2.0, "fp32": 4.0}[replicas.wire]
+    return lab.bench.manifest.k * float(BYTES_PER_VALUE[replicas.wire])
