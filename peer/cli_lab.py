@@ -40,7 +40,9 @@ ExperimentArgument = Annotated[
 ScaleOption = Annotated[
     str, typer.Option(help="`paper` is the file itself; its [scale.…] tables name others, such as small.")
 ]
-OutOption = Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/EXPERIMENT-SCALE.")]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder of the results on one text; experiments that share it share their runs.")
+]
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab run run.toml --report lab.json")
@@ -64,12 +66,12 @@ def run(
 
 @lab.command(
     epilog="Examples:\n\n  hetpeer lab sweep examples/paper/table2.toml --scale small\n\n"
-    "  hetpeer lab sweep examples/paper/table2.toml --data ~/texts --device cuda --out ~/table2"
+    "  hetpeer lab sweep examples/paper/table2.toml --data ~/texts --device cuda --out ~/results"
 )
 def sweep(
     experiment: ExperimentArgument,
     scale: ScaleOption = "paper",
-    out: OutOption = None,
+    out: OutOption = Path("results"),
     data: DataOption = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one a core, or one on a GPU.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU cores for each run.")] = 1,
@@ -89,8 +91,8 @@ def sweep(
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab report examples/paper/table2.toml --scale small")
-def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: OutOption = None) -> None:
-    """Tables and figures of the results so far, in results.md."""
+def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: OutOption = Path("results")) -> None:
+    """Tables and figures of the results so far, in OUT/EXPERIMENT-SCALE/results.md."""
     from peer.commands.sweep import report as start
 
     sys.exit(start(experiment, scale, out, terminal()))

@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[Path]:
         raise ResourceError(f"cannot use the folder {folder}: {error.strerror}") from None
     try:
         if not _try_lock(descriptor):
-            raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own with --dir")
+            raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
         yield folder
     finally:
         os.close(descriptor)

@@ -33,13 +33,19 @@ def print_json(event: Event) -> None:
 
 
 def told(emit: Listener, command: Callable[[], int]) -> int:
-    """Run a command; an error of ours becomes one line and an exit code."""
+    """Run a command; an error of ours becomes one line and an exit code. SIGTERM stops it as Ctrl-C does."""
     gc.freeze()  # what is imported stays: never look at it again
     gc.enable()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return command()
     except HetpeerError as error:
         return _fail(error, emit)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(serve: Serve, terminal: Terminal) -> int:

@@ -40,7 +40,7 @@ def read(data: bytes, run: RunId) -> Statement:
     Raises:
         FormatError: it is malformed, of another run, or speaks for another peer than signed it.
     """
-    signer, fields = signed.read(data, KIND)
+    signer, fields = signed.read(data, KIND, again=False)
     match fields:
         case [str(of), bytes(packed), dict(told)] if of == run and len(told) <= 1024:
             record = unpack(packed, signer)

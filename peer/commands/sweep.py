@@ -28,7 +28,7 @@ class SweepOptions:
 
     experiment: Path
     scale: str
-    out: Path | None
+    out: Path
     data: Path | None
     jobs: int
     threads: int
@@ -37,9 +37,9 @@ class SweepOptions:
     list_only: bool
 
     @property
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.out or Path("results") / f"{self.experiment.stem}-{self.scale}"
+    def report(self) -> Path:
+        """Where this experiment's tables and figures go."""
+        return self.out / f"{self.experiment.stem}-{self.scale}"
 
 
 def sweep(options: SweepOptions, terminal: Terminal) -> int:
@@ -53,19 +53,16 @@ def sweep(options: SweepOptions, terminal: Terminal) -> int:
         device = find_device(options.device)
         jobs = options.jobs or (max(1, cores() // max(1, options.threads)) if device.type == "cpu" else 1)
         data = options.data and options.data.resolve()
-        sweeps.begin(
-            options.folder, {"title": experiment.title, "scale": options.scale, "data": str(data) if data else None}
-        )
-        waiting = sweeps.missing(options.folder, asked)
-        files = _prepare(waiting, options.folder, data, lambda doing: terminal.emit(Progress(doing)))
-        setting = Setting(options.folder, files, str(device), options.threads, 60 * options.save_minutes)
-        try:
-            failures = _run(waiting, setting, jobs, terminal)
-        except KeyboardInterrupt:
-            terminal.emit(Progress(f"stopped; the same command goes on from what is in {options.folder}"))
-            return INTERRUPTED
-        for path in write_report(experiment, asked, options.folder):
-            terminal.emit(Progress(f"wrote {path}"))
+        with sweeps.taken(options.out, data):
+            waiting = sweeps.missing(options.out, asked)
+            files = _prepare(waiting, options.out, data, lambda doing: terminal.emit(Progress(doing)))
+            setting = Setting(options.out, files, str(device), options.threads, 60 * options.save_minutes)
+            try:
+                failures = _run(waiting, setting, jobs, terminal)
+            except KeyboardInterrupt:
+                terminal.emit(Progress(f"stopped; the same command goes on from what is in {options.out}"))
+                return INTERRUPTED
+        _report(experiment, asked, options, terminal)
         for failure in failures:
             terminal.emit(Progress(failure))
         return 1 if failures else 0
@@ -111,17 +108,20 @@ def _list(experiment: Experiment, asked: list[Case]) -> int:
     return 0
 
 
-def report(experiment: Path, scale: str, out: Path | None, terminal: Terminal) -> int:
+def report(experiment: Path, scale: str, out: Path, terminal: Terminal) -> int:
     """Draw tables and figures of what there is; the exit code."""
 
     def work() -> int:
-        options = SweepOptions(experiment, scale, out, None, 0, 1, "auto", 0.0, False)
         loaded = load(experiment, scale)
-        for path in write_report(loaded, cases(loaded), options.folder):
-            terminal.emit(Progress(f"wrote {path}"))
+        _report(loaded, cases(loaded), SweepOptions(experiment, scale, out, None, 0, 1, "auto", 0.0, False), terminal)
         return 0
 
     return told(terminal.emit, work)
+
+
+def _report(experiment: Experiment, asked: list[Case], options: SweepOptions, terminal: Terminal) -> None:
+    for path in write_report(experiment, asked, options.out, options.report):
+        terminal.emit(Progress(f"wrote {path}"))
 
 
 def prepare(folder: Path, texts: Texts, terminal: Terminal) -> int:

@@ -127,17 +127,14 @@ def _scaled(experiment: Experiment, scale: str, path: Path) -> Experiment:
 
 
 def cases(experiment: Experiment) -> list[Case]:
-    """All runs, all of the first seed first.
+    """All combinations, each once, all of the first seed first. Two that are called otherwise and are one run have
+    one id.
 
     Raises:
         ManifestError: a combination is none that can be run; the message names it.
     """
-    found: dict[tuple[str, int], Case] = {}
-    for seed in experiment.seeds:
-        for axes in _combinations(experiment):
-            case = _case(experiment, axes, seed)
-            found.setdefault((case.id, seed), case)
-    return list(found.values())
+    combinations = {tuple(axes.items()): axes for axes in _combinations(experiment)}.values()
+    return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations]
 
 
 def _combinations(experiment: Experiment) -> Iterator[dict[str, Value]]:

@@ -18,9 +18,10 @@ LOSSES = {
 }
 
 
-def write_report(experiment: Experiment, cases: Sequence[Case], folder: Path) -> list[Path]:
-    """Write the report into the folder of the results; the files written."""
-    found = rows(experiment, cases, of(cases, read(folder)))
+def write_report(experiment: Experiment, cases: Sequence[Case], results: Path, folder: Path) -> list[Path]:
+    """Write what the results say of an experiment into a folder, made if it is missing; the files written."""
+    found = rows(experiment, cases, of(cases, read(results)))
+    folder.mkdir(parents=True, exist_ok=True)
     figures = draw(experiment, found, folder)
     path = folder / REPORT
     write_atomically(path, markdown(experiment, len(cases), found, figures).encode())

@@ -80,7 +80,6 @@ def _paired(these: Mapping[int, Record], first: Mapping[int, Record], which: str
 
 def _row(axes: dict[str, Value], records: Sequence[Record], more: Spread | None, which: str) -> Row:
     share = records[0].groups / records[0].replicas
-    points = zip(*(record.curve for record in records), strict=True)
     peaks = [record.peak for record in records if record.peak is not None]
     return Row(
         axes=axes,
@@ -93,5 +92,14 @@ def _row(axes: dict[str, Value], records: Sequence[Record], more: Spread | None,
         tokens=records[0].curve[-1].tokens,
         tokens_per_second=math.fsum(record.tokens_per_second for record in records) / len(records),
         peak=math.fsum(peaks) / len(peaks) if peaks else None,
-        curve=[(each[0].tokens, Spread.over([loss_of(point, which, share) for point in each])) for each in points],
+        curve=_curve(records, which, share),
     )
+
+
+def _curve(records: Sequence[Record], which: str, share: float) -> list[tuple[int, Spread]]:
+    """Where all were evaluated: seeds may have been run with different `evaluate_every`."""
+    losses: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        for point in record.curve:
+            losses[point.tokens].append(loss_of(point, which, share))
+    return [(tokens, Spread.over(found)) for tokens, found in sorted(losses.items()) if len(found) == len(records)]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
 
+from peer.home import locked
 from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
 from peer.lab.worker import Ended, Message, Setting, work
 from protocol.atomic import write_atomically
-from protocol.errors import ManifestError
+from protocol.errors import FormatError, ManifestError
 
 SWEEP = "sweep.json"
 
@@ -36,29 +36,43 @@ class Running:
     ended: Ended | None = None
 
 
-def begin(folder: Path, described: dict[str, Any]) -> None:
-    """Make the folder, or take it up again if it is of the same experiment, scale and text.
+@contextmanager
+def taken(folder: Path, data: Path | None) -> Iterator[None]:
+    """Hold the folder, made or taken up again, for the results of one text: of as many experiments as one likes.
 
     Raises:
-        ManifestError: it is of another one.
+        ManifestError: its results are of another text.
+        FormatError: what it says of itself cannot be read.
+        ResourceError: another process holds it, or it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SWEEP
-    if path.exists():
-        before = json.loads(path.read_text())
-        for key in ("title", "scale", "data"):
-            if before.get(key) != described.get(key):
+    with locked(folder):
+        path, text = folder / SWEEP, str(data) if data else None
+        if path.exists():
+            before = _text(path)
+            if before != text:
                 raise ManifestError(
-                    f"{folder} has results of {key} = {before.get(key)!r}, not {described.get(key)!r}: "
+                    f"{folder} has results of the text {before or 'sotu'}, not {text or 'sotu'}: "
                     "give another folder with --out"
                 )
-    write_atomically(path, (json.dumps(described, indent=2) + "\n").encode())
+        else:
+            write_atomically(path, (json.dumps({"data": text}) + "\n").encode())
+        yield
+
+
+def _text(path: Path) -> str | None:
+    try:
+        match json.loads(path.read_text()):
+            case {"data": str() | None as text}:
+                return text
+    except (ValueError, OSError):
+        pass
+    raise FormatError(f"{path} does not say of which text these results are; give another folder with --out")
 
 
 def missing(folder: Path, cases: Sequence[Case]) -> list[Case]:
-    """The cases that have no record yet."""
+    """The runs that have no record yet, each once."""
     done = of(cases, read(folder))
-    return [case for case in cases if case.id not in done]
+    return list({case.id: case for case in cases if case.id not in done}.values())
 
 
 def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> list[str]:

@@ -243,4 +243,5 @@ class OuterLoop:
         return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        return awaited(self.discovery.peers(), part, round)
+        on_their_way = self.followed.parts[part].ledger.waiting.get(round, {})
+        return awaited(self.discovery.peers(), part, round, on_their_way)

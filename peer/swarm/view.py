@@ -1,5 +1,7 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
+from collections.abc import Collection
+
 from protocol.identity import Part, PeerId, ReplicaId
 from protocol.layout import parts_authored
 from protocol.records import PeerRecord
@@ -24,10 +26,14 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     return peer.role == "datacenter"
 
 
-def awaited(peers: Peers, part: Part, round: int) -> frozenset[PeerId]:
-    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, and
-    those who say that it is out."""
-    return frozenset(peer.peer_id for peer in authors(peers, part) if peer.contributed == round or peer.round < round)
+def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ()) -> frozenset[PeerId]:
+    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, those who
+    say that it is out, and those of whom it was `told`, though they may be out with the next one already."""
+    return frozenset(
+        peer.peer_id
+        for peer in authors(peers, part)
+        if peer.contributed == round or peer.round < round or peer.peer_id in told
+    )
 
 
 def free(peers: Peers, stage: int) -> Peers:

@@ -68,20 +68,23 @@ def test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_tw
     first = subprocess.run(command(tmp_path, text, 2), capture_output=True, text=True, check=True)
     assert "3 of 3 runs" in first.stdout
     assert len(losses(tmp_path)) == 3
-    assert "| uniform |" in (tmp_path / "out" / "results.md").read_text()
+    assert "| uniform |" in (tmp_path / "out" / "experiment-paper" / "results.md").read_text()
     again = subprocess.run(command(tmp_path, text, 2, "--json"), capture_output=True, text=True, check=True)
     assert not [line for line in again.stdout.splitlines() if json.loads(line)["event"] in ("Started", "Ended")]
     assert len(read(tmp_path / "out")) == 3
 
 
-def test_ctrl_c_stops_it_and_the_same_command_goes_on_to_the_same_results(tmp_path: Path, text: Path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_it_and_the_same_command_goes_on_to_the_same_results(
+    tmp_path: Path, text: Path, sent: signal.Signals
+):
     rounds, saving = 30, ("--json", "--save-minutes", "0", "--jobs", "1")
     with start(command(tmp_path, text, rounds, *saving)) as stopped:
         assert stopped.stdout is not None
         for line in stopped.stdout:
             event = json.loads(line)
             if event["event"] == "Advanced" and event["done"] == 5:
-                stopped.send_signal(signal.SIGINT)
+                stopped.send_signal(sent)
     assert stopped.returncode == 130
     started = [
         json.loads(line)
@@ -119,6 +122,39 @@ def test_results_of_another_text_are_not_mixed_in(tmp_path: Path, text: Path):
     refused = subprocess.run(command(tmp_path, other, 1), capture_output=True, text=True)
     assert refused.returncode != 0
     assert "give another folder with --out" in refused.stdout + refused.stderr
+
+
+def test_experiments_that_share_a_folder_share_their_runs_but_not_at_the_same_time(tmp_path: Path, text: Path):
+    arguments = command(tmp_path, text, 20, "--json")
+    with start(arguments) as first:
+        assert first.stdout is not None
+        next(line for line in first.stdout if json.loads(line)["event"] == "Advanced")
+        refused = subprocess.run(arguments, capture_output=True, text=True)
+        assert refused.returncode != 0
+        assert "another hetpeer process uses" in refused.stdout
+        first.stdout.read()
+    other = tmp_path / "other.toml"
+    other.write_text(
+        (tmp_path / "experiment.toml").read_text().replace('"small"', '"two of them"').replace('"baseline", ', "")
+    )
+    told = subprocess.run(
+        [str(other) if each.endswith(".toml") else each for each in arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Started" not in told.stdout
+    assert "2 of 2 runs" in (tmp_path / "out" / "other-paper" / "results.md").read_text()
+
+
+def test_a_folder_whose_text_is_not_known_is_an_error_of_one_line(tmp_path: Path, text: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").write_text("[1, 2")
+    refused = subprocess.run(command(tmp_path, text, 1), capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "does not say of which text these results are; give another folder with --out" in " ".join(
+        (refused.stdout + refused.stderr).split()
+    )
 
 
 def child_of(pid: int) -> int:

@@ -94,6 +94,25 @@ def test_differences_are_taken_seed_by_seed_so_that_hard_seeds_do_not_blur_them(
     ]
 
 
+def test_a_curve_has_the_points_at_which_every_seed_was_evaluated():
+    records = of(CASES, all_records())
+    second = next(case.id for case in CASES if case.seed == 2)
+    records[second] = replace(records[second], curve=records[second].curve[1:])
+    first, *others = rows(EXPERIMENT, CASES, records)
+    assert [tokens for tokens, _ in first.curve] == [2000]
+    assert [tokens for tokens, _ in others[0].curve] == [1000, 2000]
+
+
+def test_combinations_that_are_one_run_are_run_once_and_have_a_row_each():
+    grid = [{"mode": "baseline"}, {"label": "the same", "mode": "baseline"}]
+    twice = EXPERIMENT.model_copy(update={"grid": grid})
+    asked = cases(twice)
+    assert len(asked) == 4
+    assert len({case.id for case in asked}) == 2
+    records = [record(case, 3.0, 3.0) for case in asked[::2]]
+    assert [row.name() for row in rows(twice, asked, of(asked, records))] == ["baseline", "the same, baseline"]
+
+
 def test_records_of_another_experiment_do_not_count():
     strangers = [replace(each, id="other") for each in all_records()]
     assert rows(EXPERIMENT, CASES, of(CASES, strangers)) == []
@@ -102,7 +121,7 @@ def test_records_of_another_experiment_do_not_count():
 def test_the_report_has_a_table_along_the_axis_and_its_figures(tmp_path: Path):
     for each in all_records():
         append(tmp_path, each)
-    written = write_report(EXPERIMENT, CASES, tmp_path)
+    written = write_report(EXPERIMENT, CASES, tmp_path, tmp_path / "two-ways")
     assert [path.name for path in written] == ["results.md", "curves.png", "by-compression.png", "boundary-bytes.png"]
     assert all(path.stat().st_size > 500 for path in written)
     text = written[0].read_text()
@@ -114,5 +133,5 @@ def test_the_report_has_a_table_along_the_axis_and_its_figures(tmp_path: Path):
 
 
 def test_a_report_of_nothing_says_so(tmp_path: Path):
-    (path,) = write_report(EXPERIMENT, CASES, tmp_path)
+    (path,) = write_report(EXPERIMENT, CASES, tmp_path, tmp_path / "two-ways")
     assert "0 of 6 runs" in path.read_text()

@@ -47,9 +47,12 @@ def test_the_run_is_over_when_everyone_is_done():
     assert not all_at((*done[:3], OBSERVER), 3)
 
 
-def test_awaited_are_those_who_are_at_the_round_yet_and_those_who_say_that_their_contribution_is_out():
+def test_awaited_are_those_who_are_at_the_round_yet_and_those_whose_contribution_is_out():
     working = peer("w", replica="w", round=4, contributed=4)
     out = peer("o", replica="o", round=5, contributed=5)
     passed_over = peer("p", replica="p", round=5, contributed=3)
     idle = peer("i", round=4)
-    assert awaited((working, out, passed_over, idle), stage_part(0), 5) == {"w", "o"}
+    ahead = peer("a", replica="a", round=5, contributed=6)
+    swarm = (working, out, passed_over, idle, ahead)
+    assert awaited(swarm, stage_part(0), 5) == {"w", "o"}
+    assert awaited(swarm, stage_part(0), 5, told={"a", "gone"}) == {"w", "o", "a"}
