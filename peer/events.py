@@ -59,7 +59,7 @@ class StepDone:
 @dataclass(frozen=True, slots=True)
 class RoundDone:
     """The end of one outer round. `contributions` counts those it has applied (part → number), and `digests` tell the
-    state that the next inner loop starts from (part → hex)."""
+    state that the next inner loop starts from (part → hex). Bytes are those that this process has sent so far."""
 
     round: int
     seconds: float

@@ -58,6 +58,7 @@ class StageRound:
 
     def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
         """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
+        self.hang_up()
         node, upstream, downstream = self.node, None, None
         if node.stage > 0:
             upstream = self._link_to(node.stage - 1, seats)
@@ -97,12 +98,21 @@ class StageRound:
         self.outer.note_arrivals()
         return agreed
 
+    def hang_up(self) -> None:
+        """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""
+        for each in self._links():
+            each.close()
+        self._forget_links()
+
     async def abandon(self, reason: str) -> None:
         """Hang up on the neighbours, and roll back the inner step in flight."""
         if self.pipeline is not None:
-            self.bytes_sent += sum(each.bytes_sent for each in self._links())
             await self.pipeline.abandon(reason)
-            self.pipeline = None
+            self._forget_links()
+
+    def _forget_links(self) -> None:
+        self.bytes_sent += sum(each.bytes_sent for each in self._links())
+        self.pipeline = None
 
     async def take_up(self) -> None:
         """Go on as this peer's folder has it: with AdamW's state, and without doing a round twice."""
@@ -122,6 +132,7 @@ class StageRound:
 
     async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
+        self.hang_up()
         if self.steps:
             moved = await self.node.torch_thread.run(self.trainer.moved)
             optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
@@ -147,6 +158,6 @@ class StageRound:
             tokens=self.node.manifest.tokens_per_step * steps if self.node.stage == 0 else 0,
             contributions=counts,
             digests=self.outer.followed.digests,
-            pipeline_sent=self.bytes_sent + sum(each.bytes_sent for each in self._links()),
+            pipeline_sent=self.bytes_sent,
             outer_sent=self.node.blobs.bytes_sent,
         )
