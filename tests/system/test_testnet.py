@@ -33,6 +33,14 @@ def test_its_report_tells_every_round_and_its_loss_fell(finished: Path):
     assert (finished / "loss.png").stat().st_size > 10_000
 
 
+def test_the_bytes_between_stages_are_those_of_all_rounds_and_each_has_as_many(finished: Path):
+    lines = [json.loads(line) for line in (finished / "net" / "events.jsonl").read_text().splitlines()]
+    done = [line for line in lines if line["event"] == "RoundDone" and line["process"] == "volunteer 1, stage 0"]
+    first, *others = [line["pipeline_sent"] for line in done]
+    assert first > 0
+    assert others == [2 * first, 3 * first]
+
+
 def test_all_peers_of_a_part_hold_one_digest_datacenter_and_volunteers_alike(finished: Path):
     digests = json.loads((finished / "report.json").read_text())["digests"]
     assert {part: len(peers) for part, peers in digests.items()} == {"embedding": 5, "stage-0": 3, "stage-1": 3}
