@@ -136,11 +136,14 @@ def test_every_example_can_be_run_at_both_scales(path: Path):
     for scale in (PAPER, "small"):
         experiment = load(path, scale)
         asked = cases(experiment)
-        assert len(experiment.seeds) >= 3
+        assert len(experiment.seeds) >= 3 or (path.stem, scale) in SCREENINGS
         assert len({(case.id, case.seed) for case in asked}) == len(asked) >= 6
     hours = sum(_tokens(case) for case in asked) / SMALL_TOKENS_PER_HOUR
     assert hours < 2.5
 
+
+SCREENINGS = {("outer", "small")}
+"""What only looks for what to run with three seeds."""
 
 SMALL_TOKENS_PER_HOUR = 60e6
 """Of the `mini` model on two cores; only to keep the examples honest about "about an hour"."""
