@@ -195,6 +195,8 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="keep logs here")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.dir and options.dir.exists() and any(options.dir.iterdir()):
+        parser.error(f"{options.dir} is not empty: the logs of another storm may be there")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.dir or Path(temporary)
         outcome = storm(folder, options.minutes, options.per_minute, options.kinds, options.seed, options.inner_steps)

@@ -36,11 +36,6 @@ class SweepOptions:
     save_minutes: float
     list_only: bool
 
-    @property
-    def report(self) -> Path:
-        """Where this experiment's tables and figures go."""
-        return self.out / f"{self.experiment.stem}-{self.scale}"
-
 
 def sweep(options: SweepOptions, terminal: Terminal) -> int:
     """Run what has no result yet, and report; the exit code."""
@@ -62,7 +57,7 @@ def sweep(options: SweepOptions, terminal: Terminal) -> int:
             except KeyboardInterrupt:
                 terminal.emit(Progress(f"stopped; the same command goes on from what is in {options.out}"))
                 return INTERRUPTED
-        _report(experiment, asked, options, terminal)
+        _report(experiment, asked, options.out, f"{options.experiment.stem}-{options.scale}", terminal)
         for failure in failures:
             terminal.emit(Progress(failure))
         return 1 if failures else 0
@@ -113,14 +108,14 @@ def report(experiment: Path, scale: str, out: Path, terminal: Terminal) -> int:
 
     def work() -> int:
         loaded = load(experiment, scale)
-        _report(loaded, cases(loaded), SweepOptions(experiment, scale, out, None, 0, 1, "auto", 0.0, False), terminal)
+        _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", terminal)
         return 0
 
     return told(terminal.emit, work)
 
 
-def _report(experiment: Experiment, asked: list[Case], options: SweepOptions, terminal: Terminal) -> None:
-    for path in write_report(experiment, asked, options.out, options.report):
+def _report(experiment: Experiment, asked: list[Case], out: Path, name: str, terminal: Terminal) -> None:
+    for path in write_report(experiment, asked, out, out / name):
         terminal.emit(Progress(f"wrote {path}"))
 
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from peer.home import locked
 from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
-from peer.lab.worker import Ended, Message, Setting, work
+from peer.lab.worker import Ended, Message, Setting, state_folder, work
 from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError
 
@@ -98,6 +99,7 @@ def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> lis
                     one.ended = message
                     if message.record is not None:
                         append(setting.folder, message.record)
+                        shutil.rmtree(state_folder(setting.folder, one.case), ignore_errors=True)
     return failures
 
 

@@ -85,6 +85,11 @@ def files_folder(folder: Path, manifest: Manifest) -> Path:
     return folder / "files" / run_files(manifest).digest[:16]
 
 
+def state_folder(folder: Path, case: Case) -> Path:
+    """Where a run that has not ended keeps what it goes on from."""
+    return folder / "runs" / case.id
+
+
 def work(case: Case, setting: Setting, messages: Connection) -> None:
     """Run a case from where it was left to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep itself ends its processes
@@ -100,7 +105,7 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
     files = files_folder(setting.folder, manifest)
     lab = Lab.open(descriptor, files, device, case.switches, compiled=device.type == "cuda")
-    path = setting.folder / "runs" / case.id / STATE
+    path = state_folder(setting.folder, case) / STATE
     told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
     curve = [Point(**point) for point in told["curve"]]
     messages.send(Started(case.id, lab.done))
@@ -130,7 +135,7 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
             save_lab(lab, path, {"curve": [asdict(point) for point in curve], "seconds": seconds()})
             saved = time.monotonic()
     speed = curve[-1].tokens / seconds()
-    record = Record(
+    return Record(
         id=case.id,
         axes=case.axes,
         seed=case.seed,
@@ -145,8 +150,6 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
         manifest=manifest.model_dump(mode="json"),
         switches=case.switches.model_dump(mode="json"),
     )
-    path.unlink(missing_ok=True)
-    return record
 
 
 def dtype_of(case: Case) -> torch.dtype:

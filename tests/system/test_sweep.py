@@ -94,6 +94,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on_to_the_same_results(
         if json.loads(line)["event"] == "Started"
     ]
     assert started[0]["done"] >= 4
+    assert not list((tmp_path / "out" / "runs").iterdir())
     interrupted = losses(tmp_path)
     (tmp_path / "out").rename(tmp_path / "before")
     subprocess.run(command(tmp_path, text, rounds), capture_output=True, check=True)
