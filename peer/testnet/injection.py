@@ -163,9 +163,10 @@ class Injection:
 
     async def _slow(self, fault: Slow, record: "Record") -> None:
         assert self.namespaces is not None
-        names = [name for name in self.swarm.processes(fault.target) if self.processes.running(name)]
+        meant = self.swarm.processes(fault.target)
+        names = [name for name in meant if self.processes.running(name)]
         if not names:
-            record.nothing("not applied", self.swarm.processes(fault.target), "already dead")
+            record.nothing("not applied", meant, "already dead" if meant else "there is none now")
             return
         try:
             for name in names:

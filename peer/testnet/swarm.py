@@ -20,12 +20,12 @@ def datacenter(number: int) -> str:
 
 @dataclass(slots=True)
 class Swarm:
-    """The processes by name. `stages` has the volunteers' stages, `replicas` whose group they are in."""
+    """The processes by name. `stages` has the volunteers' stages, `replicas` whose group they are in: None, no more."""
 
     groups: int
     stages: dict[str, int] = field(default_factory=dict)
     datacenters: list[str] = field(default_factory=list)
-    replicas: dict[str, str] = field(default_factory=dict)
+    replicas: dict[str, str | None] = field(default_factory=dict)
     reached: Moment = field(default_factory=lambda: Moment(0))
     ended: int = 0
 
@@ -40,10 +40,10 @@ class Swarm:
         match event:
             case GroupFormed(replica):
                 self.replicas[process] = replica
-            case Joined():
-                self.replicas.pop(process, None)  # it has started again, and is in no group yet
+            case Joined() if process in self.replicas:
+                self.replicas[process] = None  # it has started again, and is in no group yet
             case GroupBroken() if self.stages.get(process):
-                self.replicas.pop(process, None)  # its leader is gone; a leader keeps its place
+                self.replicas[process] = None  # its leader is gone; a leader keeps its place
             case StepDone(round, step):
                 self.reached = max(self.reached, Moment(round, step + 1), key=lambda each: (each.round, each.step))
             case RoundDone(round):
@@ -85,11 +85,14 @@ class Swarm:
                 return self.names
 
     def _group(self, number: int) -> list[str]:
-        """The group that the `number`-th volunteer of stage 0 is in. Before it has formed: those named after it."""
-        leader = volunteer(number, 0)
-        if leader not in self.replicas:
-            return [name for name in self.stages if name.startswith(f"volunteer {number + 1},")]
-        return [name for name in self.stages if self.replicas.get(name) == self.replicas[leader]]
+        """The group that the `number`-th volunteer of stage 0 is in. Who has not said yet which is its own, is in the
+        one it is named after: a group's members are not all heard at once."""
+        replica = self.replicas.get(volunteer(number, 0))
+        members = {name for name in self.stages if replica is not None and self.replicas.get(name) == replica}
+        taken = {self.stages[name] for name in members}
+        named = {volunteer(number, stage) for stage in self.stages.values() if stage not in taken}
+        unheard = named - self.replicas.keys()
+        return [name for name in self.stages if name in members | unheard]
 
     def sides(self, partition: Partition) -> tuple[list[str], list[str]]:
         """The two sides of a partition. Halves are every other replica; the bootstrap node is in the first."""

@@ -49,6 +49,14 @@ def test_a_group_is_who_is_in_it_whatever_they_are_named():
     assert formed(crossed=False).processes(Target("volunteer", 0, 1)) == ["volunteer 1, stage 1"]
 
 
+def test_a_member_that_has_not_been_heard_yet_is_in_the_group_it_is_named_after():
+    made = swarm()
+    made.take("volunteer 1, stage 0", GroupFormed("A", 0, []))
+    assert made.processes(Target("volunteer", 0, 1)) == ["volunteer 1, stage 1"]
+    made.take("volunteer 2, stage 1", GroupFormed("A", 0, []))
+    assert made.processes(Target("volunteer", 0, 1)) == ["volunteer 2, stage 1"]
+
+
 def test_who_replaced_a_member_is_one():
     made = formed(crossed=False)
     made.take("volunteer 1, stage 1", GroupFormed("C", 0, []))
