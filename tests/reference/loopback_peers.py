@@ -146,9 +146,14 @@ class Village:
         await self.calm()
 
     async def calm(self) -> None:
-        """Until nobody has anything to tell."""
-        while tasks := [task for peer in self.peers for task in peer.outer.reconciler.tasks]:
-            await asyncio.gather(*tasks)
+        """Until nobody has anything to tell, or to tell in a moment."""
+        reconcilers = [peer.outer.reconciler for peer in self.peers]
+        while any(each.tasks or each.untold for each in reconcilers):
+            for each in reconcilers:
+                if each.telling is not None and each.untold:
+                    each.telling.cancel()
+                    each._tell_on()
+            await asyncio.gather(*(task for each in reconcilers for task in each.tasks))
 
     async def round(self, round: int, contributors: list[LoopbackPeer]) -> None:
         """One round of these contributors; everybody finishes it."""
