@@ -71,16 +71,21 @@ class GroupBoundaries:
     def begin(manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor) -> "GroupBoundaries":
         """Before round 1: nothing has been fitted yet, and random directions do."""
         d, boundaries = manifest.model.d, max(1, manifest.replicas.stages - 1)  # a model of one stage asks for one, too
-        width, bits_k = _equal_bits(manifest, switches, basis_DD.device)
         wire = DTYPES[manifest.replicas.wire]
-        coder = Coder(nested(basis_DD, width), wire, bits_k, residuals=switches.residuals)
+
+        def coder(payload: str) -> Coder:
+            width, bits_k = _equal_bits(manifest, switches, payload, basis_DD.device)
+            return Coder(nested(basis_DD, width), wire, bits_k, residuals=switches.residuals)
+
+        out = coder(switches.payload)
+        back = out if switches.gradient_payload == "same" else coder(switches.gradient_payload)
 
         def spectrum() -> Spectrum:
             return Spectrum(torch.zeros(d, d, device=basis_DD.device))
 
         watched = switches.basis == "fitted" or switches.grassmann
         spectra = [(spectrum(), spectrum()) for _ in range(boundaries)] if watched else []
-        return GroupBoundaries(manifest, switches, coder.basis_dk, [(coder, coder)] * boundaries, spectra, genesis_VD)
+        return GroupBoundaries(manifest, switches, out.basis_dk, [(out, back)] * boundaries, spectra, genesis_VD)
 
     def boundaries(self, te_VD: Tensor | None, watched: bool = True) -> Boundaries:
         """Those of an inner loop that starts from TE, or, if nothing is to be learnt from it, of an evaluation."""
@@ -147,7 +152,7 @@ class GroupBoundaries:
             width = int(allocated_k.nonzero().max()) + 1
             bits_k = allocated_k[:width].to(directions_DD.device)
         else:
-            width, bits_k = _equal_bits(self.manifest, switches, directions_DD.device)
+            width, bits_k = _equal_bits(self.manifest, switches, switches.payload, directions_DD.device)
         basis_Dk, variance_k = directions_DD[:, :width].contiguous(), variance_D[:width]
         if bits_k is None:
             return Coder(basis_Dk, dtype, residuals=switches.residuals)
@@ -155,9 +160,11 @@ class GroupBoundaries:
         return Coder(basis_Dk, dtype, bits_k * told_k, variance_k.sqrt(), switches.residuals)
 
 
-def _equal_bits(manifest: Manifest, switches: Switches, device: torch.device) -> tuple[int, Tensor | None]:
+def _equal_bits(
+    manifest: Manifest, switches: Switches, payload: str, device: torch.device
+) -> tuple[int, Tensor | None]:
     """How many coordinates the bytes of k in bf16 are good for, and the bits of each; None for plain numbers."""
-    bits = BITS[switches.payload]
+    bits = BITS[payload]
     width = coordinates(16 * manifest.k, bits, switches.residuals, manifest.model.d)
     return width, None if bits == 16 else torch.full((width,), bits, device=device)
 

@@ -88,13 +88,18 @@ class Case:
     @property
     def id(self) -> str:
         """Of what is computed alone: equal runs of two experiments are one."""
-        said = self.manifest.digest + self.switches.model_dump_json()
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        return identity(self.manifest, self.switches)
 
     @property
     def name(self) -> str:
         """For people."""
         return f"{said(self.axes)}, seed {self.seed}"
+
+
+def identity(manifest: Manifest, switches: Switches) -> str:
+    """Of a run: equal for equal options."""
+    said = manifest.digest + switches.model_dump_json()
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def load(path: Path, scale: str) -> Experiment:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peer.lab.experiment import Case, Value
-from protocol.errors import FormatError, ResourceError
+from peer.lab.experiment import Case, Value, identity
+from peer.lab.switches import Switches
+from protocol.errors import FormatError, ManifestError, ResourceError
+from protocol.manifest import check, validated
 
 RESULTS = "results.jsonl"
 
@@ -96,6 +98,16 @@ def of(cases: Iterable[Case], records: Iterable[Record]) -> dict[str, Record]:
 def _parse(line: str, where: str) -> Record:
     try:
         fields = json.loads(line)
-        return Record(**fields | {"curve": [Point(**point) for point in fields["curve"]]})
+        found = Record(**fields | {"curve": [Point(**point) for point in fields["curve"]]})
     except (ValueError, TypeError, KeyError):
         raise FormatError(f"{where}: not a run's record") from None
+    return replace(found, id=_today(found))
+
+
+def _today(record: Record) -> str:
+    """Under which id its run is known now: an option that came after it has its default. One that has gone since makes
+    it a run that cannot be made again."""
+    try:
+        return identity(check(record.manifest), validated(Switches, record.switches, "results", "lab"))
+    except ManifestError:
+        return record.id

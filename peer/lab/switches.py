@@ -49,6 +49,9 @@ class Switches(Section):
     payload: Literal["wire", "8bit", "4bit", "2bit", "allocated"] = Field(
         "wire", description="number format of coordinates; allocated: bits go where the variance is"
     )
+    gradient_payload: Literal["same", "wire", "8bit", "4bit"] = Field(
+        "same", description="another number format, and so another number of coordinates, for gradients"
+    )
     residuals: int = Field(0, ge=0, le=4096, description="entries of X − X̂ sent with each token")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
 
@@ -63,6 +66,8 @@ class Switches(Section):
             and self.basis != "fitted",
             "gradient_basis = own needs basis = fitted": self.gradient_basis == "own" and self.basis != "fitted",
             "weight_projection is onto Col(U), which anchor = embedding does not use": self.weight_projection and free,
+            "gradient_payload is for a random basis that stays": self.gradient_payload != "same"
+            and (self.basis != "random" or self.grassmann > 0),
             "grassmann moves the random basis": bool(self.grassmann) and (free or self.basis != "random"),
             "method = adamw has no inner loop for these": self.method == "adamw"
             and (

@@ -157,6 +157,15 @@ def test_with_the_embedding_as_anchor_the_token_embedding_comes_through_exactly(
     assert torch.equal(boundary.decode(boundary.encode(te[tokens], tokens), tokens), te[tokens])
 
 
+def test_gradients_may_have_a_number_format_of_their_own_for_as_many_bytes():
+    manifest = small_manifest(model={"d": 32}, replicas={"compression": 4})
+    te, tokens, x = table(manifest), random_tokens(manifest, 2, 7), normal(2, 7, 32)
+    mixed = begin(manifest, Switches(payload="4bit", gradient_payload="wire"), te).boundaries(te)(0)
+    fine, coarse = (begin(manifest, Switches(payload=each), te).boundaries(te)(0) for each in ("4bit", "wire"))
+    assert torch.equal(mixed.encode(x, tokens), fine.encode(x, tokens))
+    assert torch.equal(mixed.encode_gradient(x), coarse.encode_gradient(x))
+
+
 @pytest.mark.parametrize("adaptation", [True, False])
 def test_what_boundaries_take_off_is_split_from_te_of_the_round_or_without_adaptation_of_the_genesis(adaptation: bool):
     manifest = small_manifest()

@@ -61,6 +61,20 @@ def test_what_is_appended_is_read_again(tmp_path: Path):
     assert read(tmp_path) == all_records()
 
 
+def test_a_run_from_before_an_option_is_the_one_with_its_default(tmp_path: Path):
+    (case, *_), (made, *_) = CASES, all_records()
+    made.switches.pop("residuals")
+    made.manifest["outer"].pop("overlap")
+    append(tmp_path, replace(made, id="of old"))
+    assert of([case], read(tmp_path)).keys() == {case.id}
+
+
+def test_a_run_with_an_option_that_is_gone_counts_nowhere(tmp_path: Path):
+    append(tmp_path, replace(all_records()[0], id="of old", switches={"quantum": True}))
+    assert of(CASES, read(tmp_path)) == {}
+    assert read(tmp_path)[0].id == "of old"
+
+
 def test_a_line_that_was_cut_short_does_not_count_and_another_broken_one_is_an_error(tmp_path: Path):
     append(tmp_path, all_records()[0])
     with (tmp_path / RESULTS).open("a") as file:

@@ -57,6 +57,7 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, False),
         ({"second_moment": "columns", "weight_projection": True, "embedding": "project"}, False),
         ({"precision": "bf16", "payload": "4bit", "residuals": 1}, False),
+        ({"payload": "4bit", "gradient_payload": "8bit"}, False),
     ],
     ids=str,
 )

@@ -35,6 +35,8 @@ def manifest(**tables) -> Manifest:
         (FREE | {"gradient_basis": "own"}, "gradient_basis = own needs basis = fitted"),
         (FREE | {"grassmann": 5}, "grassmann moves the random basis"),
         (FITTED | {"grassmann": 5}, "grassmann moves the random basis"),
+        (FITTED | {"gradient_payload": "8bit"}, "gradient_payload is for a random basis that stays"),
+        ({"grassmann": 5, "gradient_payload": "8bit"}, "gradient_payload is for a random basis that stays"),
         *(
             ({"method": "adamw"} | each, "method = adamw has no inner loop")
             for each in (
@@ -91,6 +93,7 @@ HEARD = [
     {"payload": "8bit"},
     {"payload": "4bit"},
     {"payload": "2bit"},
+    {"gradient_payload": "8bit"},
     FITTED | {"payload": "allocated"},
     {"residuals": 1},
     {"precision": "bf16"},
