@@ -46,6 +46,8 @@ class Reconciler:
     """This peer's own closed rounds."""
     others_claims: dict[PeerId, statement.Claims] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    learning: set[asyncio.Task[None]] = field(default_factory=set)
+    """Those of them that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
     """Keys of what has been accepted since others were told last."""
     telling: asyncio.TimerHandle | None = None
@@ -82,7 +84,7 @@ class Reconciler:
             await asyncio.wait(taking)
 
     def _begin(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> list[asyncio.Task[None]]:
-        return [self.start(self._take(message, sender)) for message in messages]
+        return [self.start_learning(self._take(message, sender)) for message in messages]
 
     async def _take(self, message: pb.Entry, sender: PeerRecord) -> None:
         try:
@@ -250,6 +252,18 @@ class Reconciler:
             if entry.name.author == me
         ]
         await asyncio.gather(*(self._tell(peer, own) for peer in some(self.discovery.others(), HEARERS, random)))
+
+    def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Ask for, or fetch, what others hold, beside everything else."""
+        task = self.start(work)
+        self.learning.add(task)
+        task.add_done_callback(self.learning.discard)
+        return task
+
+    async def learnt(self) -> None:
+        """Until all that others told is here, or cannot be had: `compare` does not wait for what is on its way."""
+        while self.learning:
+            await asyncio.wait(self.learning)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside everything else."""

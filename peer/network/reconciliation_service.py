@@ -42,7 +42,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
     async def Tell(self, request: pb.News, context: Any) -> pb.Heard:
         sender = await self._hear(request.statement, context)
         self.reconciler.revoke(request.revocations, sender.peer_id)
-        self.reconciler.start(self.reconciler.heed(request.held, sender))
+        self.reconciler.start_learning(self.reconciler.heed(request.held, sender))
         await self.reconciler.receive(request.entries, sender)
         return pb.Heard()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,9 +141,20 @@ class Node:
         loop = asyncio.get_running_loop()
         farewell, patience = loop.time() + FAREWELL_SECONDS, loop.time() + LOST_SECONDS
         while loop.time() < farewell:
-            finished = all_at(self.discovery.peers(), self.manifest.outer.rounds)
-            if finished and (not self.discovery.missed() or loop.time() >= patience):
-                break
+            if all_at(self.discovery.peers(), self.manifest.outer.rounds) and self._waits_for_nobody(patience):
+                await self._have_all(outer)
+                if self._waits_for_nobody(patience):  # some may only have seemed to be there, by their records
+                    break
             await self.discovery.news.wait(1.0)
-        await compare_with_all(outer)
+        else:
+            await self._have_all(outer)
         await outer.settle()
+
+    async def _have_all(self, outer: OuterLoop) -> None:
+        await compare_with_all(outer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOST_SECONDS):
+                await self.reconciler.learnt()
+
+    def _waits_for_nobody(self, patience: float) -> bool:
+        return not self.discovery.missed() or asyncio.get_running_loop().time() >= patience

@@ -80,3 +80,26 @@ def test_a_part_is_told_to_those_who_follow_it(tmp_path: Path):
         assert [peer.peer_id for peer in followers(EMBEDDING)] == ["v0", "v1"]
 
     play(tmp_path, "a", scene, small_manifest(replicas={"compression": 2, "stages": 2}))
+
+
+def test_what_is_on_its_way_is_waited_for_though_comparing_does_not(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        may_end, check = asyncio.Event(), b.acceptance.check
+
+        async def slow(blob: bytes, entry: Entry) -> None:
+            await may_end.wait()
+            await check(blob, entry)
+
+        b.acceptance.check = slow
+        await a.contribute(1, 1)  # and tells b
+        while len(b.outer.reconciler.learning) < len(b.acceptance.ledgers):
+            await b.outer.discovery.news.wait(0.01)
+        await b.outer.reconciler.compare(a.outer.discovery.record)
+        assert not holds(b, a, [EMBEDDING])
+        learnt = asyncio.create_task(b.outer.reconciler.learnt())
+        may_end.set()
+        await learnt
+        assert holds(b, a, list(b.acceptance.ledgers))
+
+    play(tmp_path, "ab", scene, small_manifest())
