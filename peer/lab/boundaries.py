@@ -77,8 +77,9 @@ class GroupBoundaries:
             width, bits_k = _equal_bits(manifest, switches, payload, basis_DD.device)
             return Coder(nested(basis_DD, width), wire, bits_k, residuals=switches.residuals)
 
-        out = coder(switches.payload)
-        back = out if switches.gradient_payload == "same" else coder(switches.gradient_payload)
+        forward, backward = switches.payloads
+        out = coder(forward)
+        back = out if backward == forward else coder(backward)
 
         def spectrum() -> Spectrum:
             return Spectrum(torch.zeros(d, d, device=basis_DD.device))

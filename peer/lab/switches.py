@@ -86,6 +86,11 @@ class Switches(Section):
         return self
 
     @property
+    def payloads(self) -> tuple[str, str]:
+        """The number formats of activations and of gradients."""
+        return self.payload, self.payload if self.gradient_payload == "same" else self.gradient_payload
+
+    @property
     def without_groups(self) -> "Switches":
         """What is left of them in a run that has no compressed group."""
         return Switches.model_validate(self.model_dump(include=NOT_OF_GROUPS))
@@ -103,7 +108,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
     if not (manifest.replicas.groups and manifest.compressed):
         return found.without_groups
     try:
-        coordinates(16 * manifest.k, BITS[found.payload], found.residuals, manifest.model.d)
+        for payload in found.payloads:
+            coordinates(16 * manifest.k, BITS[payload], found.residuals, manifest.model.d)
     except ValueError as error:
         raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
     return found

@@ -143,6 +143,7 @@ def test_what_is_said_of_compressed_groups_is_nothing_where_there_are_none(peopl
         (FITTED | {"residuals": 40, "payload": "allocated"}, 4),
         ({"residuals": 3, "payload": "4bit"}, 4),
         ({"payload": "8bit"}, 16),
+        ({"gradient_payload": "8bit"}, 16),
     ],
     ids=str,
 )
