@@ -57,7 +57,7 @@ def sweep(options: SweepOptions, terminal: Terminal) -> int:
             except KeyboardInterrupt:
                 terminal.emit(Progress(f"stopped; the same command goes on from what is in {options.out}"))
                 return INTERRUPTED
-        _report(experiment, asked, options.out, f"{options.experiment.stem}-{options.scale}", terminal)
+        _report(options.experiment, options.scale, options.out, terminal)
         for failure in failures:
             terminal.emit(Progress(failure))
         return 1 if failures else 0
@@ -107,15 +107,15 @@ def report(experiment: Path, scale: str, out: Path, terminal: Terminal) -> int:
     """Draw tables and figures of what there is; the exit code."""
 
     def work() -> int:
-        loaded = load(experiment, scale)
-        _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", terminal)
+        _report(experiment, scale, out, terminal)
         return 0
 
     return told(terminal.emit, work)
 
 
-def _report(experiment: Experiment, asked: list[Case], out: Path, name: str, terminal: Terminal) -> None:
-    for path in write_report(experiment, asked, out, out / name):
+def _report(file: Path, scale: str, out: Path, terminal: Terminal) -> None:
+    experiment = load(file, scale)
+    for path in write_report(experiment, cases(experiment), out, out / f"{file.stem}-{scale}"):
         terminal.emit(Progress(f"wrote {path}"))
 
 
