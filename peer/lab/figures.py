@@ -10,6 +10,9 @@ from peer.lab.summary import Row
 COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d", "#a21caf", "#b45309", "#0e7490", "#be123c")
 MARKS = "osD^vPX*"
 
+COLUMN_LINES, LINE_INCHES = 4, 0.16
+"""A legend of more lines has two columns; each line of it makes a figure so much higher."""
+
 
 def draw(experiment: Experiment, found: Sequence[Row], folder: Path) -> list[Path]:
     """All figures that the rows have something for; the files."""
@@ -22,11 +25,11 @@ def draw(experiment: Experiment, found: Sequence[Row], folder: Path) -> list[Pat
     if experiment.x and any(experiment.x in row.axes for row in found):
         drawn.append(_along(experiment.x, found, folder / f"by-{field_of(experiment.x)}.png"))
     if len({row.boundary_bytes for row in found} - {0.0}) > 1 or any("lab.payload" in row.axes for row in found):
-        drawn.append(_frontier(found, "boundary_bytes", "bytes a token at a boundary", folder / "boundary-bytes.png"))
+        to = folder / "boundary-bytes.png"
+        drawn.append(_frontier(experiment.x, found, "boundary_bytes", "bytes a token at a boundary", to))
     if max(row.outer_bytes for row in found) > 1.05 * min(row.outer_bytes for row in found):
-        drawn.append(
-            _frontier(found, "outer_bytes", "bytes a replica publishes in a round", folder / "outer-bytes.png")
-        )
+        to = folder / "outer-bytes.png"
+        drawn.append(_frontier(experiment.x, found, "outer_bytes", "bytes a replica publishes in a round", to))
     return drawn
 
 
@@ -62,33 +65,30 @@ def _along(x: str, found: Sequence[Row], path: Path) -> Path:
         )
     values = [row.axes[x] for row in found if x in row.axes]
     if all(isinstance(value, int | float) and value > 0 for value in values):
-        axes.set_xscale("log")
-        axes.set_xticks(
-            sorted({float(value) for value in values}), [f"{v:g}" for v in sorted({float(v) for v in values})]
-        )
-        axes.minorticks_off()
+        _logarithmic(axes, [float(value) for value in values])
     return _save(figure, axes, path)
 
 
-def _frontier(found: Sequence[Row], what: str, label: str, path: Path) -> Path:
+def _frontier(x: str | None, found: Sequence[Row], what: str, label: str, path: Path) -> Path:
+    """What the bytes cost: each setting's rows along the experiment's axis are one line."""
     figure, axes = _axes(label, "loss above the first row's, nats per token")
-    for i, row in enumerate(found):
-        size = getattr(row, what)
-        if row.more is None or not size:
-            continue
+    placed = [(row, row.more, getattr(row, what)) for row in found if row.more is not None and getattr(row, what)]
+    for i, line in enumerate(dict.fromkeys(row.name(x) for row, _, _ in placed)):
+        points = sorted((size, more.mean, more.deviation or 0.0) for row, more, size in placed if row.name(x) == line)
+        sizes, means, deviations = zip(*points, strict=True)
         axes.errorbar(
-            [size],
-            [row.more.mean],
-            yerr=[row.more.deviation or 0.0],
-            color=_colour(i),
-            marker=MARKS[i % len(MARKS)],
-            linestyle="none",
-            capsize=3,
-            label=row.name(),
+            sizes, means, yerr=deviations, color=_colour(i), marker=MARKS[i % len(MARKS)], capsize=3, label=line
         )
-    axes.set_xscale("log")
+    _logarithmic(axes, [size for _, _, size in placed])
     axes.axhline(0.0, color="#94a3b8", linewidth=0.8)
     return _save(figure, axes, path)
+
+
+def _logarithmic(axes: Any, values: Sequence[float]) -> None:
+    ticks = sorted(set(values))
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.minorticks_off()
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
@@ -104,7 +104,10 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
 def _save(figure: Any, axes: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lines = len(axes.get_legend_handles_labels()[1])
+    columns = 2 if lines > COLUMN_LINES else 1
+    figure.set_figheight(figure.get_figheight() + LINE_INCHES * -(-lines // columns))
+    figure.legend(frameon=False, fontsize=7, loc="outside lower center", ncols=columns)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return path

@@ -49,10 +49,12 @@ class Row:
     tokens_per_second: float
     peak: float | None
     curve: list[tuple[int, Spread]]
+    naming: frozenset[str]
+    """The axes that its name tells: all, or its label and what tells it from others of that label."""
 
     def name(self, without: str | None = None) -> str:
         """Of a row, or of a line of a figure along the axis `without`."""
-        return said(self.axes, without)
+        return said({key: value for key, value in self.axes.items() if key in self.naming}, without)
 
 
 def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Record]) -> list[Row]:
@@ -62,15 +64,24 @@ def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Re
         if case.id in records:
             found[tuple(case.axes.items())][case.seed] = records[case.id]
     first = next(iter(found.values()), {})
+    named = [dict(key) for key in found]
     return [
         _row(
-            dict(key),
+            axes,
+            _naming(axes, named),
             list(of_seed.values()),
             None if of_seed is first else _paired(of_seed, first, experiment.loss),
             experiment.loss,
         )
-        for key, of_seed in found.items()
+        for axes, of_seed in zip(named, found.values(), strict=True)
     ]
+
+
+def _naming(axes: Mapping[str, Value], others: Sequence[Mapping[str, Value]]) -> frozenset[str]:
+    if "label" not in axes:
+        return frozenset(axes)
+    namesakes = [each for each in others if each.get("label") == axes["label"]]
+    return frozenset({"label"} | {key for key in axes if any(each.get(key) != axes[key] for each in namesakes)})
 
 
 def _paired(these: Mapping[int, Record], first: Mapping[int, Record], which: str) -> Spread | None:
@@ -78,7 +89,9 @@ def _paired(these: Mapping[int, Record], first: Mapping[int, Record], which: str
     return Spread.over(differences) if differences else None
 
 
-def _row(axes: dict[str, Value], records: Sequence[Record], more: Spread | None, which: str) -> Row:
+def _row(
+    axes: dict[str, Value], naming: frozenset[str], records: Sequence[Record], more: Spread | None, which: str
+) -> Row:
     share = records[0].groups / records[0].replicas
     peaks = [record.peak for record in records if record.peak is not None]
     return Row(
@@ -93,6 +106,7 @@ def _row(axes: dict[str, Value], records: Sequence[Record], more: Spread | None,
         tokens_per_second=math.fsum(record.tokens_per_second for record in records) / len(records),
         peak=math.fsum(peaks) / len(peaks) if peaks else None,
         curve=_curve(records, which, share),
+        naming=naming,
     )
 
 

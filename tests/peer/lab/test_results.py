@@ -124,7 +124,23 @@ def test_combinations_that_are_one_run_are_run_once_and_have_a_row_each():
     assert len(asked) == 4
     assert len({case.id for case in asked}) == 2
     records = [record(case, 3.0, 3.0) for case in asked[::2]]
-    assert [row.name() for row in rows(twice, asked, of(asked, records))] == ["baseline", "the same, baseline"]
+    assert [row.name() for row in rows(twice, asked, of(asked, records))] == ["baseline", "the same"]
+
+
+def test_a_label_names_its_row_and_axes_only_tell_those_of_one_label_apart():
+    grid = [
+        {"label": "the paper's", "mode": "uniform", "replicas.compression": [8, 16], "outer.beta": 0.9},
+        {"mode": "uniform", "replicas.compression": 8},
+    ]
+    labelled = EXPERIMENT.model_copy(update={"grid": grid, "seeds": [1]})
+    asked = cases(labelled)
+    found = rows(labelled, asked, of(asked, [record(case, 3.0, 3.0) for case in asked]))
+    assert [row.name() for row in found] == [
+        "the paper's, compression 8",
+        "the paper's, compression 16",
+        "uniform, compression 8",
+    ]
+    assert [row.name("replicas.compression") for row in found] == ["the paper's", "the paper's", "uniform"]
 
 
 def test_records_of_another_experiment_do_not_count():
