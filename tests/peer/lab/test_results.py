@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.experiment import Case, Experiment, cases
+from peer.lab.experiment import Case, Experiment, cases, load
 from peer.lab.record import RESULTS, Point, Record, append, of, read
 from peer.lab.report import write_report
 from peer.lab.summary import Spread, rows
 from protocol.errors import FormatError
 
+ROOT = Path(__file__).parents[3]
 EXPERIMENT = Experiment.model_validate(
     {
         "title": "Two ways",
@@ -165,3 +166,9 @@ def test_the_report_has_a_table_along_the_axis_and_its_figures(tmp_path: Path):
 def test_a_report_of_nothing_says_so(tmp_path: Path):
     (path,) = write_report(EXPERIMENT, CASES, tmp_path, tmp_path / "two-ways")
     assert "0 of 6 runs" in path.read_text()
+
+
+@pytest.mark.parametrize("experiment", ["paper/table2", "paper/table4", "beyond/boundary", "beyond/boundary-best"])
+def test_what_the_documents_tell_is_still_what_these_experiments_ask(experiment: str):
+    asked = cases(load(ROOT / f"examples/{experiment}.toml", "small"))
+    assert len(of(asked, read(ROOT / "docs/results"))) == len({case.id for case in asked})
