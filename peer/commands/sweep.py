@@ -57,7 +57,7 @@ def sweep(options: SweepOptions, terminal: Terminal) -> int:
             except KeyboardInterrupt:
                 terminal.emit(Progress(f"stopped; the same command goes on from what is in {options.out}"))
                 return INTERRUPTED
-        _report(options.experiment, options.scale, options.out, terminal)
+        _report(experiment, asked, options.out, _name(options.experiment, options.scale), terminal)
         for failure in failures:
             terminal.emit(Progress(failure))
         return 1 if failures else 0
@@ -107,15 +107,20 @@ def report(experiment: Path, scale: str, out: Path, terminal: Terminal) -> int:
     """Draw tables and figures of what there is; the exit code."""
 
     def work() -> int:
-        _report(experiment, scale, out, terminal)
+        loaded = load(experiment, scale)
+        _report(loaded, cases(loaded), out, _name(experiment, scale), terminal)
         return 0
 
     return told(terminal.emit, work)
 
 
-def _report(file: Path, scale: str, out: Path, terminal: Terminal) -> None:
-    experiment = load(file, scale)
-    for path in write_report(experiment, cases(experiment), out, out / f"{file.stem}-{scale}"):
+def _name(experiment: Path, scale: str) -> str:
+    """Of the folder, beside the results, with an experiment's report."""
+    return f"{experiment.stem}-{scale}"
+
+
+def _report(experiment: Experiment, asked: list[Case], out: Path, name: str, terminal: Terminal) -> None:
+    for path in write_report(experiment, asked, out, out / name):
         terminal.emit(Progress(f"wrote {path}"))
 
 
