@@ -10,6 +10,9 @@ from peer.lab.summary import Row
 COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d", "#a21caf", "#b45309", "#0e7490", "#be123c")
 MARKS = "osD^vPX*"
 
+TICKS_APART = 1.1
+"""Sizes that are closer than this share a tick: on a logarithmic axis their labels would lie on each other."""
+
 COLUMN_LINES, LINE_INCHES = 4, 0.16
 """A legend of more lines has two columns; each line of it makes a figure so much higher."""
 
@@ -65,7 +68,7 @@ def _along(x: str, found: Sequence[Row], path: Path) -> Path:
         )
     values = [row.axes[x] for row in found if x in row.axes]
     if all(isinstance(value, int | float) and value > 0 for value in values):
-        _logarithmic(axes, [float(value) for value in values])
+        _logarithmic(axes, [float(value) for value in values], "{:g}")
     return _save(figure, axes, path)
 
 
@@ -79,16 +82,24 @@ def _frontier(x: str | None, found: Sequence[Row], what: str, label: str, path: 
         axes.errorbar(
             sizes, means, yerr=deviations, color=_colour(i), marker=MARKS[i % len(MARKS)], capsize=3, label=line
         )
-    _logarithmic(axes, [size for _, _, size in placed])
+    _logarithmic(axes, _apart([size for _, _, size in placed]), "{:,.0f}")
     axes.axhline(0.0, color="#94a3b8", linewidth=0.8)
     return _save(figure, axes, path)
 
 
-def _logarithmic(axes: Any, values: Sequence[float]) -> None:
+def _logarithmic(axes: Any, values: Sequence[float], say: str) -> None:
     ticks = sorted(set(values))
     axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.set_xticks(ticks, [say.format(value) for value in ticks])
     axes.minorticks_off()
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    kept: list[float] = []
+    for value in sorted(values):
+        if not kept or value > TICKS_APART * kept[-1]:
+            kept.append(value)
+    return kept
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
