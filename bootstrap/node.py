@@ -1,124 +1,117 @@
-"""The operator's node: the way into the DHT, the run's files, and the places in the run."""
+"""The operator's node: the way into the DHT, the door of the run, and its files for those who have come in."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 
-from bootstrap.admission import Admission, PlaceRole
+from bootstrap.admission import Admission
+from bootstrap.door import Door
+from protocol import certificates
 from protocol import dht as dhts
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
-from protocol.cards import Card, issue
-from protocol.channels import listen, options, refuse, require_manifest
-from protocol.dht import Dht
-from protocol.errors import FormatError, RefusedError
-from protocol.identity import PeerId
+from protocol.channels import Credentials, listen, options
+from protocol.guard import Guard
 from protocol.keys import Identity, load_or_create
-from protocol.records import PeerRecord, peers_keys, unpack
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
-from protocol.schemas import run_pb2 as pb
 from protocol.ticket import Ticket
-
-ROLES: dict[int, PlaceRole] = {
-    pb.VOLUNTEER: "volunteer",
-    pb.DATACENTER: "datacenter",
-    pb.OBSERVER: "observer",
-    pb.GATEWAY: "gateway",
-}
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the node stops."""
 
 
-@dataclass(slots=True)
-class RunService(run_pb2_grpc.RunServicer):
-    """The run, as a newcomer sees it."""
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a node listens: the door at `host:port`, libp2p and the port for peers at the next two (port 0: any
+    three). `announced` is the host that goes into the ticket where it is another than `host`."""
 
-    descriptor: Descriptor
-    dht: Dht
-    admission: Admission
-    identity: Identity
-    own_card: bytes = b""
-    """A gateway's; the operator itself needs none."""
+    host: str
+    port: int
+    announced: str | None = None
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
+    def at(self, offset: int) -> str:
+        """One of the three addresses."""
+        return f"{self.host}:{self.port and self.port + offset}"
 
-    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitReply:
-        await require_manifest(context, self.descriptor.manifest)
-        role = ROLES.get(request.role)
-        if role is None or not 1 <= len(request.peer_id) <= 64:
-            await refuse(context, "this is no request for a place")
-        stage = request.stage if request.HasField("stage") else None
-        records = await self._records()
-        alive = {record.peer_id for record in records}
-        for record in records:
-            self.admission.see(record, time.monotonic())
-        try:
-            place = self.admission.admit(PeerId(request.peer_id), role, stage, alive, time.monotonic())
-        except RefusedError as error:
-            await refuse(context, str(error))
-        if place.role == "gateway" and self.own_card:
-            await refuse(context, "only the operator's own node can admit another one that admits")
-        card = Card(PeerId(request.peer_id), place.role, place.stage, place.slot)
-        signed = issue(self.identity, self.descriptor.run_id, card, self.own_card)
-        return pb.AdmitReply(stage=place.stage, slot=place.slot, card=signed)
 
-    async def _records(self) -> list[PeerRecord]:
-        records = []
-        keys = peers_keys(self.descriptor.run_id, self.descriptor.manifest)
-        for owner, value in (await self.dht.read_all(keys)).items():
-            with suppress(FormatError):
-                records.append(unpack(value, owner))
-        return records
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """By what right a node serves: its certificates, a gateway's card (the operator needs none), the other nodes that
+    it knows of, and how long the certificates last that it gives out."""
+
+    credentials: Credentials
+    certificate_seconds: float
+    card: bytes = b""
+    known: Ticket | None = None
+
+
+def as_operator(identity: Identity, certificate_seconds: float) -> Standing:
+    """The operator is the run's authority itself."""
+    root = certificates.authority(identity)
+    return Standing(Credentials(certificates.private_key(identity), root, root), certificate_seconds)
 
 
 async def serve(
     descriptor: Descriptor,
     directory: Path,
-    host: str,
-    port: int,
-    announced: str | None,
+    where: Listen,
+    standing: Standing,
     tell: Callable[[Ticket], None],
     stop: asyncio.Event,
-    card: bytes = b"",
-    addresses: Sequence[str] = (),
 ) -> None:
-    """Serve a run whose files are in `directory` until `stop` is set.
-
-    A gateway serves a run of another operator: it has a `card`, and meets the others at `addresses`.
-
-    gRPC listens on `host:port` and libp2p on the next port (port 0: any two). `announced` is the host that
-    goes into the ticket where it is another than `host`. `tell` is given the ticket once all is up.
+    """Serve a run whose files are in `directory` until `stop` is set. `tell` is given the ticket once all is up.
 
     Raises:
         ResourceError: a port is taken.
     """
     identity = load_or_create(directory)
-    dht = await dhts.start(identity, host, port and port + 1, addresses)
-    server = grpc.aio.server(options=options(descriptor.manifest))
+    known = standing.known.addresses if standing.known else ()
+    dht = await dhts.start(identity, where.host, where.port and where.port + 1, known)
+    door_server = grpc.aio.server(options=options(None))
+    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard()])
     try:
-        bound = listen(server, f"{host}:{port}")
+        door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
+        peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
+        admission = Admission(descriptor.manifest)
+        door = Door(
+            descriptor,
+            dht,
+            admission,
+            identity,
+            standing.credentials,
+            peers_port,
+            standing.certificate_seconds,
+            standing.card,
+        )
+        run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         files = {file.sha256: directory / file.name for file in descriptor.files}
-        service = RunService(descriptor, dht, Admission(descriptor.manifest), identity, card)
-        run_pb2_grpc.add_RunServicer_to_server(service, server)
-        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), server)
-        await server.start()
-        own = tuple(_announce(address, announced) for address in dht.addresses)
-        ticket = Ticket(descriptor.run_id, f"{announced or host}:{bound}", (*own, *addresses))
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), peers_server)
+        await peers_server.start()
+        await door_server.start()
+        ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         tell(ticket)
         await dht.while_alive(stop.wait())
     finally:
-        await server.stop(GRACE_SECONDS)
+        await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()
+
+
+def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: Standing) -> Ticket:
+    """The way in through this node; through the others, too, if it knows some."""
+    own = Ticket(
+        descriptor.run_id,
+        certificates.public_key(standing.credentials.root),
+        (f"{where.announced or where.host}:{port}",),
+        tuple(_announce(address, where.announced) for address in libp2p),
+    )
+    if standing.known is None:
+        return own
+    return replace(own, doors=own.doors + standing.known.doors, addresses=own.addresses + standing.known.addresses)
 
 
 def _announce(address: str, host: str | None) -> str:

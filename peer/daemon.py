@@ -11,17 +11,20 @@ from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
-from peer.joining import PeerOptions, learn, recall_place, require_fit
+from peer.joining import PeerOptions, learn, recall_place, register, require_fit
 from peer.network import operator
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.distrust import Distrust
 from peer.network.fetching import Fetcher
 from peer.network.group import GroupService
+from peer.network.operator import Admitted
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
-from peer.network.remembered import Remembered, remember_card
+from peer.network.remembered import Remembered
+from peer.network.renewal import keep_renewing
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
@@ -33,15 +36,16 @@ from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import ResourceError, UnreachableError, UserError
-from protocol.identity import Part
+from protocol.errors import UnreachableError, UserError
+from protocol.guard import Guard
+from protocol.identity import Part, PeerId
 from protocol.keys import Identity, load_or_create
 from protocol.layout import model_layout, parts_followed
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord
-from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
+from protocol.run_files import Descriptor, RunFile, files_needed
 from protocol.schemas import (
     blobs_pb2_grpc,
     group_pb2_grpc,
@@ -108,26 +112,34 @@ async def _joined(
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
+
+    async def renew() -> bytes:
+        return (await register(settings, descriptor, identity)).credentials.chain
+
     warming = asyncio.create_task(asyncio.to_thread(warm_up))
-    server = grpc.aio.server(options=options(manifest))
+    place = remembered or await register(settings, descriptor, identity)
+    card, credentials = place.card, place.credentials
+    distrust = Distrust(emit)
+    contacts, guard = Contacts(manifest, credentials, distrust.objection), Guard(distrust.objection)
+
+    def hang_up(peer: PeerId) -> None:
+        contacts.hang_up(peer)
+        guard.cut_off(peer)
+
+    distrust.hang_up = hang_up
+    server = grpc.aio.server(options=options(manifest), interceptors=[guard])
     host, port = _listen_address(settings)
-    address = f"{host}:{listen(server, f'{host}:{port}')}"
+    address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses
     try:
         dht = await dhts.start(identity, host, 0, addresses)
     except BaseException:
         await server.stop(None)
         raise
-    torch_thread, contacts = TorchThread(settings.threads), Contacts(manifest)
+    torch_thread = TorchThread(settings.threads)
     try:
-        if remembered:
-            card, signed_card = remembered.card, remembered.signed_card
-        else:
-            card, signed_card = await operator.admit(
-                settings.ticket, descriptor, identity.peer_id, settings.role, settings.stage
-            )
-            await _fetch(settings, descriptor, card.stage, emit)
-            remember_card(directory, signed_card)
+        if isinstance(place, Admitted):
+            await _fetch(settings, descriptor, place, emit)
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device)
         record = PeerRecord(
@@ -141,10 +153,11 @@ async def _joined(
         discovery = Discovery(dht, descriptor.run_id, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
-        fetcher = Fetcher(contacts, emit)
+        signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), place.signed_card)
+        fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, emit)
+        acceptance.revoked = distrust.revoke
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
         succession = SuccessionService(reconciler, card.stage)
 
         def served(sha256: str) -> Blob | None:
@@ -165,6 +178,7 @@ async def _joined(
             succession=succession,
             torch_thread=torch_thread,
             emit=emit,
+            keep_certified=lambda: keep_renewing(credentials, renew, emit),
         )
         _bind(server, node)
         emit(Progress("getting ready to compute"))
@@ -189,19 +203,14 @@ def _listen_address(settings: PeerOptions) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _fetch(settings: PeerOptions, descriptor: Descriptor, stage: int, emit: Listener) -> None:
-    """The run's files that this role needs. A directory belongs to one run."""
-    directory = settings.directory
-    marker = directory / DESCRIPTOR
-    if marker.exists() and marker.read_bytes() != descriptor.canonical():
-        raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
-    write_atomically(marker, descriptor.canonical())
-    names = files_needed(descriptor.manifest, stage if settings.role == "volunteer" else None)
+async def _fetch(settings: PeerOptions, descriptor: Descriptor, place: Admitted, emit: Listener) -> None:
+    """The run's files that this role needs."""
+    names = files_needed(descriptor.manifest, place.card.stage if settings.role == "volunteer" else None)
 
     def progress(file: RunFile, received: int) -> None:
         emit(Progress(f"fetching {file.name}", received, file.size))
 
-    await operator.fetch_files(settings.ticket, descriptor, names, directory, progress)
+    await operator.fetch_files(place, descriptor, names, settings.directory, progress)
 
 
 def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:

@@ -130,6 +130,13 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateRenewed:
+    """The others know this peer until `ends`, in seconds since 1970."""
+
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """What another peer sent is not valid. Nothing of it is acted on."""
 
@@ -179,6 +186,7 @@ Event = (
     | Resynchronised
     | HandedOver
     | Inherited
+    | CertificateRenewed
     | Refused
     | Evaluated
     | Finished

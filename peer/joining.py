@@ -1,6 +1,7 @@
 """Before a peer has a place in a run: what the run is, from the operator or from memory, and whether it fits here."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import torch
 from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.events import Listener, Progress
 from peer.network import operator
-from peer.network.remembered import Remembered, recall
+from peer.network.operator import Admitted
+from peer.network.remembered import Remembered, card_of, recall, remember_place
 from protocol import manifest as manifests
-from protocol.errors import ManifestError, UnreachableError, UserError
+from protocol.atomic import write_atomically
+from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
 from protocol.keys import Identity
 from protocol.manifest import Manifest
 from protocol.records import Role
-from protocol.run_files import Descriptor
+from protocol.run_files import DESCRIPTOR, Descriptor
 from protocol.ticket import Ticket
 
 
@@ -46,13 +49,43 @@ async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tu
         remembered = await recall_place(settings, identity)
         if remembered is None:
             raise
+        if remembered.credentials.ends < time.time():
+            raise UnreachableError(
+                f"{error}; this peer's certificate ended on {_when(remembered.credentials.ends)}, and only a bootstrap "
+                "node can renew it"
+            ) from None
         emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
         return remembered.descriptor, remembered
 
 
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 async def recall_place(settings: PeerOptions, identity: Identity) -> Remembered | None:
-    place = settings.directory, settings.ticket, identity.peer_id, settings.role, settings.stage
+    place = settings.directory, settings.ticket, identity, settings.role, settings.stage
     return await asyncio.to_thread(recall, *place)
+
+
+async def register(settings: PeerOptions, descriptor: Descriptor, identity: Identity) -> Admitted:
+    """A place in the run and a certificate, which are kept in this peer's folder.
+
+    Raises:
+        HetpeerError: there is none; the message says why.
+    """
+    _claim(settings.directory, descriptor)
+    known = card_of(settings.directory)
+    admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
+    remember_place(settings.directory, admitted.signed_card, admitted.credentials)
+    return admitted
+
+
+def _claim(directory: Path, descriptor: Descriptor) -> None:
+    """A folder belongs to one run."""
+    marker = directory / DESCRIPTOR
+    if marker.exists() and marker.read_bytes() != descriptor.canonical():
+        raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
+    write_atomically(marker, descriptor.canonical())
 
 
 def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.events import (
+    CertificateRenewed,
     Evaluated,
     Event,
     Failed,
@@ -83,6 +85,8 @@ def say(event: Event) -> str | None:
             return f"Handed over to peer {heir[-8:]}: error feedback and optimizer."
         case Inherited(giver, optimizer):
             return f"Took over from peer {giver[-8:]}: error feedback" + (" and optimizer." if optimizer else ".")
+        case CertificateRenewed(ends):
+            return f"This peer's certificate was renewed; it lasts until {datetime.fromtimestamp(ends):%Y-%m-%d %H:%M}."
         case Refused(peer, reason):
             return f"Refused what peer {peer[-8:]} sent: {reason}"
         case RoundDone():
@@ -202,6 +206,7 @@ TOLD = (
     | Resynchronised
     | HandedOver
     | Inherited
+    | CertificateRenewed
     | Refused
     | Evaluated
     | Failed

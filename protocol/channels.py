@@ -1,12 +1,21 @@
-"""gRPC, set up once for all services: options, the handshake, and foreign errors translated to ours."""
+"""gRPC, set up once for all services: mutual TLS, options, the handshake, and foreign errors translated to ours.
+
+Every channel between peers is mutual TLS under the run's authority. Who calls insists on the peer it means; who is
+called knows by whom (`caller`). The one exception is the door, at which a newcomer, who has no certificate yet, asks
+for one: there only the operator's node shows who it is.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from protocol import certificates
+from protocol.certificates import Caller, dns_name
 from protocol.errors import (
+    FormatError,
     HetpeerError,
     ManifestError,
     PeerError,
@@ -14,7 +23,8 @@ from protocol.errors import (
     ResourceError,
     UnreachableError,
 )
-from protocol.limits import message_bytes
+from protocol.identity import PeerId
+from protocol.limits import STREAMS, TLS_SECONDS, message_bytes
 from protocol.manifest import Manifest, difference, parse
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -23,13 +33,65 @@ EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 HANDSHAKE_KEY = "hetpeer-manifest"
 _MANIFEST_PREFIX = "manifest "
 
+_ANOTHER = "Hostname Verification"
+"""What gRPC says when the certificate names another peer."""
+
 _UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 _REFUSED = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNAUTHENTICATED,
 }
+
+
+@dataclass(slots=True)
+class Credentials:
+    """What this peer shows on every channel, all PEM. `chain`, its certificate and that of the gateway that gave it,
+    is replaced when it is renewed: channels opened from then on show the new one."""
+
+    key: bytes
+    chain: bytes
+    root: bytes
+
+    @property
+    def ends(self) -> float:
+        """When the certificate ends, in seconds since 1970."""
+        return certificates.read(self.chain).ends
+
+    def _server(self) -> Any:
+        return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.root)
+
+    def serving(self) -> grpc.ServerCredentials:
+        """For a server: every handshake shows the newest certificate, and wants one of the caller."""
+        shown = self.chain
+
+        def newest() -> Any:
+            nonlocal shown
+            if shown is self.chain:
+                return None
+            shown = self.chain
+            return self._server()
+
+        return grpc.dynamic_ssl_server_credentials(self._server(), newest, require_client_authentication=True)
+
+    def calling(self) -> grpc.ChannelCredentials:
+        """For a channel."""
+        return grpc.ssl_channel_credentials(self.root, self.key, self.chain)
+
+    def at_the_door(self) -> grpc.ServerCredentials:
+        """For the door, where callers have no certificate yet."""
+        return grpc.ssl_server_credentials([(self.key, self.chain)])
+
+
+class Reachable(Protocol):
+    """Somebody to call: a record, or a seat."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def address(self) -> str: ...
 
 
 def options(manifest: Manifest | None) -> list[tuple[str, Any]]:
@@ -49,7 +111,21 @@ def options(manifest: Manifest | None) -> list[tuple[str, Any]]:
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(TLS_SECONDS * 1000)),
     ]
+
+
+def caller(context: Any) -> Caller:
+    """Who calls, by the certificate that TLS has checked.
+
+    Raises:
+        FormatError: nobody: the call came in at the door.
+    """
+    shown = (context.auth_context() or {}).get("x509_pem_cert")
+    if not shown:
+        raise FormatError("a call without a certificate")
+    return certificates.read(bytes(shown[0]))
 
 
 def handshake(manifest: Manifest) -> tuple[tuple[str, str], ...]:
@@ -64,6 +140,13 @@ async def require_manifest(context: Any, manifest: Manifest) -> None:
         await refuse(context, _MANIFEST_PREFIX + manifest.canonical().decode())
 
 
+async def speaks(context: Any, peer: PeerId, of: str) -> None:
+    """Refuse a caller that is another peer than the one who may speak here, of `of`."""
+    who = caller(context).peer
+    if who != peer:
+        await refuse(context, f"peer {who[-8:]} is not peer {peer[-8:]}, who alone speaks of {of}")
+
+
 async def refuse(context: Any, reason: str) -> NoReturn:
     """End a call with a reason that the caller shows to its user."""
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
@@ -73,6 +156,8 @@ async def refuse(context: Any, reason: str) -> NoReturn:
 def translate(error: grpc.aio.AioRpcError, address: str, ours: Manifest | None) -> HetpeerError:
     """The one table from gRPC's status codes to our errors."""
     code, details = error.code(), error.details() or ""
+    if _ANOTHER in details:
+        return PeerError(f"at {address} answers somebody else than the peer that is meant")
     if code in _UNREACHABLE:
         return UnreachableError(f"no answer from {address} ({details[:200] or code.name.lower()})")
     if code in _REFUSED:
@@ -91,15 +176,39 @@ def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> Hetp
     return ManifestError(f"{address} runs another manifest: {field or 'this peer sent none'}")
 
 
+def channel_to(peer: Reachable, manifest: Manifest, credentials: Credentials) -> grpc.aio.Channel:
+    """A channel to a peer, and to nobody else who may answer at its address.
+
+    Raises:
+        FormatError: its id is none.
+    """
+    name = ("grpc.ssl_target_name_override", dns_name(peer.peer_id))
+    return grpc.aio.secure_channel(peer.address, credentials.calling(), options=[*options(manifest), name])
+
+
 @contextlib.asynccontextmanager
-async def connect(address: str, manifest: Manifest | None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to `host:port`; gRPC's errors leave it as ours.
+async def connect(peer: Reachable, manifest: Manifest, credentials: Credentials) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a peer; gRPC's errors leave it as ours.
 
     Raises:
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
     """
-    async with grpc.aio.insecure_channel(address, options=options(manifest)) as channel:
-        with translated(address, manifest):
+    async with channel_to(peer, manifest, credentials) as channel:
+        with translated(peer.address, manifest):
+            yield channel
+
+
+@contextlib.asynccontextmanager
+async def knock(address: str, door: PeerId, root: bytes) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a door, whose certificate (PEM) was checked by `certificates.read_door`.
+
+    Raises:
+        UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
+    """
+    name = ("grpc.ssl_target_name_override", dns_name(door))
+    credentials = grpc.ssl_channel_credentials(root)
+    async with grpc.aio.secure_channel(address, credentials, options=[*options(None), name]) as channel:
+        with translated(address, None):
             yield channel
 
 
@@ -116,14 +225,14 @@ def translated(address: str, manifest: Manifest | None) -> Iterator[None]:
         raise UnreachableError(f"the connection to {address} was closed") from None
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
+def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> int:
     """Bind a server; the port it got.
 
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
     """
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials)
     except RuntimeError:
         port = 0
     if not port:

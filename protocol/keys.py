@@ -115,6 +115,18 @@ def _parse(private_message: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def peer_id_of_public(public: bytes) -> PeerId:
+    """The libp2p id of a key in 33 bytes.
+
+    Raises:
+        FormatError: it is no point of the curve.
+    """
+    try:
+        return peer_id_of(ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public))
+    except ValueError:
+        raise FormatError("this is no public key") from None
+
+
 def peer_id_of(key: ec.EllipticCurvePublicKey) -> PeerId:
     """The libp2p id of a key."""
     public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -17,6 +17,22 @@ MESSAGE_SLACK_BYTES = 64 * 1024
 CALL_SECONDS = 30.0
 """A small question to a peer that is alive."""
 
+STREAMS = 256
+"""Calls at once on one connection: a peer that follows 129 parts fetches from another 8 blobs at once, compares, and
+carries a pipeline."""
+
+CALLS_AT_ONCE = STREAMS
+CALLS_PER_SECOND = 50.0
+CALLS_SAVED = 2000.0
+"""What one peer may ask for: two peers call each other some times a second; one that comes back after hours asks for
+hundreds of blobs within seconds."""
+
+CALLERS_KEPT = 4096
+"""Whose allowances are kept: more peers than call one within minutes."""
+
+TLS_SECONDS = 10.0
+"""A handshake takes three round trips; who needs longer is not talking to us."""
+
 LEASE_SECONDS = 60.0
 """How long an accepted invitation keeps a member from other groups while its leader looks for the rest."""
 

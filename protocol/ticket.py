@@ -1,9 +1,9 @@
 """The ticket: the one line a volunteer pastes. It names the run, and where to knock.
 
-    hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, gRPC address, [libp2p addresses]]>
+    hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, authority, [doors], [libp2p addresses], token]>
 
-The run id pins the descriptor, and the descriptor pins every file, so a ticket from a trusted hand is
-all the trust that joining needs.
+The run id pins the descriptor, and the descriptor pins every file; the authority, the operator's public key, says who
+may speak in the run. So a ticket from a trusted hand is all the trust that joining needs.
 """
 
 import base64
@@ -11,29 +11,41 @@ import binascii
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
 
 from protocol.errors import TicketError
 from protocol.identity import RunId
+from protocol.keys import PUBLIC_BYTES
 
 PREFIX = "hetpeer1-"
 ENVIRONMENT = "HETPEER_TICKET"
+TOKEN_BYTES = 64
 _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where a run is found. `addresses` are the bootstrap node's libp2p multiaddresses."""
+    """Where a run is found. `doors` are the gRPC addresses of the nodes that let newcomers in, of which one will do,
+    and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a `token`, which is a secret: it is
+    not shown where a ticket is printed for people to debug."""
 
     run_id: RunId
-    operator: str
+    authority: bytes
+    doors: tuple[str, ...]
     addresses: tuple[str, ...]
+    token: bytes = field(default=b"", repr=False)
+
+    @property
+    def operator(self) -> str:
+        """The first of the doors."""
+        return self.doors[0]
 
     def __str__(self) -> str:
-        body = msgpack.packb([bytes.fromhex(self.run_id), self.operator, list(self.addresses)])
+        fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
+        body = msgpack.packb(fields)
         return PREFIX + base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
 
 
@@ -54,12 +66,18 @@ def parse(text: str) -> Ticket:
     if _check(raw[4:]) != raw[:4]:
         raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
     try:
-        run, operator, addresses = msgpack.unpackb(raw[4:])
-        ticket = Ticket(RunId(bytes(run).hex()), str(operator), tuple(map(str, addresses)))
-    except (ValueError, TypeError, msgpack.UnpackException):
-        raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}") from None
-    if len(ticket.run_id) != 64 or not re.fullmatch(r"\S+:\d{1,5}", ticket.operator):
-        raise TicketError(f"the ticket names no run or no address; {_ASK}")
+        fields = msgpack.unpackb(raw[4:])
+    except (ValueError, msgpack.UnpackException):
+        fields = None
+    match fields:
+        case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
+            len(run) == 32 and len(authority) == PUBLIC_BYTES and len(token) <= TOKEN_BYTES
+        ):
+            ticket = Ticket(RunId(run.hex()), authority, tuple(map(str, doors)), tuple(map(str, addresses)), token)
+        case _:
+            raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
+    if not all(re.fullmatch(r"\S+:\d{1,5}", door) for door in ticket.doors):
+        raise TicketError(f"the ticket names no address; {_ASK}")
     return ticket
 
 

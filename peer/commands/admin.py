@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
+from bootstrap.node import as_operator
 from peer.events import Progress
 from peer.home import home
 from peer.network.contacts import Contacts
@@ -64,12 +65,12 @@ async def _revoke(
     with tempfile.TemporaryDirectory(prefix="hetpeer-admin-") as temporary:  # libp2p wants an identity of its own
         host = address_towards(ticket.operator)
         dht = await dhts.start(load_or_create(Path(temporary)), host, 0, ticket.addresses)
-        contacts = Contacts(descriptor.manifest)
+        contacts = Contacts(descriptor.manifest, as_operator(identity, 0.0).credentials)
         try:
             peers = await read_peers(dht, descriptor.run_id, descriptor.manifest)
             revocation = _revocation(options, peers)
             signed = sign(identity, Authority(descriptor.run_id, descriptor.operator), revocation)
-            reached = sum(await asyncio.gather(*(tell_revocation(peer.address, signed, contacts) for peer in peers)))
+            reached = sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in peers)))
         finally:
             await contacts.close()
             await dht.stop()

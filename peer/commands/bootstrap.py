@@ -2,14 +2,17 @@
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap import node
 from bootstrap.genesis import create_run, load_run
+from bootstrap.node import Listen, Standing, as_operator
+from bootstrap.node import serve as serve_node
 from peer.events import Progress, Serving
 from peer.home import home, locked, remember
 from peer.network import operator
+from peer.network.remembered import card_of, kept_credentials, remember_place
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
@@ -19,9 +22,6 @@ from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
 from protocol.ticket import Ticket
-
-CARD = "card"
-"""Where a gateway keeps the operator's word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,14 @@ class BootstrapOptions:
     data: Path | None
     evaluate: bool
     join: str | None = None
+    certificate_seconds: float = 12 * 3600.0
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
     """Create the run or take it up again, and serve it until stopped; the exit code."""
 
     def serve() -> int:
-        host, port = _listen_address(options)
+        where = _listen_address(options)
         ticket = tickets.parse(options.join) if options.join else None
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
@@ -61,13 +62,12 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     terminal.emit(Serving(str(ticket), ticket.run_id))
                     up.set_result(ticket)
 
-                gateway = await _become_gateway(ticket, folder, terminal) if ticket else None
-                served, card = gateway or (descriptor, b"")
-                addresses = ticket.addresses if ticket else ()
+                if ticket:
+                    served, standing = await _become_gateway(options, ticket, folder, terminal)
+                else:
+                    served, standing = descriptor, as_operator(load_or_create(folder), options.certificate_seconds)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(
-                        node.serve(served, folder, host, port, options.announce, tell, stop, card, addresses)
-                    )
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop))
                     if options.evaluate:
                         tasks.create_task(_observe(up, folder, terminal, stop))
 
@@ -82,36 +82,39 @@ def _manifest(options: BootstrapOptions) -> Manifest:
     return manifests.load(options.run_toml)
 
 
-async def _become_gateway(ticket: Ticket, folder: Path, terminal: Terminal) -> tuple[Descriptor, bytes]:
-    """What the run is, all its files, and the operator's word that this node may admit peers: from the operator's node,
-    or, if it is gone, as this folder has them from an earlier time."""
-    kept = folder / CARD
+async def _become_gateway(
+    options: BootstrapOptions, ticket: Ticket, folder: Path, terminal: Terminal
+) -> tuple[Descriptor, Standing]:
+    """What the run is, all its files, and the operator's word that this node may admit and certify peers: from the
+    operator's node, or, if it is gone, as this folder has them from an earlier time."""
     identity = load_or_create(folder)
     try:
         descriptor = await operator.describe(ticket)
-        _, card = await operator.admit(ticket, descriptor, identity.peer_id, "gateway", None)
-    except UnreachableError:
-        if not kept.exists():
+        place = await operator.register(ticket, descriptor, identity, "gateway", None)
+    except UnreachableError as error:
+        credentials = kept_credentials(folder, ticket, identity)
+        if credentials is None or credentials.ends < time.time():
             raise
-        return load_run(folder), kept.read_bytes()
+        terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
+        return load_run(folder), Standing(credentials, options.certificate_seconds, card_of(folder), ticket)
 
     def progress(file: RunFile, received: int) -> None:
         terminal.emit(Progress(f"fetching {file.name}", received, file.size))
 
     names = [file.name for file in descriptor.files]
-    await operator.fetch_files(ticket, descriptor, names, folder, progress)
-    write_atomically(kept, card)
+    await operator.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
-    return descriptor, card
+    remember_place(folder, place.signed_card, place.credentials)
+    return descriptor, Standing(place.credentials, options.certificate_seconds, place.signed_card, ticket)
 
 
-def _listen_address(options: BootstrapOptions) -> tuple[str, int]:
+def _listen_address(options: BootstrapOptions) -> Listen:
     host, _, port = options.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65534:
+    if not host or not port.isdigit() or int(port) > 65533:
         raise UserError(f"--listen takes HOST:PORT, not {options.listen!r}")
     if host == "0.0.0.0" and options.announce is None:
         raise UserError("listening on 0.0.0.0 needs --announce HOST: the address that peers can reach")
-    return host, int(port)
+    return Listen(host, int(port), options.announce)
 
 
 async def _observe(up: asyncio.Future[Ticket], folder: Path, terminal: Terminal, stop: asyncio.Event) -> None:

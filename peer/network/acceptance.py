@@ -39,6 +39,8 @@ class Acceptance:
     ledgers: dict[Part, Ledger]
     news: News
     check: Check = nothing_is_valid
+    revoked: Callable[[PeerId], None] = lambda author: None
+    """Is told whom the operator has taken out."""
     revocations: dict[Revocation, bytes] = field(default_factory=dict)
     vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
     """While catching up: who says that an entry was accepted in time."""
@@ -129,6 +131,7 @@ class Acceptance:
             return False
         self.revocations[revocation] = signed
         self.shelf.keep_revocation(signed)
+        self.revoked(revocation.author)
         for ledger in self.ledgers.values():
             ledger.revoke(revocation)
         self.news.ring()

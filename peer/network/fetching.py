@@ -5,11 +5,11 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from peer.events import Listener, Refused
 from peer.network.contacts import Contacts
+from peer.network.distrust import Distrust
 from peer.network.spreading import Wanted
 from protocol.blobs import fetch
-from protocol.errors import HetpeerError, PeerError
+from protocol.errors import HetpeerError
 from protocol.identity import PeerId
 from protocol.ledger import Entry
 from protocol.records import PeerRecord
@@ -22,15 +22,15 @@ class Fetcher:
     """Carries out what `Wanted` decides: from whom next, and how many at once."""
 
     contacts: Contacts
-    emit: Listener
+    distrust: Distrust
     wanted: Wanted[bytes, PeerId] = field(default_factory=Wanted)
-    addresses: dict[PeerId, str] = field(default_factory=dict)
+    holders: dict[PeerId, PeerRecord] = field(default_factory=dict)
     turns: dict[bytes, Turn] = field(default_factory=dict)
     """By key of an entry: who waits to be told from whom to fetch."""
 
     def hear(self, lacking: list[bytes], peer: PeerRecord) -> list[bytes]:
         """A peer says that it holds these, which this one lacks; those whose entries to ask it for."""
-        self.addresses[peer.peer_id] = peer.address
+        self.holders[peer.peer_id] = peer
         unknown = self.wanted.hear(lacking, peer.peer_id)
         self._go_on()
         return unknown
@@ -38,7 +38,7 @@ class Fetcher:
     async def bring(self, entry: Entry, holder: PeerRecord) -> bytes | None:
         """The bytes of an entry, from one of those who hold them; None if they are under way already, or nobody gives
         them. Who gives other bytes is reported, and passed over. The entry is wanted until `Wanted.drop`."""
-        self.addresses[holder.peer_id] = holder.address
+        self.holders[holder.peer_id] = holder
         if not self.wanted.want(entry.key, holder.peer_id):
             return None
         blob = None
@@ -52,12 +52,10 @@ class Fetcher:
     async def _from(self, source: PeerId, entry: Entry) -> bytes | None:
         begun = time.monotonic()
         try:
-            async with self.contacts.to(self.addresses[source]) as channel:
+            async with self.contacts.to(self.holders[source]) as channel:
                 blob = await fetch(channel, self.contacts.manifest, entry.sha256, entry.size)
-        except PeerError as error:
-            self.emit(Refused(source, str(error)))
-        except HetpeerError:
-            pass  # another has it, too
+        except HetpeerError as error:  # another has it, too
+            self.distrust.note(source, error)
         else:
             self.wanted.came(source, entry.size / max(time.monotonic() - begun, 1e-9))
             return blob

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
 from peer.network.pipeline import REPLICA_KEY
-from protocol.channels import connect, handshake, refuse, require_manifest
+from protocol.channels import handshake, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
 from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
@@ -70,6 +71,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
     async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(request.replica)
+        await speaks(context, PeerId(replica), "its own group")
         if request.stage != self.stage:
             return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
         if not self.ready or not self.lease.take(Event.INVITED, replica, time.monotonic()):
@@ -80,6 +82,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
     async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
+        await speaks(context, PeerId(replica), "its own group")
         if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
@@ -91,13 +94,13 @@ class GroupService(group_pb2_grpc.GroupServicer):
             self.lease.take(Event.LEFT, replica, time.monotonic())
 
 
-async def invite(stage: int, seat: Seat, membership: Membership, manifest: Manifest) -> bool:
+async def invite(stage: int, seat: Seat, membership: Membership, contacts: Contacts) -> bool:
     """Ask one peer to take its seat; whether it accepts. A peer that does not answer does not."""
     request = pb.Invitation(replica=membership.replica, slot=membership.slot, stage=stage)
     try:
-        async with connect(seat.address, manifest) as channel:
+        async with contacts.to(seat) as channel:
             stub = group_pb2_grpc.GroupStub(channel)
-            reply = await stub.Invite(request, metadata=handshake(manifest), timeout=INVITE_SECONDS)
+            reply = await stub.Invite(request, metadata=handshake(contacts.manifest), timeout=INVITE_SECONDS)
     except HetpeerError:
         return False
     return bool(reply.code == pb.InvitationReply.ACCEPTED)
@@ -108,11 +111,11 @@ def orders_to(stage: int, seat: Seat) -> Orders:
     return Duplex(f"stage {stage} of this group ({seat.peer_id[-8:]})", MOST_ORDERS_PENDING, pb.Order())
 
 
-async def lead(seat: Seat, replica: ReplicaId, manifest: Manifest, orders: Orders) -> None:
+async def lead(seat: Seat, replica: ReplicaId, contacts: Contacts, orders: Orders) -> None:
     """Open the control stream to one member and carry it until it ends."""
     try:
-        async with connect(seat.address, manifest) as channel:
-            metadata = (*handshake(manifest), (REPLICA_KEY, replica))
+        async with contacts.alone(seat) as channel:
+            metadata = (*handshake(contacts.manifest), (REPLICA_KEY, replica))
             await orders.carry(group_pb2_grpc.GroupStub(channel).Follow(metadata=metadata))
     except HetpeerError as error:
         orders.abort(str(error))

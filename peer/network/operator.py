@@ -1,16 +1,24 @@
-"""Talking to the operator's node: what the run is, a place in it, and its files."""
+"""Talking to the nodes that let newcomers in: what the run is, a place in it with a certificate, and its files."""
 
+import asyncio
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import grpc
+
+from protocol import certificates
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card
-from protocol.channels import connect, handshake
-from protocol.errors import FormatError, UnreachableError
+from protocol.channels import Credentials, connect, handshake, knock
+from protocol.errors import FormatError, PeerError, UnreachableError
 from protocol.identity import PeerId
-from protocol.limits import CALL_SECONDS
+from protocol.keys import Identity, peer_id_of_public
+from protocol.limits import CALL_SECONDS, TLS_SECONDS
 from protocol.records import Role
 from protocol.run_files import Descriptor, RunFile, parse
 from protocol.schemas import run_pb2 as pb
@@ -19,53 +27,94 @@ from protocol.ticket import Ticket
 
 ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the operator's that serves the run's files to those who have a certificate."""
+
+    peer_id: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A place in the run. `node` is who gave it."""
+
+    card: Card
+    signed_card: bytes
+    credentials: Credentials
+    node: Node
+
 
 async def describe(ticket: Ticket) -> Descriptor:
     """What the run is, checked against the id in the ticket.
 
     Raises:
-        UnreachableError: the operator's node does not answer.
-        FormatError: it answers with something else than this run.
+        UnreachableError: no door of the ticket opens.
+        FormatError: what answers there is not this run.
     """
-    try:
-        async with connect(ticket.operator, None) as channel:
-            reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
-    except UnreachableError as error:
-        raise UnreachableError(
-            f"the run's bootstrap node at {ticket.operator} does not answer: is it up, and is this address "
-            f"reachable from here? ({error})"
-        ) from None
-    return parse(reply.descriptor_json, ticket.run_id)
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> Descriptor:
+        reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        return parse(reply.descriptor_json, ticket.run_id)
+
+    descriptor = await _at_a_door(ticket, ask)
+    if descriptor.operator != peer_id_of_public(ticket.authority):
+        raise FormatError("the ticket names another authority than the run's operator")
+    return descriptor
 
 
-async def admit(
-    ticket: Ticket, descriptor: Descriptor, peer: PeerId, role: Role | Literal["gateway"], stage: int | None
-) -> tuple[Card, bytes]:
-    """A place in the run, and the signed card that shows it.
+async def register(
+    ticket: Ticket,
+    descriptor: Descriptor,
+    identity: Identity,
+    role: Role | Literal["gateway"],
+    stage: int | None,
+    card: bytes = b"",
+) -> Admitted:
+    """A place in the run, the signed card that shows it, and a certificate; `card` is the one that this peer has, if it
+    was admitted before.
 
     Raises:
-        RefusedError: there is none.
-        FormatError: the answer is no card for this peer.
+        UnreachableError: no door of the ticket opens.
+        RefusedError: there is no place.
+        FormatError: the answer is no place for this peer.
     """
-    request = pb.AdmitRequest(peer_id=peer, role=ROLES[role], stage=stage)
-    async with connect(ticket.operator, descriptor.manifest) as channel:
-        stub = run_pb2_grpc.RunStub(channel)
-        reply = await stub.Admit(request, metadata=handshake(descriptor.manifest), timeout=CALL_SECONDS)
-    card = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
-    if card.peer != peer or card.role != role:
-        raise FormatError(f"{ticket.operator} admitted another peer or role than asked for")
-    return card, reply.card
+    request = pb.RegisterRequest(
+        signing_request=certificates.request(identity), role=ROLES[role], stage=stage, token=ticket.token, card=card
+    )
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> Admitted:
+        metadata = handshake(descriptor.manifest)
+        reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
+        return _admitted(reply, node)
+
+    def _admitted(reply: pb.RegisterReply, node: Node) -> Admitted:
+        given = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
+        if given.peer != identity.peer_id or given.role != role:
+            raise FormatError(f"{node.address} admitted another peer or role than asked for")
+        if certificates.public_key(reply.certificate) != identity.public:
+            raise FormatError(f"{node.address} certified another key than this peer's")
+        if certificates.public_key(reply.authority) != ticket.authority:
+            raise FormatError(f"{node.address} names another authority than the ticket")
+        credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
+        host = node.address.rpartition(":")[0]
+        return Admitted(given, reply.card, credentials, Node(node.peer_id, f"{host}:{reply.port}"))
+
+    return await _at_a_door(ticket, ask)
 
 
 async def fetch_files(
-    ticket: Ticket,
+    admitted: Admitted,
     descriptor: Descriptor,
     names: list[str],
     directory: Path,
     progress: Callable[[RunFile, int], None],
 ) -> None:
     """Fetch the run's files of these names that `directory` lacks."""
-    async with connect(ticket.operator, descriptor.manifest) as channel:
+    async with connect(admitted.node, descriptor.manifest, admitted.credentials) as channel:
         for name in names:
             file = descriptor.file(name)
 
@@ -73,6 +122,49 @@ async def fetch_files(
                 progress(file, received)
 
             await fetch_file(channel, descriptor.manifest, file, directory, tell)
+
+
+async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awaitable[Answer]]) -> Answer:
+    """The answer of the first door that opens."""
+    silent: list[UnreachableError] = []
+    for address in ticket.doors:
+        try:
+            async with _knock(ticket, address) as (channel, node):
+                return await ask(channel, node)
+        except UnreachableError as error:
+            silent.append(error)
+    tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
+    raise UnreachableError(
+        f"the run's bootstrap node at {tried} does not answer: is it up, and is this address reachable from here? "
+        f"({silent[0]})"
+    )
+
+
+@asynccontextmanager
+async def _knock(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
+    """A channel to a door that shows a certificate of the ticket's authority, and who it is."""
+    shown = await asyncio.to_thread(_shown, address)
+    try:
+        door, certificate = certificates.read_door(shown, ticket.authority)
+    except FormatError as error:
+        raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
+    async with knock(address, door.peer, certificate) as channel:
+        yield channel, Node(door.peer, address)
+
+
+def _shown(address: str) -> bytes:
+    """The certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), TLS_SECONDS) as plain, context.wrap_socket(plain) as secure:
+            return secure.getpeercert(binary_form=True) or b""
+    except ssl.SSLError as error:
+        raise PeerError(f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason})") from None
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"no answer from {address} ({error})") from None
 
 
 def address_towards(operator: str) -> str:

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
-from protocol.channels import connect, handshake, refuse, require_manifest
+from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
-from protocol.identity import ReplicaId
+from protocol.identity import PeerId, ReplicaId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
@@ -36,30 +37,31 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._expected: dict[Attempt, Link] = {}
+        self._expected: dict[Attempt, tuple[PeerId, Link]] = {}
 
-    def expect(self, attempt: Attempt, upstream: Link) -> None:
-        """From now on, one stream of this attempt is welcome, and none of an earlier one."""
-        self._expected = {attempt: upstream}
+    def expect(self, attempt: Attempt, neighbour: PeerId, upstream: Link) -> None:
+        """From now on, one stream of this attempt is welcome, from this neighbour, and none of an earlier one."""
+        self._expected = {attempt: (neighbour, upstream)}
 
     async def Exchange(self, request_iterator: AsyncIterator[pb.Frame], context: Any) -> None:
         await require_manifest(context, self.manifest)
         metadata = dict(context.invocation_metadata())
         number = str(metadata.get(ATTEMPT_KEY, ""))
         attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if number.isdecimal() else 0)
-        upstream = self._expected.pop(attempt, None)
-        if upstream is None:
+        neighbour, upstream = self._expected.get(attempt, (None, None))
+        if neighbour is None or upstream is None:
             await refuse(context, "this stage expects no such neighbour")
-        else:
-            await upstream.carry(context)
+        await speaks(context, neighbour, "the stage before this one")
+        del self._expected[attempt]
+        await upstream.carry(context)
 
 
-async def call(address: str, manifest: Manifest, attempt: Attempt, downstream: Link) -> None:
+async def call(neighbour: Reachable, contacts: Contacts, attempt: Attempt, downstream: Link) -> None:
     """Call the stage behind ours and carry frames until the link ends."""
     try:
-        async with connect(address, manifest) as channel:
+        async with contacts.alone(neighbour) as channel:
             where = ((REPLICA_KEY, attempt.replica), (ATTEMPT_KEY, str(attempt.number)))
             stub = pipeline_pb2_grpc.PipelineStub(channel)
-            await downstream.carry(stub.Exchange(metadata=(*handshake(manifest), *where)))
+            await downstream.carry(stub.Exchange(metadata=(*handshake(contacts.manifest), *where)))
     except HetpeerError as error:
         downstream.abort(str(error))

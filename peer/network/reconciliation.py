@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from peer.events import Listener, Refused
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.distrust import Distrust
 from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, follows, partners, some
 from protocol import statement
-from protocol.channels import handshake
+from protocol.channels import Reachable, handshake
 from protocol.claims import Claim
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
@@ -41,7 +41,7 @@ class Reconciler:
     discovery: Discovery
     contacts: Contacts
     acceptance: Acceptance
-    emit: Listener
+    distrust: Distrust
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
     others_claims: dict[PeerId, statement.Claims] = field(default_factory=dict)
@@ -64,13 +64,15 @@ class Reconciler:
             for peer in some(self.followers(part), FANOUT, random):
                 self.start(self._tell(peer, [entry]))
 
-    def hear(self, said: bytes) -> PeerRecord:
-        """Check a peer's statement, and remember it.
+    def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:
+        """Check the statement of the peer at the other end, and remember it.
 
         Raises:
-            FormatError: it is none.
+            FormatError: it is none, or another's.
         """
         heard = statement.read(said, self.acceptance.signer.authority.run)
+        if heard.record.peer_id != speaker:
+            raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
         self.others_claims[heard.record.peer_id] = heard.claims
         self.discovery.meet(heard.record, in_person=True)
         clock = self.discovery.common_round(self.manifest.outer.liars) + 1
@@ -90,7 +92,7 @@ class Reconciler:
         try:
             self._spread(await self.acceptance.take(message.proof, list(message.receipts), sender))
         except PeerError as error:
-            self.emit(Refused(sender.peer_id, str(error)))
+            self.distrust.note(sender.peer_id, error)
 
     async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
         """A peer says what it holds: take from it, or from whoever else says so, what is lacking here.
@@ -109,7 +111,7 @@ class Reconciler:
             try:
                 self.acceptance.revoke(signed)
             except FormatError as error:
-                self.emit(Refused(sender, str(error)))
+                self.distrust.note(sender, error)
 
     # Talking
 
@@ -152,24 +154,22 @@ class Reconciler:
         `whole`: it is to name all that it holds, also what is here: as its word for it.
         """
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer.address) as channel:
+            async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 told = await stub.Compare(
                     self._comparison(whole), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS
                 )
-            said = self.hear(told.statement)
-            await self._learn(peer, said, told)
+            said = self.hear(told.statement, peer.peer_id)
+            await self._learn(said, told)
             for part in self.acceptance.ledgers if whole else ():
                 if follows(said, part, self.manifest):
                     self.acceptance.note_spoken(part, said.peer_id)
         except PeerError as error:
-            self.emit(Refused(peer.peer_id, str(error)))
+            self.distrust.note(peer.peer_id, error)
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
 
-    async def _learn(self, peer: PeerRecord, said: PeerRecord, told: pb.Differences) -> None:
-        if said.peer_id != peer.peer_id:
-            raise FormatError(f"peer {said.peer_id[-8:]} answers at the address of {peer.peer_id[-8:]}")
+    async def _learn(self, said: PeerRecord, told: pb.Differences) -> None:
         self.revoke(told.revocations, said.peer_id)
         await self.learn(told.parts, said)
 
@@ -194,7 +194,7 @@ class Reconciler:
 
     async def _entries(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> pb.Entries:
         question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
-        async with self.contacts.to(peer.address) as channel:
+        async with self.contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             entries: pb.Entries = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
         return entries
@@ -236,7 +236,7 @@ class Reconciler:
             held=[keys_to_wire(part, keys) for part, keys in held.items()],
         )
         try:
-            async with self.contacts.to(peer.address) as channel:
+            async with self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 await stub.Tell(message, metadata=handshake(self.manifest), timeout=CALL_SECONDS)
         except HetpeerError:
@@ -288,10 +288,10 @@ def entry_to_wire(entry: Entry) -> pb.Entry:
     return pb.Entry(proof=entry.proof, receipts=list(entry.receipts.values()))
 
 
-async def tell_revocation(address: str, signed: bytes, contacts: Contacts) -> bool:
+async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
     """Bring the operator's revocation to one peer, which tells it on; whether it heard."""
     try:
-        async with contacts.to(address) as channel:
+        async with contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             message = pb.Revocations(revocations=[signed])
             await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire, keys_to_wire
-from protocol.channels import refuse, require_manifest
+from protocol.channels import caller, refuse, require_manifest
 from protocol.errors import FormatError
 from protocol.identity import Part
 from protocol.reconciliation import Summary, different, entries
@@ -58,9 +58,10 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
         await require_manifest(context, self.reconciler.manifest)
         try:
-            return self.reconciler.hear(said)
+            record = self.reconciler.hear(said, caller(context).peer)
         except FormatError as error:
             await refuse(context, str(error))
+        return record
 
 
 def _from_wire(theirs: pb.PartSummary) -> Summary:

@@ -2,6 +2,8 @@
 
 run.json      the descriptor, which the ticket's run id pins
 card          the operator's signed word that this peer has its place
+certificate   by which the others know this peer, and whoever signed it (PEM)
+authority     the run's (PEM), which the ticket pins
 peers         libp2p addresses of others, one a line
 """
 
@@ -14,13 +16,15 @@ from peer.network.discovery import Discovery
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
 from protocol.cards import Authority, Card
+from protocol.certificates import private_key, public_key
+from protocol.channels import Credentials
 from protocol.errors import FormatError
-from protocol.identity import PeerId
+from protocol.keys import Identity
 from protocol.records import Role
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 
-CARD, PEERS = "card", "peers"
+CARD, CERTIFICATE, AUTHORITY, PEERS = "card", "certificate", "authority", "peers"
 
 PEERS_KEPT = 32
 """One that still answers is enough."""
@@ -36,29 +40,52 @@ class Remembered:
     descriptor: Descriptor
     card: Card
     signed_card: bytes
+    credentials: Credentials
     addresses: tuple[str, ...]
 
 
-def recall(folder: Path, ticket: Ticket, peer: PeerId, role: Role, stage: int | None) -> Remembered | None:
+def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
     """What `folder` has of the ticket's run, checked as if another had sent it; None unless it is all that this peer
-    needs for this role and stage (None: any). Hashes every file: off the event loop."""
+    needs for this role and stage (None: any). The certificate may have ended. Hashes every file: off the event loop."""
     try:
         descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
         signed_card = (folder / CARD).read_bytes()
         card = Authority(descriptor.run_id, descriptor.operator).read(signed_card)
     except (OSError, FormatError):
         return None
-    if (card.peer, card.role) != (peer, role) or stage not in (None, card.stage):
+    credentials = kept_credentials(folder, ticket, identity)
+    if credentials is None or (card.peer, card.role) != (identity.peer_id, role) or stage not in (None, card.stage):
         return None
     names = files_needed(descriptor.manifest, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
-    return Remembered(descriptor, card, signed_card, (*ticket.addresses, *_peers(folder)))
+    return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *_peers(folder)))
 
 
-def remember_card(folder: Path, signed_card: bytes) -> None:
-    """This peer was admitted."""
+def card_of(folder: Path) -> bytes:
+    """The card that this peer was given, if it was."""
+    try:
+        return (folder / CARD).read_bytes()
+    except OSError:
+        return b""
+
+
+def remember_place(folder: Path, signed_card: bytes, credentials: Credentials) -> None:
+    """This peer was admitted, or its certificate renewed."""
+    write_atomically(folder / AUTHORITY, credentials.root)
+    write_atomically(folder / CERTIFICATE, credentials.chain)
     write_atomically(folder / CARD, signed_card)
+
+
+def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Credentials | None:
+    """The certificate of this peer that `folder` has, by the ticket's authority, if it has one. It may have ended."""
+    try:
+        chain, root = (folder / CERTIFICATE).read_bytes(), (folder / AUTHORITY).read_bytes()
+        if (public_key(chain), public_key(root)) != (identity.public, ticket.authority):
+            return None
+    except (OSError, FormatError):
+        return None
+    return Credentials(private_key(identity), chain, root)
 
 
 def remember_peers(folder: Path, addresses: Sequence[str]) -> None:

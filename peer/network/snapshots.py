@@ -197,7 +197,7 @@ class Fetching:
             index = self.todo.popleft()
             size = piece_bytes(manifest, self.header.part, index)
             try:
-                async with self.contacts.to(peer.address) as channel:
+                async with self.contacts.to(peer) as channel:
                     data = await fetch(channel, manifest, self.header.pieces[index], size)
                 await asyncio.to_thread(_write_piece, self.path, index, data)
             except HetpeerError as error:
@@ -254,7 +254,7 @@ async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts
     for peer in sources:
         try:
             data = b""
-            async with asyncio.timeout(CALL_SECONDS), contacts.to(peer.address) as channel:
+            async with asyncio.timeout(CALL_SECONDS), contacts.to(peer) as channel:
                 stub = snapshots_pb2_grpc.SnapshotsStub(channel)
                 request = pb.SnapshotRequest(digest=digest)
                 async for chunk in stub.Describe(request, metadata=handshake(contacts.manifest)):

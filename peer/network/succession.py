@@ -7,7 +7,7 @@ from typing import Any
 from peer.network.reconciliation import Reconciler
 from protocol.bequest import Bequest, Heritage, answer, largest, offer, read, read_answer
 from protocol.blobs import fetch
-from protocol.channels import handshake, refuse, require_manifest
+from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.errors import FormatError, HetpeerError
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
@@ -63,6 +63,7 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
             await refuse(context, str(error))
         if bequest.heir != signer.identity.peer_id:
             await refuse(context, f"this is not peer {bequest.heir[-8:]}")
+        await speaks(context, bequest.giver, "its own bequests")
         considering = asyncio.create_task(self._consider(bequest, self.heritage))
         self._considering.add(considering)
         considering.add_done_callback(self._considering.discard)
@@ -103,18 +104,18 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
 
     async def _fetch(self, bequest: Bequest) -> bytes:
         giver = self.reconciler.discovery.records[bequest.giver]
-        async with self.reconciler.contacts.to(giver.address) as channel:
+        async with self.reconciler.contacts.to(giver) as channel:
             return await fetch(channel, self.reconciler.manifest, bequest.sha256, bequest.size)
 
 
-async def bequeath(bequest: Bequest, address: str, reconciler: Reconciler) -> str:
+async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:
     """Offer a bequest to its heir; why it is declined, or empty: it is taken.
 
     Raises:
         HetpeerError: the heir gave no answer.
     """
     signer, metadata = reconciler.acceptance.signer, handshake(reconciler.manifest)
-    async with reconciler.contacts.to(address) as channel:
+    async with reconciler.contacts.to(heir) as channel:
         stub = succession_pb2_grpc.SuccessionStub(channel)
         message = pb.Bequest(proof=offer(signer, bequest))
         reply = await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS)

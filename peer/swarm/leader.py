@@ -86,7 +86,7 @@ class Leader:
             if self._complete:
                 return
             await self.here.succession.inherit()
-            for stage, seat in (await fill(node.discovery, node.manifest, self.seats, attempt)).items():
+            for stage, seat in (await fill(node.discovery, node.reconciler.contacts, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:
                 return
@@ -106,7 +106,7 @@ class Leader:
         stream = orders_to(stage, seat)
         stream.on_message = lambda said: self._notice(said)
         self.seats[stage], self.orders[stage] = seat, stream
-        self.here.tasks.create_task(lead(seat, self.replica, self.here.node.manifest, stream))
+        self.here.tasks.create_task(lead(seat, self.replica, self.here.node.reconciler.contacts, stream))
 
     def _notice(self, said: pb.Report | HetpeerError) -> None:
         """A member is gone, or misses a neighbour: nobody should wait for anybody."""

@@ -1,10 +1,11 @@
 """A peer that has joined: its identity, its place, its sockets and its outer state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -56,6 +57,8 @@ class Node:
     succession: SuccessionService
     torch_thread: TorchThread
     emit: Listener
+    keep_certified: Callable[[], Coroutine[Any, Any, None]]
+    """Renews this peer's certificate for as long as it lives."""
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
@@ -90,6 +93,7 @@ class Node:
                 tasks.create_task(self.discovery.keep_publishing()),
                 tasks.create_task(self.discovery.keep_reading()),
                 tasks.create_task(keep_remembering(self.directory, self.discovery)),
+                tasks.create_task(self.keep_certified()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()

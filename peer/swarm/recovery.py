@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from peer import checkpoint
-from peer.events import Progress, Refused, Resumed, Resynchronised
+from peer.events import Progress, Resumed, Resynchronised
 from peer.network.snapshots import fetch_snapshot
 from peer.network.spreading import ALL_CONTACTS, some
 from peer.swarm.followed import rounds_kept, to_torch
@@ -153,9 +153,8 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     ]
 
     def failed(peer: PeerRecord, error: HetpeerError) -> None:
-        if isinstance(error, PeerError):
-            outer.emit(Refused(peer.peer_id, str(error)))
-        else:
+        outer.reconciler.distrust.note(peer.peer_id, error)
+        if not isinstance(error, PeerError):
             outer.emit(Progress(f"peer {peer.peer_id[-8:]} does not give us the state of {part}: {error}"))
 
     def progress(done: int, total: int) -> None:

@@ -62,7 +62,7 @@ class StageRound:
         node, upstream, downstream = self.node, None, None
         if node.stage > 0:
             upstream = self._link_to(node.stage - 1, seats)
-            node.pipeline.expect(attempt, upstream)
+            node.pipeline.expect(attempt, seats[node.stage - 1].peer_id, upstream)
         if node.stage < node.manifest.replicas.stages - 1:
             downstream = self._link_to(node.stage + 1, seats)
         rules = FrameRules.of(node.manifest)
@@ -72,8 +72,8 @@ class StageRound:
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
         """The earlier stage calls the later one."""
         if self.pipeline is not None and self.pipeline.downstream is not None:
-            address = seats[self.node.stage + 1].address
-            self.tasks.create_task(call(address, self.node.manifest, attempt, self.pipeline.downstream))
+            neighbour, contacts = seats[self.node.stage + 1], self.node.reconciler.contacts
+            self.tasks.create_task(call(neighbour, contacts, attempt, self.pipeline.downstream))
 
     def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
         seat = seats[stage]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from peer.compute.trainer import StageTrainer
-from peer.events import HandedOver, Inherited, Progress, Refused
+from peer.events import HandedOver, Inherited, Progress
 from peer.handoff import TorchThread
 from peer.network.succession import Offered, SuccessionService, bequeath
 from peer.optim.bequest import Legacy, added, pack, returned, unpack
@@ -69,7 +69,7 @@ class Succession:
         try:
             optimizer = await self._thread.run(self._absorb, offered)
         except FormatError as error:
-            self.outer.emit(Refused(giver, str(error)))
+            self.outer.reconciler.distrust.note(giver, error)
             offered.answer.set_result(str(error))
             return
         self.heritage.taken[giver] = offered.bequest.number
@@ -139,7 +139,7 @@ class Succession:
         me = self.outer.discovery.record
         bequest = Bequest(me.peer_id, heir, heritage.given, me.stage, heritage.sha256, len(heritage.blob))
         try:
-            reason = await bequeath(bequest, there.address, self.outer.reconciler)
+            reason = await bequeath(bequest, there, self.outer.reconciler)
         except HetpeerError as error:
             self._tell(f"{unknown} ({error})")
             return False

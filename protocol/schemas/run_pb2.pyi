@@ -28,22 +28,32 @@ class DescribeReply(_message.Message):
     descriptor_json: bytes
     def __init__(self, descriptor_json: _Optional[bytes] = ...) -> None: ...
 
-class AdmitRequest(_message.Message):
-    __slots__ = ("peer_id", "role", "stage")
-    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+class RegisterRequest(_message.Message):
+    __slots__ = ("signing_request", "role", "stage", "token", "card")
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    peer_id: str
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    signing_request: bytes
     role: Role
     stage: int
-    def __init__(self, peer_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ...) -> None: ...
+    token: bytes
+    card: bytes
+    def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
 
-class AdmitReply(_message.Message):
-    __slots__ = ("stage", "slot", "card")
+class RegisterReply(_message.Message):
+    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
     card: bytes
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ...) -> None: ...
+    certificate: bytes
+    authority: bytes
+    port: int
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunStub:
-    """The operator's node, as a newcomer sees it.
+    """The door: a node of the operator's, as a newcomer sees it. The node shows who it is; the newcomer cannot yet.
     """
 
     def __init__(self, channel):
@@ -40,15 +40,15 @@ class RunStub:
                 request_serializer=protocol_dot_schemas_dot_run__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=protocol_dot_schemas_dot_run__pb2.DescribeReply.FromString,
                 _registered_method=True)
-        self.Admit = channel.unary_unary(
-                '/hetpeer.v1.Run/Admit',
-                request_serializer=protocol_dot_schemas_dot_run__pb2.AdmitRequest.SerializeToString,
-                response_deserializer=protocol_dot_schemas_dot_run__pb2.AdmitReply.FromString,
+        self.Register = channel.unary_unary(
+                '/hetpeer.v1.Run/Register',
+                request_serializer=protocol_dot_schemas_dot_run__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=protocol_dot_schemas_dot_run__pb2.RegisterReply.FromString,
                 _registered_method=True)
 
 
 class RunServicer:
-    """The operator's node, as a newcomer sees it.
+    """The door: a node of the operator's, as a newcomer sees it. The node shows who it is; the newcomer cannot yet.
     """
 
     def Describe(self, request, context):
@@ -58,8 +58,8 @@ class RunServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Admit(self, request, context):
-        """A place in the run.
+    def Register(self, request, context):
+        """A place in the run, and a certificate for it; also when the last one ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,10 +73,10 @@ def add_RunServicer_to_server(servicer, server):
                     request_deserializer=protocol_dot_schemas_dot_run__pb2.DescribeRequest.FromString,
                     response_serializer=protocol_dot_schemas_dot_run__pb2.DescribeReply.SerializeToString,
             ),
-            'Admit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Admit,
-                    request_deserializer=protocol_dot_schemas_dot_run__pb2.AdmitRequest.FromString,
-                    response_serializer=protocol_dot_schemas_dot_run__pb2.AdmitReply.SerializeToString,
+            'Register': grpc.unary_unary_rpc_method_handler(
+                    servicer.Register,
+                    request_deserializer=protocol_dot_schemas_dot_run__pb2.RegisterRequest.FromString,
+                    response_serializer=protocol_dot_schemas_dot_run__pb2.RegisterReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,7 +87,7 @@ def add_RunServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Run:
-    """The operator's node, as a newcomer sees it.
+    """The door: a node of the operator's, as a newcomer sees it. The node shows who it is; the newcomer cannot yet.
     """
 
     @staticmethod
@@ -118,7 +118,7 @@ class Run:
             _registered_method=True)
 
     @staticmethod
-    def Admit(request,
+    def Register(request,
             target,
             options=(),
             channel_credentials=None,
@@ -131,9 +131,9 @@ class Run:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hetpeer.v1.Run/Admit',
-            protocol_dot_schemas_dot_run__pb2.AdmitRequest.SerializeToString,
-            protocol_dot_schemas_dot_run__pb2.AdmitReply.FromString,
+            '/hetpeer.v1.Run/Register',
+            protocol_dot_schemas_dot_run__pb2.RegisterRequest.SerializeToString,
+            protocol_dot_schemas_dot_run__pb2.RegisterReply.FromString,
             options,
             channel_credentials,
             insecure,

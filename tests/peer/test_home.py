@@ -7,7 +7,7 @@ from protocol.errors import ResourceError
 from protocol.identity import RunId
 from protocol.ticket import Ticket
 
-TICKET = Ticket(RunId("ab" * 32), "h:1", ())
+TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):

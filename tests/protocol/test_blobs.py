@@ -14,6 +14,7 @@ from protocol.errors import FormatError, RefusedError
 from protocol.limits import CHUNK_BYTES
 from protocol.run_files import RunFile
 from protocol.schemas import blobs_pb2_grpc
+from tests.reference.admitted import credentials, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
@@ -30,10 +31,10 @@ def with_server(
         service = BlobService(MANIFEST, blobs.get)
         server = grpc.aio.server(options=options(MANIFEST))
         blobs_pb2_grpc.add_BlobsServicer_to_server(service, server)
-        address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('server').serving())}"
         await server.start()
         try:
-            async with connect(address, MANIFEST) as channel:
+            async with connect(there("server", address), MANIFEST, credentials("caller")) as channel:
                 return await scene(channel), service
         finally:
             await server.stop(None)

@@ -11,6 +11,7 @@ from protocol.channels import connect, handshake, listen, options
 from protocol.errors import ManifestError, ResourceError, UnreachableError
 from protocol.manifest import Manifest
 from protocol.schemas import blobs_pb2_grpc
+from tests.reference.admitted import credentials, there
 from tests.reference.small_manifest import small_manifest
 
 OURS = small_manifest()
@@ -20,7 +21,7 @@ THEIRS = small_manifest(inner={"steps": 9})
 async def serving(manifest: Manifest) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server(options=options(manifest))
     blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, {}.get), server)
-    address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('server').serving())}"
     await server.start()
     return server, address
 
@@ -29,7 +30,7 @@ def test_a_peer_with_another_manifest_is_refused_and_told_the_field():
     async def scene() -> None:
         server, address = await serving(THEIRS)
         try:
-            async with connect(address, OURS) as channel:
+            async with connect(there("server", address), OURS, credentials("caller")) as channel:
                 await fetch(channel, OURS, "00" * 32, 1)
         finally:
             await server.stop(None)
@@ -42,7 +43,7 @@ def test_a_call_without_a_handshake_is_refused():
     async def scene() -> None:
         server, address = await serving(OURS)
         try:
-            async with connect(address, None) as channel:
+            async with connect(there("server", address), OURS, credentials("caller")) as channel:
                 call = blobs_pb2_grpc.BlobsStub(channel).Fetch(
                     blobs_pb2_grpc.protocol_dot_schemas_dot_blobs__pb2.FetchRequest()
                 )
@@ -65,7 +66,7 @@ def test_an_address_where_nobody_is():
         address = f"127.0.0.1:{unused.getsockname()[1]}"
 
     async def scene() -> None:
-        async with connect(address, OURS) as channel:
+        async with connect(there("server", address), OURS, credentials("caller")) as channel:
             await fetch(channel, OURS, "00" * 32, 1)
 
     with pytest.raises(UnreachableError, match=f"no answer from {address}"):
@@ -77,7 +78,7 @@ def test_a_port_is_bound_by_one_server_only():
         server, address = await serving(OURS)
         try:
             with pytest.raises(ResourceError, match="cannot listen on"):
-                listen(grpc.aio.server(options=options(OURS)), address)
+                listen(grpc.aio.server(options=options(OURS)), address, credentials("server").serving())
         finally:
             await server.stop(None)
 

@@ -8,7 +8,7 @@ from protocol.errors import TicketError
 from protocol.identity import RunId
 from protocol.ticket import ENVIRONMENT, Ticket, find, parse
 
-TICKET = Ticket(RunId("ab" * 32), "127.0.0.1:7700", ("/ip4/127.0.0.1/tcp/7701/p2p/QmSomebody",))
+TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ("/ip4/127.0.0.1/tcp/7701/p2p/QmSomebody",))
 
 
 def test_a_ticket_reads_back_as_it_was_written():

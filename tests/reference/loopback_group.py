@@ -18,9 +18,10 @@ from peer.swarm.control import Control, LeaderControl, MemberControl
 from peer.swarm.inner_step import PipelineStage
 from protocol.channels import listen, options
 from protocol.frames import FrameRules
-from protocol.identity import PeerId, ReplicaId
+from protocol.identity import ReplicaId
 from protocol.manifest import Manifest
 from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+from tests.reference.admitted import contacts, credentials, identity
 
 
 @dataclass(slots=True)
@@ -44,10 +45,12 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
         membership = Membership(ReplicaId(stages[0].seat.peer_id), 0)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         orders: dict[int, Orders] = {}
+        leading = contacts("stage 0", manifest)
+        stack.push_async_callback(leading.close)
         for index, each in enumerate(stages[1:], start=1):
-            assert await invite(index, each.seat, membership, manifest)
+            assert await invite(index, each.seat, membership, leading)
             orders[index] = orders_to(index, each.seat)
-            tasks.create_task(lead(each.seat, membership.replica, manifest, orders[index]))
+            tasks.create_task(lead(each.seat, membership.replica, leading, orders[index]))
             _, reports = await each.group.wait_for_leader()
             each.control = MemberControl(reports)
         stages[0].control = LeaderControl(orders, manifest.inner.clip)
@@ -65,8 +68,8 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
 
 async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
     server = grpc.aio.server(options=options(manifest))
-    port = listen(server, "127.0.0.1:0")
-    peer = PeerId(f"stage{index}")
+    port = listen(server, "127.0.0.1:0", credentials(f"stage {index}").serving())
+    peer = identity(f"stage {index}").peer_id
     group = GroupService(manifest, index, peer)
     group.ready = True
     stage = LoopbackStage(
@@ -91,9 +94,10 @@ def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, 
         downstream = links[index][0] if index < len(links) else None
         each.stage = PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
         if upstream is not None:
-            each.pipeline.expect(attempt, upstream)
+            each.pipeline.expect(attempt, stages[index - 1].seat.peer_id, upstream)
     for index, (downstream, _) in enumerate(links):
-        tasks.create_task(call(stages[index + 1].seat.address, manifest, attempt, downstream))
+        calling = contacts(f"stage {index}", manifest)
+        tasks.create_task(call(stages[index + 1].seat, calling, attempt, downstream))
 
 
 async def inner_step(stages: list[LoopbackStage], round: int, step: int, batch: Batch) -> float:

@@ -14,6 +14,7 @@ from peer.handoff import TorchThread
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.distrust import Distrust
 from peer.network.fetching import Fetcher
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
@@ -37,6 +38,7 @@ from protocol.proofs import Signer
 from protocol.records import PeerRecord, Role
 from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc, succession_pb2_grpc
 from protocol.window import Window
+from tests.reference.admitted import certified
 
 RUN = RunId("ab" * 32)
 
@@ -169,8 +171,9 @@ class Village:
         """A peer with this folder, which may have been another's before."""
         manifest, folder = self.manifest, self.folder / name
         identity = load_or_create(folder)
+        shown = certified(identity, self.operator)
         server = grpc.aio.server(options=options(manifest))
-        address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', shown.serving())}"
         whole, place = list(model_layout(manifest)), stage or 0
         role: Role = "datacenter" if stage is None else "volunteer"
         record = PeerRecord(
@@ -185,7 +188,7 @@ class Village:
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
             Discovery(NoDht(), RUN, manifest, record),
-            Contacts(manifest),
+            Contacts(manifest, shown),
             Shelf(folder / "contributions"),
         )
         window = Window(manifest.outer.grace, manifest.outer.liars)
@@ -193,9 +196,10 @@ class Village:
         authored = whole if stage is None else parts_authored(stage)
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
-        fetcher = Fetcher(contacts, said.append)
+        distrust = Distrust(said.append)
+        fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers, discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, said.append)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
         snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
         parts = {
             part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), part in authored), ledger)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,14 @@ def test_a_bootstrap_node_that_is_not_there(fails: Callable[..., str], ticket: T
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-    said = fails("join", str(Ticket(ticket.run_id, address, ticket.addresses)), code=5)
+    said = fails("join", str(replace(ticket, doors=(address,))), code=5)
     assert f"the run's bootstrap node at {address} does not answer: is it up" in said
     assert "refused" in said
 
 
 def test_a_libp2p_address_that_is_not_there(fails: Callable[..., str], ticket: Ticket):
     address = "/ip4/127.0.0.1/tcp/9/p2p/" + ticket.addresses[0].rsplit("/", 1)[1]
-    said = fails("join", str(Ticket(ticket.run_id, ticket.operator, (address,))), code=5)
+    said = fails("join", str(replace(ticket, addresses=(address,))), code=5)
     assert f"no bootstrap node answered; tried {address}" in said
 
 

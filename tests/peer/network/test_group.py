@@ -10,9 +10,10 @@ import pytest
 from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
 from protocol.channels import listen, options
 from protocol.errors import LostMemberError
-from protocol.identity import PeerId, ReplicaId
+from protocol.identity import ReplicaId
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
+from tests.reference.admitted import contacts, credentials, identity
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
@@ -21,29 +22,29 @@ MANIFEST = small_manifest()
 @asynccontextmanager
 async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
     """A volunteer of stage 1."""
-    service = GroupService(MANIFEST, 1, PeerId("member"))
+    service = GroupService(MANIFEST, 1, identity("member").peer_id)
     service.ready = True
     server = grpc.aio.server(options=options(MANIFEST))
     group_pb2_grpc.add_GroupServicer_to_server(service, server)
-    address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('member').serving())}"
     await server.start()
     try:
-        yield service, Seat(PeerId("member"), address)
+        yield service, Seat(identity("member").peer_id, address)
     finally:
         await server.stop(None)
 
 
 def group(leader: str) -> Membership:
-    return Membership(ReplicaId(leader), 0)
+    return Membership(ReplicaId(identity(leader).peer_id), 0)
 
 
 def test_an_invited_member_hears_its_leaders_orders_and_answers():
     async def scene() -> None:
         async with member() as (service, seat):
             membership = group("a")
-            assert await invite(1, seat, membership, MANIFEST)
+            assert await invite(1, seat, membership, contacts("a", MANIFEST))
             orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
+            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
             heard, reports = await service.wait_for_leader()
             assert heard == membership
             orders.send(pb.Order(begin=pb.Begin(attempt=7)))
@@ -61,9 +62,9 @@ def test_an_invited_member_hears_its_leaders_orders_and_answers():
 def test_a_second_leader_is_declined_while_the_first_ones_lease_lasts():
     async def scene() -> None:
         async with member() as (_, seat):
-            assert await invite(1, seat, group("a"), MANIFEST)
-            assert not await invite(1, seat, group("b"), MANIFEST)
-            assert await invite(1, seat, group("a"), MANIFEST)
+            assert await invite(1, seat, group("a"), contacts("a", MANIFEST))
+            assert not await invite(1, seat, group("b"), contacts("b", MANIFEST))
+            assert await invite(1, seat, group("a"), contacts("a", MANIFEST))
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -71,9 +72,9 @@ def test_a_second_leader_is_declined_while_the_first_ones_lease_lasts():
 def test_another_stage_and_a_member_that_has_not_caught_up_decline():
     async def scene() -> None:
         async with member() as (service, seat):
-            assert not await invite(2, seat, group("a"), MANIFEST)
+            assert not await invite(2, seat, group("a"), contacts("a", MANIFEST))
             service.ready = False
-            assert not await invite(1, seat, group("a"), MANIFEST)
+            assert not await invite(1, seat, group("a"), contacts("a", MANIFEST))
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -84,10 +85,10 @@ def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.Mo
     async def scene() -> None:
         async with member() as (service, seat):
             membership = group("a")
-            await invite(1, seat, membership, MANIFEST)
+            await invite(1, seat, membership, contacts("a", MANIFEST))
             orders = orders_to(1, seat)
             orders.beat = None  # a stopped process says nothing, and listens to nothing
-            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
+            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
             _, reports = await service.wait_for_leader()
             with pytest.raises(LostMemberError, match="silent"):
                 await reports.receive()
@@ -100,7 +101,7 @@ def test_a_peer_that_is_not_there_does_not_accept():
     async def scene() -> None:
         async with member() as (_, seat):
             pass
-        assert not await invite(1, seat, group("a"), MANIFEST)
+        assert not await invite(1, seat, group("a"), contacts("a", MANIFEST))
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -109,7 +110,7 @@ def test_nobody_leads_who_was_not_accepted():
     async def scene() -> None:
         async with member() as (_, seat):
             orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, ReplicaId("a"), MANIFEST, orders))
+            leading = asyncio.create_task(lead(seat, group("a").replica, contacts("a", MANIFEST), orders))
             with pytest.raises(LostMemberError):
                 await orders.receive()
             await asyncio.gather(leading, return_exceptions=True)
@@ -121,9 +122,9 @@ def test_the_end_of_a_conversation_stays_the_end():
     async def scene() -> None:
         async with member() as (service, seat):
             membership = group("a")
-            await invite(1, seat, membership, MANIFEST)
+            await invite(1, seat, membership, contacts("a", MANIFEST))
             orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, MANIFEST, orders))
+            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
             _, reports = await service.wait_for_leader()
             leading.cancel()
             for _ in range(3):

@@ -11,6 +11,7 @@ from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
+from tests.reference.admitted import contacts, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
@@ -23,11 +24,13 @@ def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_
     async def scene() -> None:
         server, service = grpc.aio.server(), PipelineService(MANIFEST)
         pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
-        address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()
         upstream, downstream = link(MANIFEST, "stage 0"), link(MANIFEST, "stage 1")
-        service.expect(ATTEMPT, upstream)
-        calling = asyncio.create_task(call(address, MANIFEST, ATTEMPT, downstream))
+        service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
+        calling = asyncio.create_task(
+            call(there("stage 1", address), contacts("stage 0", MANIFEST), ATTEMPT, downstream)
+        )
         downstream.send(pb.Frame(forward=pb.Forward(embedding_digest=b"1")))
         assert (await asyncio.wait_for(upstream.receive(), SECONDS)).forward.embedding_digest == b"1"
         upstream.send(pb.Frame(backward=pb.Backward(gradients=pb.Tensor(data=b"2"))))

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from peer.network.spreading import FANOUT, HEARERS
-from protocol.channels import connect, handshake
+from protocol.channels import handshake
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.ledger import Entry
 from protocol.manifest import Manifest
@@ -58,7 +58,7 @@ def test_what_was_begun_goes_on_when_who_told_it_hangs_up(tmp_path: Path):
         b.acceptance.check = slow
         (entry,) = a.acceptance.ledgers[EMBEDDING].entries(1)
         news = pb.News(statement=a.outer.reconciler.statement(), entries=[pb.Entry(proof=entry.proof)])
-        async with connect(b.outer.discovery.record.address, made.manifest) as channel:
+        async with a.outer.reconciler.contacts.to(b.outer.discovery.record) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             call = stub.Tell(news, metadata=handshake(made.manifest))
             await begun.wait()

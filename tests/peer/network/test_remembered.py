@@ -10,13 +10,15 @@ import pytest
 from bootstrap.genesis import create_run
 from peer.network import remembered
 from peer.network.discovery import Discovery
-from peer.network.remembered import PEERS, keep_remembering, recall, remember_card, remember_peers
+from peer.network.remembered import CARD, PEERS, keep_remembering, recall, remember_peers, remember_place
 from protocol.cards import Card, issue
+from protocol.certificates import authority
 from protocol.identity import PeerId, RunId
 from protocol.keys import Identity, load_or_create
 from protocol.records import PeerRecord
 from protocol.run_files import DESCRIPTOR, Descriptor, genesis_file
 from protocol.ticket import Ticket
+from tests.reference.admitted import certified, identity
 from tests.reference.loopback_peers import NoDht
 from tests.reference.processes import TEXT
 from tests.reference.small_manifest import small_manifest
@@ -41,34 +43,41 @@ def folder(made: tuple[Descriptor, Identity, Path], tmp_path: Path) -> Path:
         (tmp_path / file.name).write_bytes((source / file.name).read_bytes())
     (tmp_path / DESCRIPTOR).write_bytes(descriptor.canonical())
     me = load_or_create(tmp_path).peer_id
-    remember_card(tmp_path, issue(operator, descriptor.run_id, Card(me, "volunteer", 1, 3)))
+    card = issue(operator, descriptor.run_id, Card(me, "volunteer", 1, 3))
+    remember_place(tmp_path, card, certified(load_or_create(tmp_path), operator))
     remember_peers(tmp_path, [MEETING])
     return tmp_path
 
 
-def ticket(descriptor: Descriptor, run: RunId | None = None) -> Ticket:
-    return Ticket(run or descriptor.run_id, "127.0.0.1:9", ("/ip4/127.0.0.1/tcp/9/p2p/QmFirst",))
+def ticket(descriptor: Descriptor, made_by: Identity, run: RunId | None = None) -> Ticket:
+    return Ticket(run or descriptor.run_id, made_by.public, ("127.0.0.1:9",), ("/ip4/127.0.0.1/tcp/9/p2p/QmFirst",))
 
 
 def test_a_whole_folder_is_all_that_is_needed(made: tuple[Descriptor, Identity, Path], folder: Path):
-    me = load_or_create(folder).peer_id
+    me = load_or_create(folder)
     for stage in (1, None):
-        found = recall(folder, ticket(made[0]), me, "volunteer", stage)
+        found = recall(folder, ticket(*made[:2]), me, "volunteer", stage)
         assert found is not None
-        assert (found.descriptor, found.card) == (made[0], Card(me, "volunteer", 1, 3))
+        assert (found.descriptor, found.card) == (made[0], Card(me.peer_id, "volunteer", 1, 3))
+        assert found.credentials.root == authority(made[1])
         assert found.addresses == ("/ip4/127.0.0.1/tcp/9/p2p/QmFirst", MEETING)
 
 
 def test_without_others_the_tickets_addresses_are_left(made: tuple[Descriptor, Identity, Path], folder: Path):
     (folder / PEERS).unlink()
-    found = recall(folder, ticket(made[0]), load_or_create(folder).peer_id, "volunteer", 1)
+    found = recall(folder, ticket(*made[:2]), load_or_create(folder), "volunteer", 1)
     assert found is not None
-    assert found.addresses == ticket(made[0]).addresses
+    assert found.addresses == ticket(*made[:2]).addresses
 
 
 def another_card(folder: Path, operator: Identity, run: RunId, **changes: object) -> None:
     fields = {"peer": load_or_create(folder).peer_id, "role": "volunteer", "stage": 1, "slot": 0} | changes
-    remember_card(folder, issue(operator, run, Card(**fields)))  # type: ignore[arg-type]
+    (folder / CARD).write_bytes(issue(operator, run, Card(**fields)))  # type: ignore[arg-type]
+
+
+def another_certificate(folder: Path, peer: Identity, operator: Identity) -> None:
+    shown = certified(peer, operator)
+    remember_place(folder, (folder / CARD).read_bytes(), shown)
 
 
 Break = Callable[[Path, Descriptor, Identity], object]
@@ -82,6 +91,11 @@ BROKEN: dict[str, Break] = {
     "a card of another stage": lambda folder, run, operator: another_card(folder, operator, run.run_id, stage=0),
     "a card of another run": lambda folder, run, operator: another_card(folder, operator, RunId("ab" * 32)),
     "a card by nobody": lambda folder, run, operator: another_card(folder, load_or_create(folder), run.run_id),
+    "no certificate": lambda folder, run, operator: (folder / "certificate").unlink(),
+    "another's certificate": lambda folder, run, operator: another_certificate(folder, identity("x"), operator),
+    "another run's certificate": lambda folder, run, operator: another_certificate(
+        folder, load_or_create(folder), identity("another operator")
+    ),
     "no weights": lambda folder, run, operator: (folder / genesis_file("stage-1")).unlink(),  # type: ignore[arg-type]
     "a damaged file": lambda folder, run, operator: damage(folder / "basis.safetensors"),
 }
@@ -94,9 +108,9 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_folder_that_lacks_anything_is_not_enough(made: tuple[Descriptor, Identity, Path], folder: Path, how: str):
     descriptor, operator, _ = made
-    me = load_or_create(folder).peer_id
+    me = load_or_create(folder)
     BROKEN[how](folder, descriptor, operator)
-    assert recall(folder, ticket(descriptor), me, "volunteer", 1) is None
+    assert recall(folder, ticket(descriptor, operator), me, "volunteer", 1) is None
 
 
 def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from peer.network import snapshots
-from peer.network.contacts import Contacts
 from peer.network.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
 from protocol.blobs import BlobService
 from protocol.channels import listen, options
@@ -22,6 +21,7 @@ from protocol.layout import part_layout
 from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, snapshots_pb2_grpc
 from protocol.snapshot import Header, parse
+from tests.reference.admitted import contacts, credentials, identity
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(model={"vocabulary": 2**15, "d": 32})
@@ -52,12 +52,14 @@ async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerReco
             server = grpc.aio.server(options=options(MANIFEST))
             snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(store), server)
             blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, store.lookup), server)
-            address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
+            address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials(f'holder {number}').serving())}"
             await server.start()
             stack.push_async_callback(server.stop, None)
             stores.append(store)
             records.append(
-                PeerRecord(peer_id=PeerId(f"Qm{number}"), address=address, role="datacenter", stage=0, slot=0)
+                PeerRecord(
+                    peer_id=identity(f"holder {number}").peer_id, address=address, role="datacenter", stage=0, slot=0
+                )
             )
         yield records, stores, header
 
@@ -65,18 +67,18 @@ async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerReco
 async def take(
     records: list[PeerRecord], digest: str, folder: Path
 ) -> tuple[Fetching, dict[str, HetpeerError], SnapshotStore]:
-    contacts, store, failed = Contacts(MANIFEST), SnapshotStore(folder / "mine", MANIFEST), {}
+    calling, store, failed = contacts("me", MANIFEST), SnapshotStore(folder / "mine", MANIFEST), {}
     try:
         fetched = await fetch_snapshot(
             records,
             digest,
-            contacts,
+            calling,
             store,
             lambda done, total: None,
             lambda peer, error: failed.update({peer.peer_id: error}),
         )
     finally:
-        await contacts.close()
+        await calling.close()
     return fetched, failed, store
 
 

@@ -14,7 +14,7 @@ from peer.swarm.followed import rounds_kept
 from peer.swarm.recovery import agree, catch_up
 from protocol.bitstream import Integers
 from protocol.cards import Card, issue
-from protocol.channels import connect, handshake
+from protocol.channels import handshake
 from protocol.chunks import chunk_grid
 from protocol.claims import Claim
 from protocol.contribution import decode, digest
@@ -470,8 +470,8 @@ def test_no_author_makes_two_contributions_of_one_name_whatever_it_forgot(tmp_pa
     play(tmp_path, "ab", scene)
 
 
-async def ask(address: str, count: int) -> None:
-    async with connect(address, MANIFEST) as channel:
+async def ask(asked: LoopbackPeer, by: LoopbackPeer, count: int) -> None:
+    async with by.outer.reconciler.contacts.to(asked.outer.discovery.record) as channel:
         stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
         await stub.Ask(pb.Question(part=EMBEDDING, keys=range(count)), metadata=handshake(MANIFEST))
 
@@ -479,7 +479,7 @@ async def ask(address: str, count: int) -> None:
 def test_entries_are_given_out_in_measured_numbers_only(tmp_path: Path):
     async def scene(made: Village) -> None:
         with pytest.raises(RefusedError, match="too much at once"):
-            await ask(made.peers[0].outer.discovery.record.address, 65)
+            await ask(made.peers[0], made.peers[1], 65)
 
     play(tmp_path, "ab", scene)
 

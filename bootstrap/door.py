@@ -1,0 +1,102 @@
+"""The door of a run: what the run is, a place in it, and the certificate by which the others know a peer."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from bootstrap.admission import Admission, Place, PlaceRole
+from protocol import certificates
+from protocol.cards import Authority, Card, issue
+from protocol.channels import Credentials, refuse, require_manifest
+from protocol.dht import Dht
+from protocol.errors import FormatError, RefusedError
+from protocol.identity import PeerId
+from protocol.keys import Identity, peer_id_of
+from protocol.records import PeerRecord, peers_keys, unpack
+from protocol.run_files import Descriptor
+from protocol.schemas import run_pb2 as pb
+from protocol.schemas import run_pb2_grpc
+
+ROLES: dict[int, PlaceRole] = {
+    pb.VOLUNTEER: "volunteer",
+    pb.DATACENTER: "datacenter",
+    pb.OBSERVER: "observer",
+    pb.GATEWAY: "gateway",
+}
+
+GATEWAY_SECONDS = 30 * 86400.0
+"""How long a gateway's certificate lasts: it is there for when the operator's node is not."""
+
+
+@dataclass(slots=True)
+class Door(run_pb2_grpc.RunServicer):
+    """Who knocks here has no certificate yet, or one that ends soon. `port` is where those with one are served;
+    `certificate_seconds` is how long a peer's lasts; `own_card` is a gateway's, the operator itself needs none."""
+
+    descriptor: Descriptor
+    dht: Dht
+    admission: Admission
+    identity: Identity
+    credentials: Credentials
+    port: int
+    certificate_seconds: float
+    own_card: bytes = b""
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        await require_manifest(context, self.descriptor.manifest)
+        try:
+            key = certificates.read_request(request.signing_request)
+            card = await self._admit(peer_id_of(key), request)
+        except (FormatError, RefusedError) as error:
+            await refuse(context, str(error))
+        gateway = card.role == "gateway"
+        seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
+        certificate = certificates.certify(self.identity, key, time.time(), seconds, gateway)
+        return pb.RegisterReply(
+            stage=card.stage,
+            slot=card.slot,
+            card=issue(self.identity, self.descriptor.run_id, card, self.own_card),
+            certificate=certificate + (self.credentials.chain if self.own_card else b""),
+            authority=self.credentials.root,
+            port=self.port,
+        )
+
+    async def _admit(self, peer: PeerId, request: pb.RegisterRequest) -> Card:
+        """The place of a peer: the one it has, or a new one.
+
+        Raises:
+            RefusedError: there is none for it.
+        """
+        role = ROLES.get(request.role)
+        if role is None:
+            raise RefusedError("this is no request for a place")
+        if role == "gateway" and self.own_card:
+            raise RefusedError("only the operator's own node can admit another one that admits")
+        records = await self._records()
+        for record in records:
+            self.admission.see(record, time.monotonic())
+        if (held := self._held(peer, request.card)) is not None:
+            self.admission.places.setdefault(peer, Place(role, held.stage, held.slot))
+        stage = request.stage if request.HasField("stage") else None
+        alive = {record.peer_id for record in records}
+        place = self.admission.admit(peer, role, stage, alive, time.monotonic())
+        return Card(peer, place.role, place.stage, place.slot)
+
+    def _held(self, peer: PeerId, shown: bytes) -> Card | None:
+        """The place that a peer was given before, here or at another node of the run."""
+        with suppress(FormatError):
+            card = Authority(self.descriptor.run_id, self.descriptor.operator).read(shown)
+            return card if card.peer == peer else None
+        return None
+
+    async def _records(self) -> list[PeerRecord]:
+        records = []
+        keys = peers_keys(self.descriptor.run_id, self.descriptor.manifest)
+        for owner, value in (await self.dht.read_all(keys)).items():
+            with suppress(FormatError):
+                records.append(unpack(value, owner))
+        return records

@@ -1,0 +1,156 @@
+"""What every call to a peer passes before its handler sees it: who calls, whether it may, and how much.
+
+A caller has an allowance of calls, which fills up again with time, and so many calls open at once. Who has used it up
+is told so, and is not cut off: honest peers wait. A call that has to be answered at once ends after `CALL_SECONDS`;
+so does one whose caller does not take what it asked for.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+
+from protocol.certificates import Caller
+from protocol.channels import caller, refuse
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+from protocol.limits import CALL_SECONDS, CALLERS_KEPT, CALLS_AT_ONCE, CALLS_PER_SECOND, CALLS_SAVED
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+"""Of a request, or the stream of them, and its context."""
+
+Objection = Callable[[PeerId], str]
+"""Why a peer's calls are refused now; empty: they are not."""
+
+
+def nobody(peer: PeerId) -> str:
+    """No objection to anybody."""
+    return ""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What one caller has left. `at` is when it was counted last, by the clock that is given."""
+
+    left: float
+    at: float
+    open: dict[Any, asyncio.Task[Any]] = field(default_factory=dict)
+    """The contexts of its calls that are being answered, and the tasks that do."""
+
+    def spend(self, now: float, cost: float = 1.0) -> bool:
+        """Take from what has come together until now; whether there was enough."""
+        self.left = min(CALLS_SAVED, self.left + (now - self.at) * CALLS_PER_SECOND)
+        self.at = now
+        if self.left < cost:
+            return False
+        self.left -= cost
+        return True
+
+
+@dataclass(slots=True)
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
+    """Stands before all handlers of a server. `objection` is asked at every call."""
+
+    objection: Objection = nobody
+    clock: Callable[[], float] = time.monotonic
+    allowances: OrderedDict[PeerId, Allowance] = field(default_factory=OrderedDict)
+
+    async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
+        """Put this guard before a handler."""
+        handler = await continuation(details)
+        if handler is None:  # no such method: gRPC says so itself
+            return None
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._before_stream(handler.stream_stream), handler.request_deserializer, handler.response_serializer
+            )
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._before_chunks(handler.unary_stream), handler.request_deserializer, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._before_answer(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def cut_off(self, peer: PeerId) -> None:
+        """End every call of a peer that is being answered."""
+        allowance = self.allowances.get(peer)
+        for task in list(allowance.open.values()) if allowance else ():
+            task.cancel()
+
+    def _before_answer(self, handler: Handler) -> Handler:
+        async def answer(request: Any, context: Any) -> Any:
+            allowance = await self._admit(context)
+            try:
+                return await asyncio.wait_for(handler(request, context), CALL_SECONDS)
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {CALL_SECONDS:.0f} s")
+            finally:
+                allowance.open.pop(context, None)
+
+        return answer
+
+    def _before_chunks(self, handler: Callable[[Any, Any], AsyncIterator[Any]]) -> Handler:
+        async def answer(request: Any, context: Any) -> None:
+            allowance = await self._admit(context)
+            try:
+                async for chunk in handler(request, context):
+                    await asyncio.wait_for(context.write(chunk), CALL_SECONDS)
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was taken for {CALL_SECONDS:.0f} s")
+            finally:
+                allowance.open.pop(context, None)
+
+        return answer
+
+    def _before_stream(self, handler: Handler) -> Handler:
+        async def answer(requests: Any, context: Any) -> None:
+            allowance = await self._admit(context)
+            try:
+                await handler(requests, context)
+            finally:
+                allowance.open.pop(context, None)
+
+        return answer
+
+    async def _admit(self, context: Any) -> Allowance:
+        """Refuse a call, or count it."""
+        try:
+            who = caller(context)
+        except FormatError as error:
+            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if reason := _out_of_time(who) or self.objection(who.peer):
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+        allowance = self._allowance(who.peer)
+        if len(allowance.open) >= CALLS_AT_ONCE or not allowance.spend(self.clock()):
+            await refuse(context, "too many calls: wait a moment")
+        task = asyncio.current_task()
+        assert task is not None
+        allowance.open[context] = task
+        return allowance
+
+    def _allowance(self, peer: PeerId) -> Allowance:
+        known = self.allowances.get(peer)
+        if known is None:
+            known = self.allowances[peer] = Allowance(CALLS_SAVED, self.clock())
+            idle = (each for each, theirs in self.allowances.items() if not theirs.open)
+            if len(self.allowances) > CALLERS_KEPT and (longest := next(idle, None)) is not None:
+                del self.allowances[longest]
+        self.allowances.move_to_end(peer)
+        return known
+
+
+def _out_of_time(who: Caller) -> str:
+    """A connection outlives the certificate that it was opened with."""
+    if who.ends < time.time():
+        return f"the certificate of peer {who.peer[-8:]} has ended: renew it, and connect again"
+    return ""
+
+
+async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
+    await context.abort(code, reason)
+    raise AssertionError("abort returned")
