@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from bootstrap.admission import Admission, PlaceRole
 from protocol import dht as dhts
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
-from protocol.cards import Card, issue
+from protocol.cards import Authority, Card, issue
 from protocol.channels import listen, options, refuse, require_manifest
 from protocol.dht import Dht
-from protocol.errors import FormatError, RefusedError
+from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
-from protocol.records import PeerRecord, peers_keys, unpack
+from protocol.records import Register
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
 from protocol.schemas import run_pb2 as pb
@@ -43,6 +42,7 @@ class RunService(run_pb2_grpc.RunServicer):
 
     descriptor: Descriptor
     dht: Dht
+    register: Register
     admission: Admission
     identity: Identity
     own_card: bytes = b""
@@ -57,7 +57,7 @@ class RunService(run_pb2_grpc.RunServicer):
         if role is None or not 1 <= len(request.peer_id) <= 64:
             await refuse(context, "this is no request for a place")
         stage = request.stage if request.HasField("stage") else None
-        records = await self._records()
+        records = self.register.read(await self.dht.read_all())
         alive = {record.peer_id for record in records}
         for record in records:
             self.admission.see(record, time.monotonic())
@@ -70,14 +70,6 @@ class RunService(run_pb2_grpc.RunServicer):
         card = Card(PeerId(request.peer_id), place.role, place.stage, place.slot)
         signed = issue(self.identity, self.descriptor.run_id, card, self.own_card)
         return pb.AdmitReply(stage=place.stage, slot=place.slot, card=signed)
-
-    async def _records(self) -> list[PeerRecord]:
-        records = []
-        keys = peers_keys(self.descriptor.run_id, self.descriptor.manifest)
-        for owner, value in (await self.dht.read_all(keys)).items():
-            with suppress(FormatError):
-                records.append(unpack(value, owner))
-        return records
 
 
 async def serve(
@@ -102,12 +94,13 @@ async def serve(
         ResourceError: a port is taken.
     """
     identity = load_or_create(directory)
-    dht = await dhts.start(identity, host, port and port + 1, addresses)
+    register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+    dht = await dhts.start(identity, host, port and port + 1, register, addresses)
     server = grpc.aio.server(options=options(descriptor.manifest))
     try:
         bound = listen(server, f"{host}:{port}")
         files = {file.sha256: directory / file.name for file in descriptor.files}
-        service = RunService(descriptor, dht, Admission(descriptor.manifest), identity, card)
+        service = RunService(descriptor, dht, register, Admission(descriptor.manifest), identity, card)
         run_pb2_grpc.add_RunServicer_to_server(service, server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), server)
         await server.start()

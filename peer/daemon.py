@@ -40,7 +40,7 @@ from protocol.layout import model_layout, parts_followed
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord
+from protocol.records import PeerRecord, Register
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile, files_needed
 from protocol.schemas import (
     blobs_pb2_grpc,
@@ -108,13 +108,14 @@ async def _joined(
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
+    authority = Authority(descriptor.run_id, descriptor.operator)
     warming = asyncio.create_task(asyncio.to_thread(warm_up))
     server = grpc.aio.server(options=options(manifest))
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}')}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses
     try:
-        dht = await dhts.start(identity, host, 0, addresses)
+        dht = await dhts.start(identity, host, 0, Register(authority, manifest), addresses)
     except BaseException:
         await server.stop(None)
         raise
@@ -138,10 +139,10 @@ async def _joined(
             stage=card.stage,
             slot=card.slot,
         )
-        discovery = Discovery(dht, descriptor.run_id, manifest, record)
+        signer = Signer(identity, authority, signed_card)
+        discovery = Discovery(dht, signer, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), signed_card)
         fetcher = Fetcher(contacts, emit)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, emit)

@@ -11,10 +11,10 @@ from peer.events import Listener, Progress
 from peer.network import operator
 from peer.network.remembered import Remembered, recall
 from protocol import manifest as manifests
+from protocol.cards import Role
 from protocol.errors import ManifestError, UnreachableError, UserError
 from protocol.keys import Identity
 from protocol.manifest import Manifest
-from protocol.records import Role
 from protocol.run_files import Descriptor
 from protocol.ticket import Ticket
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from protocol.blobs import fetch_file
-from protocol.cards import Authority, Card
+from protocol.cards import Authority, Card, Role
 from protocol.channels import connect, handshake
 from protocol.errors import FormatError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS
-from protocol.records import Role
 from protocol.run_files import Descriptor, RunFile, parse
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
