@@ -31,7 +31,7 @@ RECORD_SECONDS = 60.0
 """How long a peer's record lives in the DHT unless it is renewed."""
 
 CLOCK_SLACK_SECONDS = 60.0
-"""So far ahead a peer's clock may be: a record that would live longer than this and `RECORD_SECONDS` is refused."""
+"""So far ahead a peer's clock may be, and not twice as far: a record that would live longer is refused."""
 
 HEARTBEAT_SECONDS = 15.0
 """How often a record is renewed: it survives three lost renewals."""
