@@ -105,17 +105,17 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         folder = Path(temporary)
         operator = load_or_create(Path(os.environ["HETPEER_BENCHMARK"]))
         identity = load_or_create(folder)
-        card = issue(operator, run, Card(identity.peer_id, "datacenter", 0, number))
+        card = issue(operator, run, Card(identity.peer_id, "datacenter", 0, 0))
         server = grpc.aio.server(options=options(manifest))
         port = listen(server, f"{address}:0")
 
         def record(peer: str, where: str) -> PeerRecord:
             return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        discovery = Discovery(None, run, manifest, record(identity.peer_id, f"{address}:{port}"))
         contacts, shelf = Contacts(manifest), Shelf(folder)
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)
+        discovery = Discovery(None, signer, manifest, record(identity.peer_id, f"{address}:{port}"))
         fetcher = Fetcher(contacts, lambda event: None)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, {part: ledger}, discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, lambda event: None)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Literal
 
+from protocol.cards import Role
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.records import PeerRecord, Role
+from protocol.records import PeerRecord
 
 ARRIVAL_SECONDS = 600.0
 """How long an admitted peer may take to fetch its files and show up in the DHT before its place is given away."""

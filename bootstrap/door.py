@@ -7,13 +7,13 @@ from typing import Any
 
 from bootstrap.admission import Admission, Place, PlaceRole
 from protocol import certificates
-from protocol.cards import Authority, Card, issue
+from protocol.cards import Card, issue
 from protocol.channels import Credentials, refuse, require_manifest
 from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of
-from protocol.records import PeerRecord, peers_keys, unpack
+from protocol.records import Register
 from protocol.run_files import Descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
@@ -36,6 +36,7 @@ class Door(run_pb2_grpc.RunServicer):
 
     descriptor: Descriptor
     dht: Dht
+    register: Register
     admission: Admission
     identity: Identity
     credentials: Credentials
@@ -76,7 +77,7 @@ class Door(run_pb2_grpc.RunServicer):
             raise RefusedError("this is no request for a place")
         if role == "gateway" and self.own_card:
             raise RefusedError("only the operator's own node can admit another one that admits")
-        records = await self._records()
+        records = self.register.read(await self.dht.read_all())
         for record in records:
             self.admission.see(record, time.monotonic())
         if (held := self._held(peer, request.card)) is not None:
@@ -89,14 +90,6 @@ class Door(run_pb2_grpc.RunServicer):
     def _held(self, peer: PeerId, shown: bytes) -> Card | None:
         """The place that a peer was given before, here or at another node of the run."""
         with suppress(FormatError):
-            card = Authority(self.descriptor.run_id, self.descriptor.operator).read(shown)
+            card = self.register.authority.read(shown)
             return card if card.peer == peer else None
         return None
-
-    async def _records(self) -> list[PeerRecord]:
-        records = []
-        keys = peers_keys(self.descriptor.run_id, self.descriptor.manifest)
-        for owner, value in (await self.dht.read_all(keys)).items():
-            with suppress(FormatError):
-                records.append(unpack(value, owner))
-        return records

@@ -13,9 +13,11 @@ from protocol import certificates
 from protocol import dht as dhts
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
+from protocol.cards import Authority
 from protocol.channels import Credentials, listen, options
 from protocol.guard import Guard
 from protocol.keys import Identity, load_or_create
+from protocol.records import Register
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
 from protocol.ticket import Ticket
@@ -70,7 +72,8 @@ async def serve(
     """
     identity = load_or_create(directory)
     known = standing.known.addresses if standing.known else ()
-    dht = await dhts.start(identity, where.host, where.port and where.port + 1, known)
+    register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+    dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
     door_server = grpc.aio.server(options=options(None))
     peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard()])
     try:
@@ -80,6 +83,7 @@ async def serve(
         door = Door(
             descriptor,
             dht,
+            register,
             admission,
             identity,
             standing.credentials,

@@ -44,7 +44,7 @@ from protocol.layout import model_layout, parts_followed
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord
+from protocol.records import PeerRecord, Register
 from protocol.run_files import Descriptor, RunFile, files_needed
 from protocol.schemas import (
     blobs_pb2_grpc,
@@ -112,6 +112,7 @@ async def _joined(
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
+    authority = Authority(descriptor.run_id, descriptor.operator)
 
     async def renew() -> bytes:
         return (await register(settings, descriptor, identity)).credentials.chain
@@ -132,7 +133,7 @@ async def _joined(
     address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses
     try:
-        dht = await dhts.start(identity, host, 0, addresses)
+        dht = await dhts.start(identity, host, 0, Register(authority, manifest), addresses)
     except BaseException:
         await server.stop(None)
         raise
@@ -150,10 +151,10 @@ async def _joined(
             stage=card.stage,
             slot=card.slot,
         )
-        discovery = Discovery(dht, descriptor.run_id, manifest, record)
+        signer = Signer(identity, authority, place.signed_card)
+        discovery = Discovery(dht, signer, manifest, record)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        signer = Signer(identity, Authority(descriptor.run_id, descriptor.operator), place.signed_card)
         fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
         acceptance.revoked = distrust.revoke

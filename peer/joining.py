@@ -14,10 +14,10 @@ from peer.network.operator import Admitted
 from peer.network.remembered import Remembered, card_of, recall, remember_place
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
+from protocol.cards import Role
 from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
 from protocol.keys import Identity
 from protocol.manifest import Manifest
-from protocol.records import Role
 from protocol.run_files import DESCRIPTOR, Descriptor
 from protocol.ticket import Ticket
 

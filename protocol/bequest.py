@@ -92,8 +92,8 @@ def read(data: bytes, authority: Authority) -> Bequest:
         case [authority.run, str(heir), int(number), bytes(digest), int(size), bytes(signed_card)] if (
             1 <= number < 2**31 and len(digest) == 32 and size >= 0
         ):
-            card = authority.read(signed_card)
-            if card.peer != giver or card.role != "volunteer":
+            card = authority.admitted(giver, signed_card)
+            if card.role != "volunteer":
                 raise FormatError(f"peer {giver[-8:]} was not admitted as a volunteer, and has nothing to hand over")
             return Bequest(giver, PeerId(heir), number, card.stage, digest.hex(), size)
     raise FormatError(f"peer {giver[-8:]} signed a bequest with other fields than a bequest's")

@@ -5,16 +5,17 @@ operator signed. Only the operator itself can make gateways, and revoke.
 """
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from protocol import signed
 from protocol.errors import FormatError
 from protocol.identity import PeerId, RunId
 from protocol.keys import Identity
 from protocol.layout import parts_authored
-from protocol.records import Role
 
 KIND = "card"
+
+Role = Literal["volunteer", "datacenter", "observer"]
 ROLES = (*get_args(Role), "gateway")
 
 
@@ -38,6 +39,17 @@ class Authority:
 
     run: RunId
     operator: PeerId
+
+    def admitted(self, signer: PeerId, data: bytes) -> Card:
+        """Check the card that came with what a peer signed.
+
+        Raises:
+            FormatError: it does not hold, or is another's.
+        """
+        card = self.read(data)
+        if card.peer != signer:
+            raise FormatError(f"peer {signer[-8:]} signed with another's card")
+        return card
 
     def read(self, data: bytes) -> Card:
         """Check a card.

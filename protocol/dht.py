@@ -6,13 +6,18 @@ libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a h
 
 import asyncio
 import logging
+import random
 import socket
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from protocol.errors import ResourceError, UnreachableError
+import msgpack
+
+from protocol.errors import FormatError, ResourceError, UnreachableError
 from protocol.keys import Identity
+from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
 
 WAIT_SECONDS = 2.0
 """How long one node may take to answer before it is passed over."""
@@ -24,6 +29,27 @@ DEATH_SECONDS = 1.0
 
 START_SECONDS = 60.0
 
+SUBKEY_BYTES = 66
+"""A peer id of 64 characters in msgpack."""
+
+VALUE_BYTES = RECORD_BYTES + 3
+"""A record in msgpack."""
+
+
+class Rules(Protocol):
+    """What may lie in the DHT. Our nodes neither store nor pass on nor read anything else, whoever sends it."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """All there are."""
+
+    def expiration(self, key: str, subkey: str, value: object) -> float:
+        """Check a value; when it expires, in seconds since 1970.
+
+        Raises:
+            FormatError: it may not lie there.
+        """
+
 
 @dataclass(slots=True)
 class Dht:
@@ -32,6 +58,7 @@ class Dht:
     p2p: Any
     node: Any
     addresses: tuple[str, ...]
+    rules: Rules
 
     async def attach(self, addresses: Sequence[str]) -> int:
         """Meet other nodes at their libp2p addresses; how many answered."""
@@ -53,27 +80,27 @@ class Dht:
             return False
         return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
 
-    async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
-        """Store `value` under (`key`, `subkey`) for so long.
+    async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
+        """Store `value` under (`key`, `subkey`) until then, in seconds since 1970.
 
         False means little: a node that had heard of it from another already says so too.
         """
-        from hivemind.utils import get_dht_time
-
-        expiration = get_dht_time() + seconds
         return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
 
     async def read(self, key: str) -> dict[str, object]:
-        """Everything stored under `key` now, by subkey. Unchecked: the values are whatever peers stored."""
+        """What is stored under `key` now, by subkey; of more than `RECORDS_READ`, any."""
         found = await self.node.get(key, latest=True)
         if found is None or not isinstance(found.value, dict):
             return {}
-        return {str(subkey): entry.value for subkey, entry in found.value.items()}
+        subkeys = list(found.value)
+        if len(subkeys) > RECORDS_READ:
+            subkeys = random.sample(subkeys, RECORDS_READ)  # at the next reading others
+        return {str(subkey): found.value[subkey].value for subkey in subkeys}
 
-    async def read_all(self, keys: Sequence[str]) -> dict[str, object]:
-        """Everything stored under any of several keys."""
+    async def read_all(self) -> dict[str, object]:
+        """What is stored under all keys of the rules."""
         found: dict[str, object] = {}
-        for each in await asyncio.gather(*map(self.read, keys)):
+        for each in await asyncio.gather(*map(self.read, self.rules.keys)):
             found |= each
         return found
 
@@ -105,7 +132,45 @@ class Dht:
         await self.p2p.shutdown()
 
 
-async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[str] = ()) -> Dht:
+def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: float, now: float) -> bool:
+    """Whether the rules, and the clock, let a value lie under a key. `subkey` and `value` are msgpack, as nodes send
+    them; a value without subkey has nil there."""
+    if not isinstance(value, bytes) or len(value) > VALUE_BYTES or len(subkey) > SUBKEY_BYTES:
+        return False
+    try:
+        owner = msgpack.unpackb(subkey)
+        due = rules.expiration(key, owner, msgpack.unpackb(value)) if isinstance(owner, str) else None
+    except (ValueError, msgpack.UnpackException, FormatError):
+        return False
+    return expiration == due and due <= latest(now)
+
+
+def latest(now: float) -> float:
+    """The latest expiry that is still believed, in seconds since 1970 like `now`.
+
+    It moves in steps, so that nodes whose clocks differ by seconds agree at nearly all times: hivemind refuses answers
+    whole, and a record that its holder believes and a reader does not would hide all others under its key.
+    """
+    return (now // CLOCK_SLACK_SECONDS + 2) * CLOCK_SLACK_SECONDS + RECORD_SECONDS
+
+
+def _validator(rules: Rules) -> Any:
+    """The rules as hivemind applies them: to what others want stored, and to what they answer."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+
+    keys = {DHTID.generate(key).to_bytes(): key for key in rules.keys}
+
+    class Validator(RecordValidatorBase):  # type: ignore[misc]
+        def validate(self, record: DHTRecord) -> bool:
+            key = keys.get(record.key)
+            found = (record.subkey, record.value, record.expiration_time)
+            return key is not None and is_valid(rules, key, *found, time.time())
+
+    return Validator()
+
+
+async def start(identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = ()) -> Dht:
     """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`.
 
     Raises:
@@ -130,9 +195,9 @@ async def start(identity: Identity, host: str, port: int, bootstraps: Sequence[s
         )
     except P2PDaemonError as error:
         raise ResourceError(f"libp2p's daemon did not start on {host}:{port}: {error}") from None
-    node = await DHTNode.create(p2p=p2p, wait_timeout=WAIT_SECONDS)
+    node = await DHTNode.create(p2p=p2p, wait_timeout=WAIT_SECONDS, record_validator=_validator(rules))
     addresses = tuple(str(address) for address in await p2p.get_visible_maddrs())
-    dht = Dht(p2p, node, addresses)
+    dht = Dht(p2p, node, addresses, rules)
     if bootstraps and not await dht.attach(bootstraps):
         await dht.stop()
         raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")

@@ -8,8 +8,15 @@ CHUNK_BYTES = 256 * 1024
 DESCRIPTOR_BYTES = 1024 * 1024
 """A run's descriptor: the manifest (1 KiB) and a line for each file; 1024 stages take 150 KiB."""
 
-RECORD_BYTES = 16 * 1024
-"""A peer's record in the DHT: 80 bytes for the digest of each part it holds, and 129 parts at most."""
+SIGNED_BYTES = 24 * 1024
+"""A signed message. The longest is a statement: 145 bytes for the digests of each of up to 129 parts, and a record."""
+
+RECORD_BYTES = 4 * 1024
+"""A peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, its card and its gateway's, 0.6 KiB."""
+
+RECORDS_READ = 512
+"""Of one key of the DHT at a time, where 64 are expected. Their holder sends all in one message, and a message of
+libp2p's has 4 MiB at most, which is twice as many."""
 
 MESSAGE_SLACK_BYTES = 64 * 1024
 """What a message may hold beside its tensor: token ids are counted apart."""
@@ -38,6 +45,9 @@ LEASE_SECONDS = 60.0
 
 RECORD_SECONDS = 60.0
 """How long a peer's record lives in the DHT unless it is renewed."""
+
+CLOCK_SLACK_SECONDS = 60.0
+"""So far ahead a peer's clock may be, and not twice as far: a record that would live longer is refused."""
 
 HEARTBEAT_SECONDS = 15.0
 """How often a record is renewed: it survives three lost renewals."""

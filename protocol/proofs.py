@@ -57,9 +57,7 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
 
 
 def _card_of(peer: PeerId, card: bytes, authority: Authority, part: str) -> Card:
-    owner = authority.read(card)
-    if owner.peer != peer:
-        raise FormatError(f"peer {peer[-8:]} signed with another's card")
+    owner = authority.admitted(peer, card)
     if not owner.may_author(part):
         raise FormatError(f"peer {peer[-8:]} has no place that contributes to {part[:40]}")
     return owner

@@ -1,29 +1,41 @@
-"""What peers tell about themselves in the DHT. A record is checked before anybody reads it."""
+"""What peers tell about themselves, in the DHT and in person.
 
+A record travels as a signed message that carries the operator's word, or a gateway's, that its peer is of the run:
+whoever holds or reads it checks it without asking anybody.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
 
+from protocol import signed
+from protocol.cards import Authority, Role
 from protocol.errors import FormatError
 from protocol.identity import PeerId, ReplicaId, RunId
-from protocol.limits import RECORD_BYTES
+from protocol.limits import RECORD_BYTES, RECORD_SECONDS
 from protocol.manifest import Manifest
+from protocol.proofs import Signer
+
+KIND = "record"
 
 RECORDS_UNDER_A_KEY = 64
 """As many are expected under each of a large run's keys."""
 
-Role = Literal["volunteer", "datacenter", "observer"]
-
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
+
+Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+"""The peer id of who is scored."""
 
 
 class PeerRecord(BaseModel):
     """One peer of a run. `replica` is empty while it has no group.
 
     `round` is the last it has finished, `contributed` the last it made a contribution to, and of two records the one
-    with the higher `sequence` is the newer.
+    with the higher `sequence` is the newer: milliseconds since 1970, of when it was said.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -39,6 +51,12 @@ class PeerRecord(BaseModel):
     contributed: int = Field(0, ge=0, lt=2**31)
     sequence: int = Field(0, ge=0, lt=2**62)
     gone: bool = Field(False, description="it has said goodbye")
+    scores: dict[Scored, FiniteFloat] = Field(
+        {},
+        max_length=16,
+        description="what this peer's audit found: by how much the held-out loss would be higher without a peer's "
+        "contribution",
+    )
 
     @property
     def leads(self) -> bool:
@@ -46,27 +64,96 @@ class PeerRecord(BaseModel):
         return self.replica == self.peer_id
 
 
-def pack(record: PeerRecord) -> bytes:
+def sign(signer: Signer, record: PeerRecord) -> bytes:
     """A record as it lies in the DHT."""
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), signer.card])
+
+
+def read(data: object, owner: str, authority: Authority) -> PeerRecord:
+    """Check what lies in the DHT as the record of `owner`.
+
+    Raises:
+        FormatError: it is too long or malformed, of another run, not signed by `owner`, or says what `unpack` refuses.
+    """
+    if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
+        raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
+    signer, fields = signed.read(data, KIND)
+    if signer != owner:
+        raise FormatError(f"peer {signer[-8:]} signed a record of {owner}")
+    match fields:
+        case [authority.run, bytes(packed), bytes(card)]:
+            return unpack(packed, signer, card, authority)
+    raise FormatError(f"peer {signer[-8:]} signed no record of this run")
+
+
+def expiration(record: PeerRecord) -> float:
+    """When a record ceases to hold, in seconds since 1970.
+
+    It follows from what is signed, so nobody can keep a record alive that its peer has replaced, nor a newer one out.
+    """
+    return record.sequence / 1000 + RECORD_SECONDS
+
+
+def pack(record: PeerRecord) -> bytes:
+    """A record as it lies in a signed message."""
     packed: bytes = msgpack.packb(record.model_dump())
     return packed
 
 
-def unpack(data: object, owner: str) -> PeerRecord:
-    """Check a record read from the DHT.
+def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> PeerRecord:
+    """Check a record that came with its signer's card, in a message whose signature holds.
 
     Raises:
-        FormatError: it is too long, malformed, or speaks for another peer than its `owner`.
+        FormatError: the signer was not admitted, or as another than it says; the record is malformed or another's.
     """
-    if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
-        raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
+    place = authority.admitted(signer, card)
     try:
-        record = PeerRecord.model_validate(msgpack.unpackb(data))
+        record = PeerRecord.model_validate(msgpack.unpackb(packed))
     except (ValueError, ValidationError, msgpack.UnpackException) as error:
-        raise FormatError(f"the record of {owner} is malformed: {error}") from None
-    if record.peer_id != owner:
-        raise FormatError(f"the record of {owner} speaks for {record.peer_id}")
+        raise FormatError(f"the record of {signer} is malformed: {error}") from None
+    if record.peer_id != signer:
+        raise FormatError(f"the record of {signer} speaks for {record.peer_id}")
+    if (record.role, record.stage, record.slot) != (place.role, place.stage, place.slot):
+        raise FormatError(f"the record of {signer} names another place than its card")
     return record
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The records of a run's peers in the DHT: where each lies, and what may lie there."""
+
+    authority: Authority
+    manifest: Manifest
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys under which the run's peers have subkeys, their peer ids."""
+        return peers_keys(self.authority.run, self.manifest)
+
+    def key(self, peer: str) -> str:
+        """The one of them for a peer's own record."""
+        return peers_key(self.authority.run, self.manifest, peer)
+
+    def expiration(self, key: str, owner: str, value: object) -> float:
+        """Check what is to lie under (`key`, `owner`); when it expires, in seconds since 1970.
+
+        Raises:
+            FormatError: it is not the owner's record, or has its place under another key.
+        """
+        record = read(value, owner, self.authority)
+        if key != self.key(owner):
+            raise FormatError(f"the record of {owner} lies under another peer's key")
+        return expiration(record)
+
+    def read(self, found: Mapping[str, object]) -> tuple[PeerRecord, ...]:
+        """The valid records among what was found in the DHT, by peer id."""
+        records = []
+        for owner in sorted(found):
+            try:
+                records.append(read(found[owner], owner, self.authority))
+            except FormatError:
+                continue
+        return tuple(records)
 
 
 def peers_keys(run_id: RunId, manifest: Manifest) -> list[str]:
@@ -77,7 +164,7 @@ def peers_keys(run_id: RunId, manifest: Manifest) -> list[str]:
     return [f"hetpeer.{run_id}.peers.{number}" for number in range(count)]
 
 
-def peers_key(run_id: RunId, manifest: Manifest, peer_id: PeerId) -> str:
+def peers_key(run_id: RunId, manifest: Manifest, peer_id: str) -> str:
     """The one of them for a peer's own record."""
     keys = peers_keys(run_id, manifest)
     return keys[int.from_bytes(sha256(peer_id.encode()).digest()[:8]) % len(keys)]

@@ -1,13 +1,15 @@
-"""What a peer says of itself whenever it talks to another: its record, and its digests of the last closed rounds."""
+"""What a peer says of itself whenever it talks to another: its record, and its digests of the last closed rounds. As a
+record in the DHT it comes with its signer's card."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol import signed
+from protocol.cards import Authority
 from protocol.claims import Claim
 from protocol.errors import FormatError
-from protocol.identity import Part, PeerId, RunId
-from protocol.keys import Identity
+from protocol.identity import Part, PeerId
+from protocol.proofs import Signer
 from protocol.records import PeerRecord, pack, unpack
 
 KIND = "statement"
@@ -25,25 +27,25 @@ class Statement:
     claims: Claims
 
 
-def make(identity: Identity, run: RunId, record: PeerRecord, claims: Claims) -> bytes:
+def make(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
     """Sign what this peer says of itself now."""
     told = {
         part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
         for part, last in claims.items()
     }
-    return signed.sign(identity, KIND, [run, pack(record), told])
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), told, signer.card])
 
 
-def read(data: bytes, run: RunId) -> Statement:
+def read(data: bytes, authority: Authority) -> Statement:
     """Check a statement.
 
     Raises:
-        FormatError: it is malformed, of another run, or speaks for another peer than signed it.
+        FormatError: it is malformed, of another run, or its record is none that its signer may tell.
     """
     signer, fields = signed.read(data, KIND, again=False)
     match fields:
-        case [str(of), bytes(packed), dict(told)] if of == run and len(told) <= 1024:
-            record = unpack(packed, signer)
+        case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
+            record = unpack(packed, signer, card, authority)
             trains = bool(record.replica)
             return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
     raise FormatError(f"peer {signer[-8:]} made no statement of this run")

@@ -32,6 +32,7 @@ BY_THE_DOCUMENT: dict[str, Callable[[Vector], Any]] = {
     "revocation": lambda vector: wire.revocation(vector.data),
     "bequest": lambda vector: wire.bequest(vector.data),
     "inheritance": lambda vector: wire.inheritance(vector.data),
+    "record": lambda vector: wire.peer_record(vector.data),
     "statement": lambda vector: wire.statement(vector.data),
 }
 

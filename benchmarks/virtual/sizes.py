@@ -12,7 +12,7 @@ from protocol.identity import Part, RunId
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord, pack
+from protocol.records import PeerRecord, sign
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.window import Window
@@ -47,7 +47,7 @@ def sizes(manifest: Manifest, part: Part) -> Sizes:
     blob = sum(round(grid.kept * BITS[outer.values] / 8) for grid in grids(manifest, part).values())
     with tempfile.TemporaryDirectory() as folder:
         operator, author = load_or_create(Path(folder, "operator")), load_or_create(Path(folder, "author"))
-        card = issue(operator, RUN, Card(author.peer_id, "volunteer", 0, 0))
+        card = issue(operator, RUN, Card(author.peer_id, "volunteer", 0, 500))
         signer = Signer(author, Authority(RUN, operator.peer_id), card)
         entry = signer.contribution(part, 1000, "ab" * 32, blob)
         receipts = [signer.receipt(entry)] * Window(outer.grace, outer.liars).most_receipts
@@ -62,12 +62,12 @@ def sizes(manifest: Manifest, part: Part) -> Sizes:
             contributed=1001,
             sequence=1_700_000_000_000,
         )
-        said = statement.make(author, RUN, record, {part: [Claim(1000, "ab" * 32, 10**6, True)] * 3})
+        said = statement.make(signer, record, {part: [Claim(1000, "ab" * 32, 10**6, True)] * 3})
     rounds = [pb.RoundCheck(round=1000 + n, check=2**63) for n in range(Window(outer.grace, outer.liars).width + 1)]
     summary = pb.PartSummary(part=part, clock=1000, folded=993, rounds=rounds)
     return Sizes(
         blob=blob,
-        record=len(pack(record)),
+        record=len(sign(signer, record)),
         comparison=CALL_BYTES + pb.Comparison(statement=said, parts=[summary]).ByteSize(),
         differences=CALL_BYTES + pb.Differences(statement=said, parts=[pb.PartKeys(part=part)]).ByteSize(),
         told=CALL_BYTES + pb.News(statement=said).ByteSize(),

@@ -10,7 +10,7 @@ from bootstrap.node import as_operator
 from peer.events import Progress
 from peer.home import home
 from peer.network.contacts import Contacts
-from peer.network.discovery import Peers, read_peers
+from peer.network.discovery import Peers
 from peer.network.operator import address_towards
 from peer.network.reconciliation import tell_revocation
 from peer.process import Terminal, run, told
@@ -20,6 +20,7 @@ from protocol.errors import RefusedError, ResourceError, UserError
 from protocol.keys import Identity, load_or_create
 from protocol.ledger import Revocation
 from protocol.proofs import revoke as sign
+from protocol.records import Register
 from protocol.run_files import DESCRIPTOR, Descriptor, parse
 from protocol.ticket import Ticket, find
 from protocol.window import Window
@@ -64,12 +65,13 @@ async def _revoke(
     """Sign the revocation, and tell every peer."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-admin-") as temporary:  # libp2p wants an identity of its own
         host = address_towards(ticket.operator)
-        dht = await dhts.start(load_or_create(Path(temporary)), host, 0, ticket.addresses)
+        register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+        dht = await dhts.start(load_or_create(Path(temporary)), host, 0, register, ticket.addresses)
         contacts = Contacts(descriptor.manifest, as_operator(identity, 0.0).credentials)
         try:
-            peers = await read_peers(dht, descriptor.run_id, descriptor.manifest)
+            peers = register.read(await dht.read_all())
             revocation = _revocation(options, peers)
-            signed = sign(identity, Authority(descriptor.run_id, descriptor.operator), revocation)
+            signed = sign(identity, register.authority, revocation)
             reached = sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in peers)))
         finally:
             await contacts.close()

@@ -8,7 +8,7 @@ from peer.daemon import run_until
 from peer.home import home, locked, peer_folder, remember
 from peer.joining import PeerOptions
 from peer.process import Terminal, run, told
-from protocol.records import Role
+from protocol.cards import Role
 from protocol.ticket import find
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from peer.network.spreading import read_seconds
 from protocol.dht import Dht
-from protocol.errors import FormatError
 from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
 from protocol.manifest import Manifest
-from protocol.records import PeerRecord, pack, peers_key, peers_keys, unpack
+from protocol.proofs import Signer
+from protocol.records import PeerRecord, Register, expiration, sign
 
 Peers = tuple[PeerRecord, ...]
 
@@ -41,10 +41,11 @@ class News:
 
 @dataclass(slots=True)
 class Discovery:
-    """This peer's place in the run, and its address book. `record` is what it tells the others."""
+    """This peer's place in the run, and its address book. `record` is what it tells the others, in the name of
+    `signer`."""
 
     dht: Dht
-    run_id: RunId
+    signer: Signer
     manifest: Manifest
     record: PeerRecord
     records: dict[PeerId, PeerRecord] = field(default_factory=dict)
@@ -53,6 +54,16 @@ class Discovery:
     lost: dict[PeerId, int] = field(default_factory=dict)
     """Peers that did not answer, and the sequence number of the last record they had told until then."""
     news: News = field(default_factory=News)
+
+    @property
+    def run_id(self) -> RunId:
+        """The run's id."""
+        return self.signer.authority.run
+
+    @property
+    def register(self) -> Register:
+        """Where the run's records are in the DHT."""
+        return Register(self.signer.authority, self.manifest)
 
     def tell(self, **changes: object) -> None:
         """Change what this peer says of itself from now on."""
@@ -63,8 +74,9 @@ class Discovery:
     async def publish(self, **changes: object) -> None:
         """Tell everybody something new about this peer."""
         self.tell(**changes)
-        key = peers_key(self.run_id, self.manifest, self.record.peer_id)
-        await self.dht.store(key, self.record.peer_id, pack(self.record), RECORD_SECONDS)
+        record = self.record
+        key = self.register.key(record.peer_id)
+        await self.dht.store(key, record.peer_id, sign(self.signer, record), expiration(record))
 
     async def keep_publishing(self) -> None:
         """Renew the record for as long as this peer lives."""
@@ -80,7 +92,7 @@ class Discovery:
 
     async def read(self) -> None:
         """Take from the DHT what is newer than what is known."""
-        for record in await read_peers(self.dht, self.run_id, self.manifest):
+        for record in self.register.read(await self.dht.read_all()):
             self.meet(record, in_person=False)
 
     def meet(self, record: PeerRecord, in_person: bool) -> None:
@@ -123,15 +135,3 @@ class Discovery:
         others, what all of them say; 0 without any."""
         rounds = sorted((peer.round for peer in self.others()), reverse=True)
         return rounds[min(liars, len(rounds) - 1)] if rounds else 0
-
-
-async def read_peers(dht: Dht, run_id: RunId, manifest: Manifest) -> Peers:
-    """Every valid record of a run, by peer id."""
-    found = await dht.read_all(peers_keys(run_id, manifest))
-    peers = []
-    for owner in sorted(found):
-        try:
-            peers.append(unpack(found[owner], owner))
-        except FormatError:
-            continue
-    return tuple(peers)

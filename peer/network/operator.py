@@ -13,13 +13,12 @@ import grpc
 
 from protocol import certificates
 from protocol.blobs import fetch_file
-from protocol.cards import Authority, Card
+from protocol.cards import Authority, Card, Role
 from protocol.channels import Credentials, connect, handshake, knock
 from protocol.errors import FormatError, PeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of_public
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
-from protocol.records import Role
 from protocol.run_files import Descriptor, RunFile, parse
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc

@@ -54,8 +54,7 @@ class Reconciler:
 
     def statement(self) -> bytes:
         """What this peer says of itself: its record and its closed rounds, signed."""
-        signer = self.acceptance.signer
-        return statement.make(signer.identity, signer.authority.run, self.discovery.record, self.claims)
+        return statement.make(self.acceptance.signer, self.discovery.record, self.claims)
 
     async def publish(self, part: Part, round: int, blob: bytes) -> None:
         """Keep and announce this peer's own contribution."""
@@ -70,7 +69,7 @@ class Reconciler:
         Raises:
             FormatError: it is none, or another's.
         """
-        heard = statement.read(said, self.acceptance.signer.authority.run)
+        heard = statement.read(said, self.acceptance.signer.authority)
         if heard.record.peer_id != speaker:
             raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
         self.others_claims[heard.record.peer_id] = heard.claims

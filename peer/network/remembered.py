@@ -15,12 +15,11 @@ from pathlib import Path
 from peer.network.discovery import Discovery
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
-from protocol.cards import Authority, Card
+from protocol.cards import Authority, Card, Role
 from protocol.certificates import private_key, public_key
 from protocol.channels import Credentials
 from protocol.errors import FormatError
 from protocol.keys import Identity
-from protocol.records import Role
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 

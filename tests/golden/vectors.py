@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.compute.payload import DTYPES, from_bytes, to_bytes
 from peer.optim.grid import digest
-from protocol import bequest, proofs, signed, statement
+from protocol import bequest, proofs, records, signed, statement
 from protocol.cards import Authority, Card, issue
 from protocol.claims import Claim
 from protocol.contribution import SparseTensor, compose, decode, grids
@@ -103,13 +103,16 @@ def encode(vector: Vector) -> bytes:
             return bequest.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
             return bequest.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+        case "record":
+            record = PeerRecord.model_validate(values["record"])
+            return records.sign(_signer(vector, record.peer_id, values["card"]), record)
         case "statement":
             record = PeerRecord.model_validate(values["record"])
             claims = {
                 Part(part): [Claim(folded, digest, count, True) for folded, digest, count in told]
                 for part, told in values["claims"].items()
             }
-            return statement.make(vector.identity(record.peer_id), RunId(values["run"]), record, claims)
+            return statement.make(_signer(vector, record.peer_id, values["card"]), record, claims)
     raise ValueError(vector.kind)
 
 
@@ -200,12 +203,17 @@ def read(vector: Vector, data: bytes) -> Values:
         case "inheritance":
             reason = bequest.read_answer(data, _bequest(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
+        case "record":
+            record = records.read(data, values["record"]["peer_id"], _authority(values["card"], run))
+            card = _read_card(signed.read(data, "record")[1][-1])
+            return {"run": run, "record": record.model_dump(), "card": card}
         case "statement":
-            found = statement.read(data, run)
+            found = statement.read(data, _authority(values["card"], run))
+            card = _read_card(signed.read(data, "statement")[1][-1])
             claims = {
                 part: [[c.folded, c.digest, c.contributions] for c in told] for part, told in found.claims.items()
             }
-            return {"run": run, "record": found.record.model_dump(), "claims": claims}
+            return {"run": run, "record": found.record.model_dump(), "claims": claims, "card": card}
     raise ValueError(vector.kind)
 
 

@@ -27,7 +27,7 @@ from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import resume
 from protocol.blobs import Blob, BlobService
-from protocol.cards import Authority, Card, issue
+from protocol.cards import Authority, Card, Role, issue
 from protocol.channels import listen, options
 from protocol.identity import Part, RunId
 from protocol.keys import Identity, load_or_create
@@ -35,7 +35,7 @@ from protocol.layout import model_layout, part_layout, parts_authored, parts_fol
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord, Role
+from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc, succession_pb2_grpc
 from protocol.window import Window
 from tests.reference.admitted import certified
@@ -46,10 +46,10 @@ RUN = RunId("ab" * 32)
 class NoDht:
     """Peers here are introduced to each other by hand."""
 
-    async def store(self, key: str, subkey: str, value: bytes, seconds: float) -> bool:
+    async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
         return True
 
-    async def read_all(self, keys: list[str]) -> dict[str, object]:
+    async def read_all(self) -> dict[str, object]:
         return {}
 
 
@@ -187,7 +187,7 @@ class Village:
         card = issue(self.operator, RUN, Card(identity.peer_id, role, place, 0))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
-            Discovery(NoDht(), RUN, manifest, record),
+            Discovery(NoDht(), signer, manifest, record),
             Contacts(manifest, shown),
             Shelf(folder / "contributions"),
         )

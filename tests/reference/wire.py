@@ -234,7 +234,7 @@ def msgpack(data: bytes) -> Any:
     return value
 
 
-NUMBERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
+NUMBERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xCB: ">d"}
 LENGTHS = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
 COUNTS = {0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I"}
 
@@ -260,7 +260,7 @@ def item(reader: Bytes) -> Any:
 
 def signed(data: bytes, kind: str) -> tuple[str, list[Any]]:
     """(Peer id of the signer, fields)."""
-    require(len(data) <= 16384, "too long")
+    require(len(data) <= 24576, "too long")
     reader = Bytes(data)
     r, s = (int.from_bytes(reader.take(32), "big") for _ in range(2))
     public, body = reader.take(33), data[97:]
@@ -367,11 +367,24 @@ def inheritance(data: bytes) -> dict[str, Any]:
     return {"run": run, "giver": giver, "heir": heir, "number": number, "reason": reason}
 
 
+def peer_record(data: bytes) -> dict[str, Any]:
+    require(len(data) <= 4096, "too long")
+    peer, (run, packed, own) = signed(data, "record")
+    return said_with(packed, peer, run, own)
+
+
 def statement(data: bytes) -> dict[str, Any]:
-    peer, (run, record, told) = signed(data, "statement")
+    peer, (run, packed, told, own) = signed(data, "statement")
     claims = {part: [[r, digest.hex(), count] for r, digest, count in closed] for part, closed in told.items()}
-    require(msgpack(record)["peer_id"] == peer, "it speaks for another")
-    return {"run": run, "record": msgpack(record), "claims": claims}
+    return said_with(packed, peer, run, own) | {"claims": claims}
+
+
+def said_with(packed: bytes, peer: str, run: str, own: bytes) -> dict[str, Any]:
+    record, place = msgpack(packed), card(own)
+    require(record["peer_id"] == place["peer"] == peer, "it speaks for another")
+    require(place["run"] == run, "a card of another run")
+    require(all(record[field] == place[field] for field in ("role", "stage", "slot")), "another place than its card's")
+    return {"run": run, "record": record, "card": place}
 
 
 # The snapshot

@@ -11,10 +11,11 @@ from bootstrap.genesis import create_run
 from peer.network import remembered
 from peer.network.discovery import Discovery
 from peer.network.remembered import CARD, PEERS, keep_remembering, recall, remember_peers, remember_place
-from protocol.cards import Card, issue
+from protocol.cards import Authority, Card, issue
 from protocol.certificates import authority
 from protocol.identity import PeerId, RunId
 from protocol.keys import Identity, load_or_create
+from protocol.proofs import Signer
 from protocol.records import PeerRecord
 from protocol.run_files import DESCRIPTOR, Descriptor, genesis_file
 from protocol.ticket import Ticket
@@ -127,7 +128,9 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
             return PeerRecord(peer_id=PeerId(name), address="h:1", libp2p=libp2p, role="volunteer", stage=0, slot=0)
 
         me = record("me", "/ip4/127.0.0.1/tcp/4000/p2p/QmMe")
-        discovery = Discovery(NoDht(), RunId("ab" * 32), small_manifest(), me)  # type: ignore[arg-type]
+        authority = Authority(RunId("ab" * 32), PeerId("operator"))
+        signer = Signer(load_or_create(tmp_path / "me"), authority, b"")
+        discovery = Discovery(NoDht(), signer, small_manifest(), me)  # type: ignore[arg-type]
         discovery.meet(record("other", MEETING), in_person=True)
         discovery.meet(record("silent"), in_person=True)
         keeping = asyncio.create_task(keep_remembering(tmp_path, discovery))

@@ -1,0 +1,51 @@
+"""The address book: what a peer tells in the DHT, another finds there."""
+
+import asyncio
+from pathlib import Path
+
+from peer.network.discovery import Discovery
+from protocol import dht as dhts
+from protocol.cards import Authority, Card, issue
+from protocol.dht import Dht
+from protocol.identity import RunId
+from protocol.keys import Identity, load_or_create
+from protocol.proofs import Signer
+from protocol.records import PeerRecord, Register
+from tests.reference.small_manifest import small_manifest
+
+RUN, MANIFEST = RunId("ab" * 32), small_manifest()
+
+
+def discovery(folder: Path, operator: Identity, dht: Dht, authority: Authority) -> Discovery:
+    """Of a volunteer of stage 1 whom this operator has admitted."""
+    identity = load_or_create(folder)
+    signer = Signer(identity, authority, issue(operator, RUN, Card(identity.peer_id, "volunteer", 1, 0)))
+    record = PeerRecord(peer_id=identity.peer_id, address="h:1", role="volunteer", stage=1, slot=0)
+    return Discovery(dht, signer, MANIFEST, record)
+
+
+def test_peers_find_each_other_and_each_others_news_and_no_stranger(tmp_path: Path):
+    operator = load_or_create(tmp_path / "operator")
+    authority = Authority(RUN, operator.peer_id)
+    register = Register(authority, MANIFEST)
+
+    async def scene() -> None:
+        first = await dhts.start(load_or_create(tmp_path / "a"), "127.0.0.1", 0, register)
+        second = await dhts.start(load_or_create(tmp_path / "b"), "127.0.0.1", 0, register, first.addresses)
+        try:
+            a = discovery(tmp_path / "a", operator, first, authority)
+            b = discovery(tmp_path / "b", operator, second, authority)
+            stranger = discovery(tmp_path / "c", load_or_create(tmp_path / "no operator"), second, authority)
+            for each in (a, b, stranger):
+                await each.publish()
+            await a.read()
+            assert a.others() == (b.record,)
+            await b.publish(round=3, scores={a.record.peer_id: 0.25})
+            await a.read()
+            (found,) = a.others()
+            assert (found.round, found.scores) == (3, {a.record.peer_id: 0.25})
+        finally:
+            await second.stop()
+            await first.stop()
+
+    asyncio.run(scene())
