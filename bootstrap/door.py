@@ -1,16 +1,18 @@
 """The door of a run: what the run is, a place in it, and the certificate by which the others know a peer."""
 
+import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from bootstrap.admission import Admission, Place, PlaceRole
+from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol.cards import Card, issue
 from protocol.channels import Credentials, refuse, require_manifest
 from protocol.dht import Dht
-from protocol.errors import FormatError, RefusedError
+from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of
 from protocol.records import Register
@@ -42,6 +44,7 @@ class Door(run_pb2_grpc.RunServicer):
     credentials: Credentials
     port: int
     certificate_seconds: float
+    gatekeeper: Gatekeeper
     own_card: bytes = b""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -49,11 +52,23 @@ class Door(run_pb2_grpc.RunServicer):
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         await require_manifest(context, self.descriptor.manifest)
+        caller, peer = context.peer(), PeerId("")
+        try:
+            self.gatekeeper.hear(caller, request.token)
+        except RefusedError as error:
+            await refuse(context, str(error))  # and not written down: a flood would push everything else out of the log
         try:
             key = certificates.read_request(request.signing_request)
-            card = await self._admit(peer_id_of(key), request)
-        except (FormatError, RefusedError) as error:
-            await refuse(context, str(error))
+            peer = peer_id_of(key)
+            held = self._held(peer, request.card)
+            invitation = await asyncio.to_thread(self.gatekeeper.require_welcome, peer, request.token)
+            card = await self._admit(peer, request, held)
+            await asyncio.to_thread(self.gatekeeper.note_admitted, card, caller, invitation, held == card)
+        except (FormatError, RefusedError, ResourceError) as error:
+            await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
+            await refuse(
+                context, "this node cannot keep its records" if isinstance(error, ResourceError) else str(error)
+            )
         gateway = card.role == "gateway"
         seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
         certificate = certificates.certify(self.identity, key, time.time(), seconds, gateway)
@@ -66,7 +81,7 @@ class Door(run_pb2_grpc.RunServicer):
             port=self.port,
         )
 
-    async def _admit(self, peer: PeerId, request: pb.RegisterRequest) -> Card:
+    async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None) -> Card:
         """The place of a peer: the one it has, or a new one.
 
         Raises:
@@ -80,7 +95,7 @@ class Door(run_pb2_grpc.RunServicer):
         records = self.register.read(await self.dht.read_all())
         for record in records:
             self.admission.see(record, time.monotonic())
-        if (held := self._held(peer, request.card)) is not None:
+        if held is not None:
             self.admission.places.setdefault(peer, Place(role, held.stage, held.slot))
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}

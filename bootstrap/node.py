@@ -9,6 +9,7 @@ import grpc
 
 from bootstrap.admission import Admission
 from bootstrap.door import Door
+from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol import dht as dhts
 from protocol.atomic import write_atomically
@@ -89,6 +90,7 @@ async def serve(
             standing.credentials,
             peers_port,
             standing.certificate_seconds,
+            Gatekeeper(directory),
             standing.card,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)

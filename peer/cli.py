@@ -11,6 +11,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 
 import typer
 
+from peer.cli_admin import admin
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 
 app = typer.Typer(
@@ -211,26 +212,7 @@ def testnet(
 
 
 app.add_typer(lab, name="lab")
-
-admin = typer.Typer(help="What the run's operator alone can do.", no_args_is_help=True)
 app.add_typer(admin, name="admin")
-
-
-@admin.command(epilog="Example:\n\n  hetpeer admin revoke 8xK2mQpL --from-round 120 --dir ~/run")
-def revoke(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="A peer id, or its end as the logs show it.")],
-    from_round: Annotated[int, typer.Option(min=1, help="The first round without its contributions.")],
-    ticket: TicketArgument = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="The bootstrap node's folder, with its key. Default: the only one.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Take a peer's contributions out of the model, from a round on, everywhere."""
-    from peer.commands.admin import RevokeOptions
-    from peer.commands.admin import revoke as run
-
-    sys.exit(run(RevokeOptions(peer, from_round, directory, ticket), terminal(json)))
 
 
 def main() -> None:

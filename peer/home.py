@@ -7,7 +7,9 @@ from pathlib import Path
 
 from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
-from protocol.ticket import Ticket
+from protocol.file_lock import try_lock
+from protocol.run_files import DESCRIPTOR
+from protocol.ticket import Ticket, parse
 
 ENVIRONMENT = "HETPEER_HOME"
 
@@ -24,6 +26,30 @@ def peer_folder(ticket: Ticket, place: str) -> Path:
     return next((folder for folder in candidates if not _is_locked(folder)), candidates[0])
 
 
+def operators_folder(given: Path | None) -> Path:
+    """The bootstrap node's folder: the one given, or the only one there is.
+
+    Raises:
+        ResourceError: it holds no run, or there is not exactly one.
+    """
+    found = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
+    if len(found) != 1 or not (found[0] / DESCRIPTOR).exists():
+        raise ResourceError("name the bootstrap node's folder with --dir: the one that holds its key and run.json")
+    return found[0]
+
+
+def operators_ticket(folder: Path) -> Ticket:
+    """The ticket that the bootstrap node of this folder gave last. HETPEER_TICKET may be of another run.
+
+    Raises:
+        ResourceError: it has given none.
+    """
+    path = folder / "ticket"
+    if not path.is_file():
+        raise ResourceError(f"{folder} has no ticket yet: start `hetpeer bootstrap` once")
+    return parse(path.read_text(encoding="utf-8", errors="replace"))
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
     """Hold `folder`, made if it is missing, for this process alone.
@@ -37,7 +63,7 @@ def locked(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise ResourceError(f"cannot use the folder {folder}: {error.strerror}") from None
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
         yield folder
     finally:
@@ -50,20 +76,9 @@ def _is_locked(folder: Path) -> bool:
         return False
     descriptor = os.open(path, os.O_RDWR)
     try:
-        return not _try_lock(descriptor)
+        return not try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Closing the descriptor, or dying, gives the lock back."""
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def remember(ticket: Ticket) -> None:

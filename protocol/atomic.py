@@ -11,17 +11,19 @@ from protocol.errors import ResourceError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write, which becomes `path` at the end of the block, or nothing at all if the block fails.
 
-    Until then it is a neighbour of `path` under one fixed name, so a path has one writer at a time.
+    Until then it is a neighbour of `path` under one fixed name, so a path has one writer at a time. `mode` is what the
+    file is created with, less the process's umask: 0o600 for what its owner alone may read.
 
     Raises:
         ResourceError: the file cannot be written, as on a full disk.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # one that a crash left has that file's mode
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -33,13 +35,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`.
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace the contents of `path` by `data`; `mode` as for `replacing`.
 
     Raises:
         ResourceError: the file cannot be written, as on a full disk.
     """
-    with replacing(path) as file:
+    with replacing(path, mode) as file:
         file.write(data)
 
 

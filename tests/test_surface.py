@@ -12,6 +12,11 @@ from peer.cli import app
 ROOT = Path(__file__).parents[1]
 
 FLAGS = {
+    "admin invite": "dir expires json uses",
+    "admin invitations": "dir json",
+    "admin withdraw": "dir json",
+    "admin peers": "dir json",
+    "admin log": "dir json last",
     "admin revoke": "dir from-round json",
     "bootstrap": "announce data dir evaluate join json listen until-stdin-closes",
     "join": "device dir json listen manifest stage threads until-stdin-closes",

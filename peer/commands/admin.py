@@ -1,14 +1,23 @@
-"""`hetpeer admin`: what the operator alone can do, with the key in the bootstrap node's folder."""
+"""`hetpeer admin peers` and `revoke`: what the operator sees in the run, and does with the key in its node's folder."""
 
 import asyncio
+import re
 import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
+from bootstrap import log as logs
+from bootstrap import revoked
+from bootstrap.log import Entry
 from bootstrap.node import as_operator
+from bootstrap.revoked import RevokedPeer
+from peer.commands.tables import peer_rows, peers_table, show
 from peer.events import Progress
-from peer.home import home
+from peer.home import operators_folder, operators_ticket
 from peer.network.contacts import Contacts
 from peer.network.discovery import Peers
 from peer.network.operator import address_towards
@@ -16,7 +25,9 @@ from peer.network.reconciliation import tell_revocation
 from peer.process import Terminal, run, told
 from protocol import dht as dhts
 from protocol.cards import Authority
-from protocol.errors import RefusedError, ResourceError, UserError
+from protocol.dht import Dht
+from protocol.errors import UnreachableError, UserError
+from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
 from protocol.ledger import Revocation
 from protocol.proofs import revoke as sign
@@ -25,75 +36,163 @@ from protocol.run_files import DESCRIPTOR, Descriptor, parse
 from protocol.ticket import Ticket, find
 from protocol.window import Window
 
+PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
+"""The base58 of a SHA-256 multihash."""
+
+ENTRIES_SEARCHED = 10_000
+"""Of the log, for peers that have been here and are gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class RevokeOptions:
-    """What the command line said. `peer` is a peer id, or its end as the logs show it."""
+    """What the command line said. `peer` is a peer id, or its end as the logs show it; `start` None: from now on."""
 
     peer: str
-    start: int
+    start: int | None
     directory: Path | None
     ticket: str | None
 
 
-def revoke(options: RevokeOptions, terminal: Terminal) -> int:
-    """Take a peer's contributions out of every round from one on; the exit code."""
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator's folder, key and run."""
+
+    folder: Path
+    identity: Identity
+    descriptor: Descriptor
+
+    def sign(self, revocation: Revocation) -> bytes:
+        """The operator's word on it."""
+        return sign(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
+
+    @property
+    def window(self) -> Window:
+        """How long rounds stay open in this run."""
+        outer = self.descriptor.manifest.outer
+        return Window(outer.grace, outer.liars)
+
+
+def peers(directory: Path | None, terminal: Terminal) -> int:
+    """Show who is in the run; the exit code."""
 
     def work() -> int:
-        folder = _operators_folder(options.directory)
-        ticket = find(options.ticket, folder)
+        folder = operators_folder(directory)
+        ticket = operators_ticket(folder)
         descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
-        identity = load_or_create(folder)
-        if identity.peer_id != descriptor.operator:
-            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
-        return run(lambda stop: _revoke(options, ticket, descriptor, identity, terminal), terminal)
+
+        async def read(stop: asyncio.Event) -> None:
+            here = [peer for peer in await _read_peers(ticket, descriptor) if not peer.gone]
+            show(terminal, peer_rows(here), peers_table(here))
+
+        return run(read, terminal)
 
     return told(terminal.emit, work)
 
 
-def _operators_folder(given: Path | None) -> Path:
-    """The bootstrap node's folder: the one given, or the only one there is."""
-    found = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
-    if len(found) != 1 or not (found[0] / DESCRIPTOR).exists():
-        raise ResourceError("name the bootstrap node's folder with --dir: the one that holds its key and run.json")
-    return found[0]
+def revoke(options: RevokeOptions, terminal: Terminal) -> int:
+    """Shut a peer out, and take its contributions out of every round from one on; the exit code."""
+
+    def work() -> int:
+        folder = operators_folder(options.directory)
+        ticket = find(options.ticket, folder) if options.ticket else operators_ticket(folder)
+        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
+        operator = Operator(folder, load_or_create(folder), descriptor)
+        if operator.identity.peer_id != descriptor.operator:
+            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
+
+        async def act(stop: asyncio.Event) -> None:
+            try:
+                here = await _read_peers(ticket, descriptor)
+            except UnreachableError as error:
+                terminal.emit(Progress(str(error)))
+                here = ()
+            await _revoke(options, operator, here, terminal)
+
+        return run(act, terminal)
+
+    return told(terminal.emit, work)
 
 
-async def _revoke(
-    options: RevokeOptions, ticket: Ticket, descriptor: Descriptor, identity: Identity, terminal: Terminal
-) -> None:
-    """Sign the revocation, and tell every peer."""
+async def _read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
+    register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+    async with _dht(ticket, register) as dht:
+        return register.read(await dht.read_all())
+
+
+@asynccontextmanager
+async def _dht(ticket: Ticket, register: Register) -> AsyncIterator[Dht]:
+    """A node of the run's DHT for a moment."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-admin-") as temporary:  # libp2p wants an identity of its own
         host = address_towards(ticket.operator)
-        register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
         dht = await dhts.start(load_or_create(Path(temporary)), host, 0, register, ticket.addresses)
-        contacts = Contacts(descriptor.manifest, as_operator(identity, 0.0).credentials)
         try:
-            peers = register.read(await dht.read_all())
-            revocation = _revocation(options, peers)
-            signed = sign(identity, register.authority, revocation)
-            reached = sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in peers)))
+            yield dht
         finally:
-            await contacts.close()
             await dht.stop()
-    outer = descriptor.manifest.outer
-    first = revocation.effective(Window(outer.grace, outer.liars))
-    closed = f"; rounds before {first} are closed and stay as they are" if first > options.start else ""
-    terminal.emit(
-        Progress(
-            f"peer {revocation.author[-8:]} is taken out from round {first} on{closed}. "
-            f"{reached} of {len(peers)} peers know; they tell the others"
+
+
+async def _revoke(options: RevokeOptions, operator: Operator, here: Peers, terminal: Terminal) -> None:
+    """Put the peer on the node's list first: that holds, whoever can be told."""
+    logged = (PeerId(entry.peer) for entry in logs.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
+    peer = one_peer(options.peer, [each.peer_id for each in here], logged)
+    revocation = _revocation(peer, options.start, [each.round for each in here if each.peer_id != peer])
+    signed = operator.sign(revocation) if revocation else b""
+    now, start = time.time(), revocation.start if revocation else options.start or 0
+    revoked.add(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
+    since = f"from round {start} on" if start else ""
+    logs.write(operator.folder, Entry(what="revoked", at=now, peer=peer, reason=since))
+    reached = await _tell(operator, here, signed) if signed else 0
+    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(here))))
+
+
+async def _tell(operator: Operator, here: Peers, signed: bytes) -> int:
+    """Bring the revocation to every peer; how many heard."""
+    contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
+    try:
+        return sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in here)))
+    finally:
+        await contacts.close()
+
+
+def one_peer(given: str, here: Iterable[PeerId], logged: Iterable[PeerId] = ()) -> PeerId:
+    """The peer that is meant: a whole id, or the end of one that is in the run, or else in the log.
+
+    Raises:
+        UserError: no peer, or more than one, ends so.
+    """
+    if re.fullmatch(PEER_ID, given):
+        return PeerId(given)
+    found: set[PeerId] = set()
+    for known in (sorted(set(here)), sorted(set(logged))):
+        found = {each for each in known if given and each.endswith(given) and re.fullmatch(PEER_ID, each)}
+        if found:
+            break
+    if len(found) != 1:
+        which = "no peer" if not found else f"{len(found)} peers"
+        there = ", ".join(sorted(found or set(here))) or "none that could be found; give the whole id"
+        raise UserError(f"{which} of the run ends with {given!r}; there are {there}")
+    return found.pop()
+
+
+def _revocation(peer: PeerId, start: int | None, finished: list[int]) -> Revocation | None:
+    """By the last rounds that the others have finished. None where nobody tells which round it is: a revocation that
+    says it was issued too early would reach into rounds that are closed, and split the run (`protocol.ledger`)."""
+    if not finished:
+        return None
+    issued = median_low(finished) + 1
+    return Revocation(peer, start or issued, issued)
+
+
+def _outcome(peer: PeerId, revocation: Revocation | None, window: Window, reached: int, known: int) -> str:
+    """What the revocation has come to, and what is left to do."""
+    if revocation is None:
+        return (
+            f"peer {peer[-8:]} gets no new certificate. No other peer was found, so what it has contributed stays: "
+            "give this command again when the run is up"
         )
-    )
+    first = revocation.effective(window)
+    closed = f"; rounds before {first} are closed and stay as they are" if first > revocation.start else ""
+    told = f"{reached} of {known} peers know; they tell the others"
     if not reached:
-        raise RefusedError("no peer could be told")
-
-
-def _revocation(options: RevokeOptions, peers: Peers) -> Revocation:
-    matching = [peer.peer_id for peer in peers if peer.peer_id.endswith(options.peer)]
-    if len(matching) != 1:
-        which = "no peer" if not matching else f"{len(matching)} peers"
-        raise UserError(
-            f"{which} of the run ends with {options.peer!r}; there are {', '.join(p.peer_id for p in peers)}"
-        )
-    return Revocation(matching[0], options.start, median_low(peer.round for peer in peers) + 1)
+        told = f"None of {known} peers could be told: give this command again when one can be reached"
+    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {told}"

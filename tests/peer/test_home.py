@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.home import locked, peer_folder
+from peer.home import home, locked, operators_folder, peer_folder
 from protocol.errors import ResourceError
 from protocol.identity import RunId
 from protocol.ticket import Ticket
@@ -29,3 +29,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot use the folder"):
         locked(tmp_path / "file" / "peer").__enter__()
+
+
+def test_the_operators_folder_is_the_one_given_or_the_only_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path / "home"))
+    with pytest.raises(ResourceError, match="--dir"):
+        operators_folder(None)
+    for name in ("bootstrap-a", "bootstrap-b"):
+        (home() / name).mkdir(parents=True)
+        (home() / name / "run.json").write_text("{}")
+        if name == "bootstrap-a":
+            assert operators_folder(None) == home() / name
+    with pytest.raises(ResourceError, match="--dir"):
+        operators_folder(None)
+    assert operators_folder(home() / "bootstrap-b") == home() / "bootstrap-b"
+    with pytest.raises(ResourceError, match="--dir"):
+        operators_folder(tmp_path)

@@ -36,3 +36,14 @@ def test_the_old_file_is_there_until_the_end(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="missing"):
         write_atomically(tmp_path / "missing" / "file", b"")
+
+
+def test_what_its_owner_alone_may_read_is_never_open_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    (tmp_path / ".secret.partial").write_bytes(b"a crash left it, open to all")
+    with replacing(path, 0o600) as file:
+        assert (tmp_path / ".secret.partial").stat().st_mode & 0o777 == 0o600
+        file.write(b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    write_atomically(path, b"newer", 0o600)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -111,7 +111,7 @@ def test_a_peer_that_fails_is_passed_over_and_its_pieces_come_from_others(tmp_pa
                 records[0] = records[0].model_copy(update={"address": "127.0.0.1:1"})
             fetched, failed, store = await take(records, header.digest, tmp_path)
             assert same(store, fetched.header)
-            assert failed.keys() == {"Qm0"}
+            assert failed.keys() == {identity("holder 0").peer_id}
             assert isinstance(failed["Qm0"], PeerError) == (fault == "wrong bytes")  # to be absent is no lie
 
     asyncio.run(scene())

@@ -1,0 +1,62 @@
+"""Who may come in at the door, by the operator's word: the invitations, the list of those shut out, and the log."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bootstrap import invitations, log
+from bootstrap.log import Entry
+from bootstrap.rates import Rates, host_of
+from bootstrap.revoked import RevokedList
+from protocol.cards import Card
+from protocol.identity import PeerId
+
+
+@dataclass(slots=True)
+class Gatekeeper:
+    """`folder` is the node's. Everything here waits for the disk: off the event loop."""
+
+    folder: Path
+    rates: Rates = field(default_factory=Rates)
+    revoked: RevokedList = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.revoked = RevokedList(self.folder)
+
+    def hear(self, caller: str, token: bytes) -> None:
+        """Somebody knocks, from where gRPC says.
+
+        Raises:
+            RefusedError: too often.
+        """
+        self.rates.take(caller, invitations.invitation_id(token), time.monotonic())
+
+    def require_welcome(self, peer: PeerId, token: bytes) -> str:
+        """The id of the invitation by which a peer may come in; empty in an open run.
+
+        Raises:
+            RefusedError: it may not.
+            ResourceError: the node's folder cannot be read or written; nobody is let in then.
+        """
+        self.revoked.check(peer)
+        if not invitations.is_closed(self.folder):
+            return ""
+        return invitations.redeem(self.folder, token, peer, time.time())
+
+    def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
+        """Write down who has come in, or has renewed its certificate."""
+        entry = Entry(
+            what="renewed" if again else "admitted",
+            at=time.time(),
+            peer=card.peer,
+            role=card.role,
+            stage=card.stage,
+            slot=card.slot,
+            address=host_of(caller),
+            invitation=invitation,
+        )
+        log.write(self.folder, entry)
+
+    def note_refused(self, peer: str, caller: str, reason: str) -> None:
+        """Write down who was not let in."""
+        log.write(self.folder, Entry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason))

@@ -1,0 +1,102 @@
+"""The operator's log: who came, who was refused, and what the operator did about it. One line of JSON each.
+
+It has no field for a token or a key, and the node and `hetpeer admin` both write it.
+"""
+
+import json
+import os
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import ResourceError
+from protocol.file_lock import exclusive
+
+LOG = "log.jsonl"
+OLD = "log.old.jsonl"
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Of one file, about 40,000 lines; with the one before it, 16 MiB at most, however many strangers knock."""
+
+MOST_CHARACTERS = 300
+"""Of one field: what strangers call themselves is cut there."""
+
+What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "noted"]
+
+
+class Entry(BaseModel):
+    """Something that happened. What does not apply is left empty. `at` is in Unix seconds.
+
+    `noted`: another peer told of an offence of this one, or an audit found something.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: What
+    at: float
+    peer: str = Field("", description="its id, proven unless it was refused")
+    role: str = ""
+    stage: int | None = None
+    slot: int | None = None
+    address: str = Field("", description="where it called from")
+    invitation: str = Field("", description="an invitation's id, never its token")
+    reason: str = Field("", description="why it was refused or revoked, or what is said of it")
+
+    def line(self) -> bytes:
+        """As it lies in the file: 24 KiB at most."""
+        known = self.model_dump(exclude_defaults=True)
+        cut = {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in known.items()}
+        return json.dumps(cut).encode() + b"\n"
+
+
+def write(folder: Path, entry: Entry, most_bytes: int = MOST_BYTES) -> None:
+    """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
+
+    Raises:
+        ResourceError: it cannot be written, as on a full disk.
+    """
+    path = folder / LOG
+    try:
+        _rotate(path, most_bytes)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            line = entry.line()
+            if os.write(descriptor, line) < len(line):
+                raise ResourceError(f"cannot write {path}: the disk is full")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _rotate(path: Path, most_bytes: int) -> None:
+    def is_full() -> bool:
+        return path.exists() and path.stat().st_size >= most_bytes
+
+    if is_full():
+        with exclusive(path):
+            if is_full():  # another process may have been first
+                os.replace(path, path.with_name(OLD))
+
+
+def last(folder: Path, count: int) -> list[Entry]:
+    """The last `count` entries, the oldest first. Lines that a power cut left half are passed over.
+
+    Raises:
+        ResourceError: the log cannot be read.
+    """
+    try:
+        files = [(folder / name).read_bytes() for name in (OLD, LOG) if (folder / name).exists()]
+    except OSError as error:
+        raise ResourceError(f"cannot read the log in {folder}: {error.strerror}") from None
+    found: list[Entry] = []
+    for line in reversed(list(chain.from_iterable(data.splitlines() for data in files))):
+        if len(found) == count:
+            break
+        try:
+            found.append(Entry.model_validate_json(line))
+        except ValidationError:
+            continue
+    return found[::-1]
