@@ -1,10 +1,10 @@
 """What peers tell about themselves in the DHT. A record is checked before anybody reads it."""
 
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
 
 from protocol.errors import FormatError
 from protocol.identity import PeerId, ReplicaId, RunId
@@ -18,12 +18,16 @@ Role = Literal["volunteer", "datacenter", "observer"]
 
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
 
+Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+"""The peer id of who is scored."""
+
 
 class PeerRecord(BaseModel):
     """One peer of a run. `replica` is empty while it has no group.
 
     `round` is the last it has finished, `contributed` the last it made a contribution to, and of two records the one
-    with the higher `sequence` is the newer.
+    with the higher `sequence` is the newer. `scores` are what its audits found, if it makes any: author → mean gain of
+    its last contributions in nats per token, those of who gained least.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -39,6 +43,7 @@ class PeerRecord(BaseModel):
     contributed: int = Field(0, ge=0, lt=2**31)
     sequence: int = Field(0, ge=0, lt=2**62)
     gone: bool = Field(False, description="it has said goodbye")
+    scores: dict[Scored, FiniteFloat] = Field(default_factory=dict, max_length=16)
 
     @property
     def leads(self) -> bool:

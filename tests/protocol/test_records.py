@@ -26,7 +26,17 @@ def test_nobody_speaks_for_another():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"stage": -1}, {"stage": "1"}, {"role": "king"}, {"round": 2**40}, {"extra": 1}, {"address": "x" * 999}],
+    [
+        {"scores": {"Qm": float("nan")}},
+        {"scores": {"Q" * 65: 0.5}},
+        {"scores": dict.fromkeys(map(str, range(17)), 0.5)},
+        {"stage": -1},
+        {"stage": "1"},
+        {"role": "king"},
+        {"round": 2**40},
+        {"extra": 1},
+        {"address": "x" * 999},
+    ],
 )
 def test_a_field_out_of_its_range_is_refused(fields: dict[str, object]):
     with pytest.raises(FormatError, match="malformed"):
