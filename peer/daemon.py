@@ -165,6 +165,7 @@ async def _joined(
             succession=succession,
             torch_thread=torch_thread,
             emit=emit,
+            audit=settings.audit,
         )
         _bind(server, node)
         emit(Progress("getting ready to compute"))

@@ -56,6 +56,8 @@ class Node:
     succession: SuccessionService
     torch_thread: TorchThread
     emit: Listener
+    audit: bool = False
+    """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
