@@ -44,7 +44,7 @@ def revoke(options: RevokeOptions, terminal: Terminal) -> int:
         identity = load_or_create(folder)
         if identity.peer_id != descriptor.operator:
             raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
-        return run(lambda stop: _revoke(options, ticket, descriptor, identity, terminal), terminal)
+        return run(lambda stop: spread(options, ticket, descriptor, identity, terminal), terminal)
 
     return told(terminal.emit, work)
 
@@ -57,10 +57,14 @@ def _operators_folder(given: Path | None) -> Path:
     return found[0]
 
 
-async def _revoke(
+async def spread(
     options: RevokeOptions, ticket: Ticket, descriptor: Descriptor, identity: Identity, terminal: Terminal
 ) -> None:
-    """Sign the revocation, and tell every peer."""
+    """Sign the revocation, and tell every peer.
+
+    Raises:
+        HetpeerError: there is no such peer, or nobody could be told.
+    """
     with tempfile.TemporaryDirectory(prefix="hetpeer-admin-") as temporary:  # libp2p wants an identity of its own
         host = address_towards(ticket.operator)
         dht = await dhts.start(load_or_create(Path(temporary)), host, 0, ticket.addresses)

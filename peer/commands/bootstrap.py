@@ -1,20 +1,21 @@
 """`hetpeer bootstrap`: the operator's node, and beside it, if asked for, an observer that evaluates."""
 
 import asyncio
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap import node
 from bootstrap.genesis import create_run, load_run
-from peer.events import Progress, Serving
+from peer.commands.admin import RevokeOptions, spread
+from peer.commands.observer import Revoke, observe
+from peer.events import Progress, Serving, Suspected
 from peer.home import home, locked, remember
 from peer.network import operator
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.atomic import write_atomically
-from protocol.errors import LostMemberError, UnreachableError, UserError
+from protocol.errors import UnreachableError, UserError
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
@@ -26,7 +27,7 @@ CARD = "card"
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What the command line said."""
+    """What the command line said. Revoking takes auditing, and auditing evaluating."""
 
     run_toml: Path | None
     listen: str
@@ -35,6 +36,8 @@ class BootstrapOptions:
     data: Path | None
     evaluate: bool
     join: str | None = None
+    audit: bool = False
+    revoke: bool = False
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -42,6 +45,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
 
     def serve() -> int:
         host, port = _listen_address(options)
+        if options.join and options.revoke:
+            raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
@@ -68,8 +73,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     tasks.create_task(
                         node.serve(served, folder, host, port, options.announce, tell, stop, card, addresses)
                     )
-                    if options.evaluate:
-                        tasks.create_task(_observe(up, folder, terminal, stop))
+                    if options.evaluate or options.audit or options.revoke:
+                        tasks.create_task(_observe(up, options, served, folder, terminal, stop))
 
             return run(work, terminal)
 
@@ -114,26 +119,31 @@ def _listen_address(options: BootstrapOptions) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _observe(up: asyncio.Future[Ticket], folder: Path, terminal: Terminal, stop: asyncio.Event) -> None:
-    """Keep an observer beside this node: a process of its own, since this one has no torch. It speaks on our
-    standard output, and stops when its standard input closes.
+async def _observe(
+    up: asyncio.Future[Ticket],
+    options: BootstrapOptions,
+    descriptor: Descriptor,
+    folder: Path,
+    terminal: Terminal,
+    stop: asyncio.Event,
+) -> None:
+    """Keep an observer beside this node, which audits if it is to, and revoke whom it suspects if that is the policy.
 
     Raises:
         LostMemberError: it died.
     """
-    arguments = ["observe", str(await up), "--dir", str(folder / "observer"), "--until-stdin-closes"]
-    if terminal.json:
-        arguments.append("--json")
-    observer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "peer.cli", *arguments, stdin=asyncio.subprocess.PIPE
-    )
-    assert observer.stdin is not None
-    ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        observer.stdin.close()
-        code = await ended
-    if code and not stop.is_set():
-        raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")
+    ticket = await up
+    revoke = _revoke_with(ticket, descriptor, folder, terminal) if options.revoke else None
+    await observe(ticket, folder / "observer", terminal, stop, options.audit or options.revoke, revoke)
+
+
+def _revoke_with(ticket: Ticket, descriptor: Descriptor, folder: Path, terminal: Terminal) -> Revoke:
+    """As the operator does by hand, with its key in this node's folder."""
+    identity = load_or_create(folder)
+
+    async def revoke(suspected: Suspected) -> None:
+        await spread(
+            RevokeOptions(suspected.peer, suspected.since, folder, None), ticket, descriptor, identity, terminal
+        )
+
+    return revoke
