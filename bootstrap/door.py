@@ -66,9 +66,8 @@ class Door(run_pb2_grpc.RunServicer):
             await asyncio.to_thread(self.gatekeeper.note_admitted, card, caller, invitation, held == card)
         except (FormatError, RefusedError, ResourceError) as error:
             await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
-            await refuse(
-                context, "this node cannot keep its records" if isinstance(error, ResourceError) else str(error)
-            )
+            ours = isinstance(error, ResourceError)  # no business of strangers
+            await refuse(context, "this node cannot keep its records now" if ours else str(error))
         gateway = card.role == "gateway"
         seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
         certificate = certificates.certify(self.identity, key, time.time(), seconds, gateway)

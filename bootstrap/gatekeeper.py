@@ -1,6 +1,7 @@
 """Who may come in at the door, by the operator's word: the invitations, the list of those shut out, and the log."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
 from protocol.cards import Card
+from protocol.errors import ResourceError
 from protocol.identity import PeerId
 
 
@@ -59,4 +61,6 @@ class Gatekeeper:
 
     def note_refused(self, peer: str, caller: str, reason: str) -> None:
         """Write down who was not let in."""
-        log.write(self.folder, Entry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason))
+        entry = Entry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
+        with suppress(ResourceError):  # a full disk is no reason to tell a stranger anything else
+            log.write(self.folder, entry)

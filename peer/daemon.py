@@ -180,12 +180,13 @@ async def _joined(
             torch_thread=torch_thread,
             emit=emit,
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
+            audit=settings.audit,
         )
         _bind(server, node)
         emit(Progress("getting ready to compute"))
         await warming
         await server.start()
-        write_atomically(directory / "ticket", f"{settings.ticket}\n".encode())
+        write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         emit(Joined(identity.peer_id, settings.role, card.stage, card.slot, address))
         yield node
     finally:

@@ -145,6 +145,25 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """What contributions to a round did, by author: how much higher the held-out loss would be, in nats per token, had
+    it sent zeros instead."""
+
+    round: int
+    gains: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """An audit suspects a peer. `since`: the first round whose contribution did harm; 0 where no harm was measured, as
+    with copies, of which nobody can tell who made the first."""
+
+    peer: str
+    reason: str
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 
@@ -189,6 +208,8 @@ Event = (
     | CertificateRenewed
     | Refused
     | Evaluated
+    | Audited
+    | Suspected
     | Finished
     | Failed
     | Injected

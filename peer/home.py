@@ -86,4 +86,4 @@ def remember(ticket: Ticket) -> None:
     path, line = home() / "ticket", f"{ticket}\n".encode()
     home().mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_bytes() != line:  # several peers of one run may start at the same moment
-        write_atomically(path, line)
+        write_atomically(path, line, 0o600)

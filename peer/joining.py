@@ -34,6 +34,7 @@ class PeerOptions:
     threads: int = 1
     listen: str | None = None
     manifest: Path | None = None
+    audit: bool = False
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:

@@ -5,14 +5,17 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from peer.events import Event, Failed, Listener, to_line
+from peer.events import Event, Failed, Listener, from_line, to_line
 from protocol.errors import HetpeerError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect."""
+
+LINE_BYTES = 2**20
+"""The longest line a child prints is an event with a few digests. What is longer is passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,19 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 def print_json(event: Event) -> None:
     """The `--json` listener: one event a line on standard output."""
     print(to_line(event), flush=True)
+
+
+async def heard(stdout: asyncio.StreamReader) -> AsyncIterator[Event]:
+    """The events of a child that prints JSON, until its end. `stdout` has the limit `LINE_BYTES`."""
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError:  # longer than that; the reader has dropped what it had of it
+            continue
+        if not line:
+            return
+        with contextlib.suppress(ValueError):
+            yield from_line(line.decode())
 
 
 def told(emit: Listener, command: Callable[[], int]) -> int:

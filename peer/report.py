@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.damage import Damage, seconds_lost
-from peer.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
+from peer.events import Audited, Evaluated, Event, Finished, Joined, Listener, RoundDone, Suspected
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest
 
@@ -32,12 +32,13 @@ class Chaos:
 @dataclass(slots=True)
 class RoundEntry:
     """What is known of one round. `done` is by process; `digests` by part, then peer; `finished` are who ended with it,
-    perhaps without having taken part in it."""
+    perhaps without having taken part in it; `gains` are an audit's, by author."""
 
     done: dict[str, RoundDone] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     evaluated: Evaluated | None = None
     finished: set[str] = field(default_factory=set)
+    gains: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Report:
     manifest: Manifest
     rounds: dict[int, RoundEntry] = field(default_factory=lambda: defaultdict(RoundEntry))
     joined: dict[str, Joined] = field(default_factory=dict)
+    suspected: list[Suspected] = field(default_factory=list)
     failure: str | None = None
     chaos: Chaos | None = None
 
@@ -66,6 +68,10 @@ class Report:
                     self.rounds[event.rounds].digests[part][self._peer(process)] = digest
             case Evaluated():
                 self.rounds[event.round].evaluated = event
+            case Audited():
+                self.rounds[event.round].gains |= event.gains
+            case Suspected():
+                self.suspected.append(event)
             case _:
                 pass
 
@@ -162,6 +168,11 @@ class Report:
             "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
             "outcome": self.verdict(),
         }
+        if any(entry.gains for entry in self.rounds.values()):
+            result["audit"] = {
+                "gains": {str(round): entry.gains for round, entry in sorted(self.rounds.items()) if entry.gains},
+                "suspected": [asdict(each) for each in self.suspected],
+            }
         return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
 
     def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:

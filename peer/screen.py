@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.events import (
+    Audited,
     CertificateRenewed,
     Evaluated,
     Event,
@@ -31,6 +32,7 @@ from peer.events import (
     RoundDone,
     Serving,
     StepDone,
+    Suspected,
 )
 from peer.report import Report
 
@@ -95,6 +97,11 @@ def say(event: Event) -> str | None:
             return f"Round {event.round} done in {event.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
         case Evaluated(round, loss, plain):
             return f"Held-out loss after round {round}: {loss:.3f} through the boundaries, {plain:.3f} plain"
+        case Audited(round, gains):
+            each = ", ".join(f"{peer[-8:]} {gain:+.4f}" for peer, gain in sorted(gains.items(), key=lambda one: one[1]))
+            return f"Audit of round {round}, gains in nats: {each}"
+        case Suspected(peer, reason):
+            return f"WARNING: peer {peer[-8:]} is suspected: {reason}"
         case Finished(rounds):
             return f"Finished: {rounds} rounds."
         case Failed(message, _):
@@ -209,6 +216,7 @@ TOLD = (
     | CertificateRenewed
     | Refused
     | Evaluated
+    | Suspected
     | Failed
 )
 """What a testnet tells where it has no live table."""

@@ -35,7 +35,8 @@ class PeerRecord(BaseModel):
     """One peer of a run. `replica` is empty while it has no group.
 
     `round` is the last it has finished, `contributed` the last it made a contribution to, and of two records the one
-    with the higher `sequence` is the newer: milliseconds since 1970, of when it was said.
+    with the higher `sequence` is the newer: milliseconds since 1970, of when it was said. `scores` are what its audits
+    found, if it makes any: author → mean gain of its last contributions in nats per token, those of who gained least.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -51,12 +52,7 @@ class PeerRecord(BaseModel):
     contributed: int = Field(0, ge=0, lt=2**31)
     sequence: int = Field(0, ge=0, lt=2**62)
     gone: bool = Field(False, description="it has said goodbye")
-    scores: dict[Scored, FiniteFloat] = Field(
-        {},
-        max_length=16,
-        description="what this peer's audit found: by how much the held-out loss would be higher without a peer's "
-        "contribution",
-    )
+    scores: dict[Scored, FiniteFloat] = Field(default_factory=dict, max_length=16)
 
     @property
     def leads(self) -> bool:

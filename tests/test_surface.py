@@ -18,12 +18,12 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce data dir evaluate join json listen until-stdin-closes",
+    "bootstrap": "announce audit data dir evaluate join json listen revoke until-stdin-closes",
     "join": "device dir json listen manifest stage threads until-stdin-closes",
-    "replica": "device dir json listen manifest threads until-stdin-closes",
-    "observe": "device dir json listen threads until-stdin-closes",
+    "replica": "audit device dir json listen manifest threads until-stdin-closes",
+    "observe": "audit device dir json listen threads until-stdin-closes",
     "testnet": (
-        "chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
+        "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
     "lab run": "data device dir json report threads",
     "lab sweep": "data device jobs json list out save-minutes scale threads",

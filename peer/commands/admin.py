@@ -100,17 +100,23 @@ def revoke(options: RevokeOptions, terminal: Terminal) -> int:
         if operator.identity.peer_id != descriptor.operator:
             raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
 
-        async def act(stop: asyncio.Event) -> None:
-            try:
-                here = await _read_peers(ticket, descriptor)
-            except UnreachableError as error:
-                terminal.emit(Progress(str(error)))
-                here = ()
-            await _revoke(options, operator, here, terminal)
-
-        return run(act, terminal)
+        return run(lambda stop: spread(options, operator, ticket, terminal), terminal)
 
     return told(terminal.emit, work)
+
+
+async def spread(options: RevokeOptions, operator: Operator, ticket: Ticket, terminal: Terminal) -> None:
+    """Shut a peer out, and tell everybody who can be found.
+
+    Raises:
+        HetpeerError: there is no such peer, or the node's folder cannot be written.
+    """
+    try:
+        here = await _read_peers(ticket, operator.descriptor)
+    except UnreachableError as error:
+        terminal.emit(Progress(str(error)))
+        here = ()
+    await _revoke(options, operator, here, terminal)
 
 
 async def _read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:

@@ -1,15 +1,18 @@
 """`hetpeer bootstrap`: the operator's node, and beside it, if asked for, an observer that evaluates."""
 
 import asyncio
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bootstrap import invitations
 from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
-from peer.events import Progress, Serving
+from peer.commands.admin import Operator, RevokeOptions, spread
+from peer.commands.invitations import duration
+from peer.commands.observer import Revoke, observe
+from peer.events import Progress, Serving, Suspected
 from peer.home import home, locked, remember
 from peer.network import operator
 from peer.network.remembered import card_of, kept_credentials, remember_place
@@ -17,16 +20,22 @@ from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.atomic import write_atomically
-from protocol.errors import LostMemberError, UnreachableError, UserError
+from protocol.errors import UnreachableError, UserError
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
 from protocol.ticket import Ticket
 
+FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
+"""Of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes others."""
+
+OWN_SECONDS = 3600
+"""For this node's observer to come in."""
+
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What the command line said."""
+    """What the command line said. Revoking takes auditing, and auditing evaluating."""
 
     run_toml: Path | None
     listen: str
@@ -35,14 +44,19 @@ class BootstrapOptions:
     data: Path | None
     evaluate: bool
     join: str | None = None
-    certificate_seconds: float = 12 * 3600.0
+    audit: bool = False
+    revoke: bool = False
+    closed: bool | None = None
+    certificate_life: str = "12h"
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
     """Create the run or take it up again, and serve it until stopped; the exit code."""
 
     def serve() -> int:
-        where = _listen_address(options)
+        where, life = _listen_address(options), duration(options.certificate_life)
+        if options.join and options.revoke:
+            raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
@@ -53,27 +67,41 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             if ticket is None:
                 descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
 
+            first_token = _close(options, folder)
+
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
 
                 def tell(ticket: Ticket) -> None:
                     if options.directory is None:
                         remember(ticket)
-                    terminal.emit(Serving(str(ticket), ticket.run_id))
+                    shown = replace(ticket, token=first_token)
+                    terminal.emit(Serving(str(shown), ticket.run_id))
                     up.set_result(ticket)
 
                 if ticket:
-                    served, standing = await _become_gateway(options, ticket, folder, terminal)
+                    served, standing = await _become_gateway(life, ticket, folder, terminal)
                 else:
-                    served, standing = descriptor, as_operator(load_or_create(folder), options.certificate_seconds)
+                    served, standing = descriptor, as_operator(load_or_create(folder), life)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(serve_node(served, folder, where, standing, tell, stop))
-                    if options.evaluate:
-                        tasks.create_task(_observe(up, folder, terminal, stop))
+                    if options.evaluate or options.audit or options.revoke:
+                        tasks.create_task(_observe(up, options, served, folder, terminal, stop))
 
             return run(work, terminal)
 
     return told(terminal.emit, serve)
+
+
+def _close(options: BootstrapOptions, folder: Path) -> bytes:
+    """Close the run to who has no invitation, or open it, if so asked; a run that is closed now gets a first
+    invitation, whose token this is."""
+    if options.closed is None or options.closed == invitations.is_closed(folder):
+        return b""
+    invitations.set_closed(folder, options.closed)
+    if not options.closed:
+        return b""
+    return invitations.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
 
 
 def _manifest(options: BootstrapOptions) -> Manifest:
@@ -82,9 +110,7 @@ def _manifest(options: BootstrapOptions) -> Manifest:
     return manifests.load(options.run_toml)
 
 
-async def _become_gateway(
-    options: BootstrapOptions, ticket: Ticket, folder: Path, terminal: Terminal
-) -> tuple[Descriptor, Standing]:
+async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: Terminal) -> tuple[Descriptor, Standing]:
     """What the run is, all its files, and the operator's word that this node may admit and certify peers: from the
     operator's node, or, if it is gone, as this folder has them from an earlier time."""
     identity = load_or_create(folder)
@@ -96,7 +122,7 @@ async def _become_gateway(
         if credentials is None or credentials.ends < time.time():
             raise
         terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
-        return load_run(folder), Standing(credentials, options.certificate_seconds, card_of(folder), ticket)
+        return load_run(folder), Standing(credentials, life, card_of(folder), ticket)
 
     def progress(file: RunFile, received: int) -> None:
         terminal.emit(Progress(f"fetching {file.name}", received, file.size))
@@ -105,7 +131,7 @@ async def _become_gateway(
     await operator.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
     remember_place(folder, place.signed_card, place.credentials)
-    return descriptor, Standing(place.credentials, options.certificate_seconds, place.signed_card, ticket)
+    return descriptor, Standing(place.credentials, life, place.signed_card, ticket)
 
 
 def _listen_address(options: BootstrapOptions) -> Listen:
@@ -117,26 +143,31 @@ def _listen_address(options: BootstrapOptions) -> Listen:
     return Listen(host, int(port), options.announce)
 
 
-async def _observe(up: asyncio.Future[Ticket], folder: Path, terminal: Terminal, stop: asyncio.Event) -> None:
-    """Keep an observer beside this node: a process of its own, since this one has no torch. It speaks on our
-    standard output, and stops when its standard input closes.
+async def _observe(
+    up: asyncio.Future[Ticket],
+    options: BootstrapOptions,
+    descriptor: Descriptor,
+    folder: Path,
+    terminal: Terminal,
+    stop: asyncio.Event,
+) -> None:
+    """Keep an observer beside this node, which audits if it is to, and revoke whom it suspects if that is the policy.
 
     Raises:
         LostMemberError: it died.
     """
-    arguments = ["observe", str(await up), "--dir", str(folder / "observer"), "--until-stdin-closes"]
-    if terminal.json:
-        arguments.append("--json")
-    observer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "peer.cli", *arguments, stdin=asyncio.subprocess.PIPE
-    )
-    assert observer.stdin is not None
-    ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        observer.stdin.close()
-        code = await ended
-    if code and not stop.is_set():
-        raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")
+    ticket = await up
+    if invitations.is_closed(folder):
+        ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
+    revoke = _revoke_with(ticket, descriptor, folder, terminal) if options.revoke else None
+    await observe(ticket, folder / "observer", terminal, stop, options.audit or options.revoke, revoke)
+
+
+def _revoke_with(ticket: Ticket, descriptor: Descriptor, folder: Path, terminal: Terminal) -> Revoke:
+    """As the operator does by hand, with its key in this node's folder."""
+    ours = Operator(folder, load_or_create(folder), descriptor)
+
+    async def revoke(suspected: Suspected) -> None:
+        await spread(RevokeOptions(suspected.peer, suspected.since, folder, None), ours, ticket, terminal)
+
+    return revoke

@@ -24,6 +24,7 @@ class JoinOptions:
     listen: str | None
     stage: int | None = None
     manifest: Path | None = None
+    audit: bool = False
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -44,6 +45,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 threads=options.threads or cores(),
                 listen=options.listen,
                 manifest=options.manifest,
+                audit=options.audit,
             )
             return run(lambda stop: run_until(stop, settings, terminal.emit), terminal)
 

@@ -59,6 +59,8 @@ class Node:
     emit: Listener
     keep_certified: Callable[[], Coroutine[Any, Any, None]]
     """Renews this peer's certificate for as long as it lives."""
+    audit: bool = False
+    """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 

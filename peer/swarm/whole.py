@@ -9,6 +9,7 @@ from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, held_out_batch
 from peer.data.tokens import Tokens
 from peer.events import Evaluated, Progress, RoundDone, StepDone
+from peer.swarm.auditing import Auditor
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import agree
@@ -17,10 +18,13 @@ from protocol.run_files import HELD_OUT, TRAIN
 
 
 async def serve_datacenter(node: Node) -> None:
-    """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates."""
+    """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
+    audits."""
     outer = await node.outer_loop(list(model_layout(node.manifest)))
     replica = await node.torch_thread.run(WholeReplica, node.manifest, "datacenter", None, node.device)
-    evaluator = await _evaluator(node) if node.slot == node.manifest.replicas.total - 1 else None
+    first = node.slot == node.manifest.replicas.total - 1
+    evaluator = await _evaluator(node) if first or node.audit else None
+    auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
     tokens = await node.open_tokens(TRAIN)
     await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
     async with node.in_the_swarm(outer):
@@ -33,6 +37,8 @@ async def serve_datacenter(node: Node) -> None:
             await _train_round(node, outer, replica, tokens, round)
             if not node.leaving:
                 await _evaluate(node, outer, evaluator, round)
+            if auditor is not None:
+                await auditor.audit(outer)
     node.emit_finished(outer)
 
 
@@ -40,6 +46,7 @@ async def observe(node: Node) -> None:
     """Follow all rounds and evaluate each; contribute nothing."""
     outer = await node.outer_loop([])
     evaluator = await _evaluator(node)
+    auditor = Auditor(node, evaluator) if node.audit else None
     async with node.in_the_swarm(outer):
         while not outer.over:
             round, started = outer.clock, time.monotonic()
@@ -49,6 +56,8 @@ async def observe(node: Node) -> None:
             node.emit(_round_done(node, outer, round, started, 0, counts))
             await agree(outer)
             await _evaluate(node, outer, evaluator, round)
+            if auditor is not None:
+                await auditor.audit(outer)
     node.emit_finished(outer)
 
 

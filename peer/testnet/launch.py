@@ -15,7 +15,7 @@ def arguments(
     """What `hetpeer` is called with for the process `name`; `evaluate`: beside the bootstrap node, an observer does."""
     if name == BOOTSTRAP:
         data = ["--data", str(options.data)] if options.data else []
-        more = ["--evaluate"] if evaluate else []
+        more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else []
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
     common = ["--device", "cpu", "--threads", "1"]
     if name in swarm.stages:

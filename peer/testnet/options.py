@@ -25,6 +25,7 @@ class TestnetOptions:
     chaos: str | None = None
     compare: bool = True
     overlap: bool = False
+    audit: bool = False
 
     __test__ = False
 

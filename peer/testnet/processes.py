@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peer.events import Evaluated, Event, Failed, Finished, Serving, from_line
+from peer.events import Evaluated, Event, Failed, Finished, Serving
+from peer.process import LINE_BYTES, heard
 from peer.report import Report
 from peer.screen import TestnetScreen
 from peer.testnet.child import Child, Fate, all_finished, all_gone, came_too_late, ended_from_outside, to_blame
@@ -24,9 +25,6 @@ from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from protocol.errors import HetpeerError
-
-LINE_BYTES = 2**20
-"""The longest line a child prints is an event with a few digests. What is longer is passed over."""
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
@@ -99,7 +97,8 @@ class Testnet:
 
     async def _watch(self) -> None:
         """Start everybody, and wait until all have finished or one died."""
-        self.evaluate = not self.options.datacenters or ends_a_datacenter(self.faults)
+        options = self.options
+        self.evaluate = options.audit or not options.datacenters or ends_a_datacenter(self.faults)
         if self.namespaces is not None:
             self.listen = f"{await self.namespaces.add(BOOTSTRAP)}:{NAMESPACE_PORT}"
         elif self.faults:
@@ -171,15 +170,8 @@ class Testnet:
 
     async def _listen(self, child: Child) -> None:
         assert child.process.stdout is not None
-        while True:
-            try:
-                line = await child.process.stdout.readline()
-            except ValueError:  # longer than LINE_BYTES; the reader has dropped what it had of it
-                continue
-            if not line:
-                return
-            with suppress(ValueError):
-                self._hear(child, from_line(line.decode()))
+        async for event in heard(child.process.stdout):
+            self._hear(child, event)
 
     async def _await_end(self, child: Child) -> None:
         await child.wait_until_ended()

@@ -2,12 +2,14 @@
 
 import pytest
 
-from peer.events import Evaluated, Failed, Listeners, RoundDone, StepDone, from_line, to_line
+from peer.events import Audited, Evaluated, Failed, Listeners, RoundDone, StepDone, Suspected, from_line, to_line
 
 EVENTS = [
     StepDone(1, 2, None, 1024),
     RoundDone(3, 1.5, 10, {"embedding": 2}, {"embedding": "ab"}, 5, 6),
     Evaluated(1, 2.5, 2.25),
+    Audited(3, {"QmA": 0.125, "QmB": -0.5}),
+    Suspected("QmB", "the loss is higher with it", 2),
     Failed("no such thing", 4),
 ]
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from peer.events import Event, Failed
-from peer.process import INTERRUPTED, Terminal, first_error, run, told
+from peer.events import Event, Failed, Finished, to_line
+from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run, told
 from protocol.errors import LostMemberError, UserError
 
 
@@ -80,3 +80,15 @@ def test_an_error_before_the_loop_is_told_too():
 
     assert told(heard.emit, command) == 2
     assert said == [Failed("no such thing", 2)]
+
+
+def test_a_child_is_heard_to_its_end_and_what_is_no_event_is_passed_over():
+    async def scene() -> list[Event]:
+        stdout = asyncio.StreamReader(limit=LINE_BYTES)
+        for said in ("hello", "x" * (2 * LINE_BYTES), to_line(Failed("it broke", 4)), '{"event": "Unknown"}'):
+            stdout.feed_data(said.encode() + b"\n")
+        stdout.feed_data(to_line(Finished(2)).encode())
+        stdout.feed_eof()
+        return [event async for event in heard(stdout)]
+
+    assert asyncio.run(scene()) == [Failed("it broke", 4), Finished(2)]

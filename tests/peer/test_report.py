@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peer.damage import Damage
-from peer.events import Evaluated, Finished, Joined, RoundDone
+from peer.events import Audited, Evaluated, Finished, Joined, RoundDone, Suspected
 from peer.report import LIMIT_NATS, Chaos, Report
 from tests.reference.small_manifest import small_manifest
 
@@ -80,6 +80,18 @@ def test_a_number_that_is_none_is_null_in_the_file(tmp_path):
 
     written = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
     assert [row["loss"] for row in written["rounds"]] == [4.0, None]
+
+
+def test_an_audit_is_in_the_result_where_there_was_one():
+    made = report()
+    assert "audit" not in made.result()
+    made.take("bootstrap", Audited(1, {"QmV": -0.5}))
+    made.take("bootstrap", Audited(1, {"QmD": 0.25}))
+    made.take("bootstrap", Suspected("QmV", "it does harm", 1))
+    assert made.result()["audit"] == {
+        "gains": {"1": {"QmV": -0.5, "QmD": 0.25}},
+        "suspected": [{"peer": "QmV", "reason": "it does harm", "since": 1}],
+    }
 
 
 # After chaos

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from peer.events import (
+    Audited,
     Evaluated,
     Failed,
     Finished,
@@ -16,6 +17,7 @@ from peer.events import (
     Progress,
     RoundDone,
     StepDone,
+    Suspected,
 )
 from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
 from tests.peer.test_report import report
@@ -59,6 +61,13 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
         say(GroupBroken("QmL", 3, 4, "gone")) == "gone. Step 5 of round 3 is rolled back; looking for another member."
     )
     assert say(GroupBroken("QmL", 0, 0, "gone")) == "gone. No step was in flight; looking for another member."
+
+
+def test_an_audit_tells_the_worst_first():
+    assert say(Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5})) == (
+        "Audit of round 4, gains in nats: Evilevil -0.5000, Goodgood +0.0200"
+    )
+    assert say(Suspected("QmEvilevil", "it does harm", 2)) == "WARNING: peer Evilevil is suspected: it does harm"
 
 
 def test_without_a_terminal_a_daemon_prints_plain_lines():

@@ -54,9 +54,8 @@ def admin(
     folder: Path, run: Descriptor, addresses: tuple[str, ...], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """`hetpeer admin …` as a process of its own."""
-    write_atomically(
-        folder / "ticket", str(Ticket(run.run_id, load_or_create(folder).public, (NOBODY,), addresses)).encode()
-    )
+    ticket = Ticket(run.run_id, load_or_create(folder).public, (NOBODY,), addresses)
+    write_atomically(folder / "ticket", str(ticket).encode())
     command = [*HETPEER, "admin", *arguments, "--dir", str(folder)]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)

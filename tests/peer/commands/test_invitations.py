@@ -1,5 +1,6 @@
 """What the operator types about invitations and the log, and what it is shown."""
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_person_is_shown_the_ticket_on_a_line_of_its_own(folder: Path):
     set_closed(folder, True)
     shown = admin(folder, "invite", "--uses", "2", COLUMNS="20").output.splitlines()
     assert shown[0].startswith(f"Invitation {listed(folder)[0].id}, for 2 peers until ")
-    assert shown[2].startswith(str(TICKET))
+    assert replace(parse(shown[2]), token=b"") == TICKET
     assert len(shown) == 3
 
 

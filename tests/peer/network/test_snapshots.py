@@ -112,7 +112,9 @@ def test_a_peer_that_fails_is_passed_over_and_its_pieces_come_from_others(tmp_pa
             fetched, failed, store = await take(records, header.digest, tmp_path)
             assert same(store, fetched.header)
             assert failed.keys() == {identity("holder 0").peer_id}
-            assert isinstance(failed["Qm0"], PeerError) == (fault == "wrong bytes")  # to be absent is no lie
+            assert isinstance(failed[identity("holder 0").peer_id], PeerError) == (
+                fault == "wrong bytes"
+            )  # to be absent is no lie
 
     asyncio.run(scene())
 

@@ -1,0 +1,105 @@
+"""What a contribution did to the held-out loss, and whether two are copies of each other.
+
+A contribution is *silenced*, not removed: it stays in its set S with all values zero. F divides by |S|, so without it
+everybody else's would count for more, and whoever sends less than the average would be blamed for that.
+
+    gain of an author = loss at (θ + F(S) − F(S with the author's values zero)) − loss at θ
+
+in nats per token: positive if what it sent helps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from peer.compute.evaluation import Evaluator
+from peer.compute.trainer import Grid
+from peer.optim.grid import INT32_MAX
+from peer.optim.outer import outer_term
+from protocol.chunks import chunk_grid
+from protocol.contribution import Contribution, SparseTensor
+from protocol.identity import Part, PeerId
+from protocol.layout import part_layout
+from protocol.manifest import Manifest
+
+WORST_NATS = 100.0
+"""A loss above this, or that is no number, counts as this: choosing tokens blindly costs log |V|, under 13. So every
+gain is finite, also where a contribution destroys the model."""
+
+Sets = Mapping[Part, Sequence[Contribution]]
+"""S of one round, by part: what is in θ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How much of what two authors sent is at the same places; `signs`: and of the same sign; `chance`: at the same
+    places if both chose theirs at random. Shares, 0 to 1."""
+
+    places: float
+    signs: float
+    chance: float
+
+    @property
+    def beyond_chance(self) -> float:
+        """0 for places chosen at random, 1 for the same; 0 too where everything is sent, and places say nothing."""
+        return max(0.0, (self.places - self.chance) / (1 - self.chance)) if self.chance < 1 else 0.0
+
+
+def silence(contribution: Contribution) -> Contribution:
+    """The same places, with all values zero."""
+    silent = {
+        name: SparseTensor(sparse.offsets, np.zeros_like(sparse.values))
+        for name, sparse in contribution.tensors.items()
+    }
+    return replace(contribution, tensors=silent)
+
+
+def silenced(grid: Grid, contributions: Sequence[Contribution], author: PeerId, manifest: Manifest) -> Grid:
+    """θ of a part, in which F(S) is, as it would be had `author` sent zeros in this round: int32, a new grid.
+
+    A weight that would leave the grid stays at its edge: this is for measuring only, and two authors that push a weight
+    in opposite directions must not be able to stop an audit.
+    """
+    layout = part_layout(manifest, contributions[0].name.part)
+    kept = [silence(each) if each.name.author == author else each for each in contributions]
+    before, after = (outer_term(each, layout, manifest) for each in (contributions, kept))
+    return {
+        name: (tensor.to(torch.int64) + before[name] - after[name]).clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+        for name, tensor in grid.items()
+    }
+
+
+def held_out_loss(evaluator: Evaluator, grids: Mapping[Part, Grid]) -> float:
+    """The mean of the loss through the boundaries and the plain one: a run has replicas of both kinds, and what helps
+    one kind's loss only is still work."""
+    loss = sum(evaluator.evaluate(grids)) / 2
+    return loss if math.isfinite(loss) and loss < WORST_NATS else WORST_NATS
+
+
+def gain(evaluator: Evaluator, grids: Mapping[Part, Grid], sets: Sets, author: PeerId, loss: float) -> float:
+    """What an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at θ."""
+    without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
+    return held_out_loss(evaluator, {**grids, **without}) - loss
+
+
+def overlap(one: Contribution, other: Contribution, manifest: Manifest) -> Overlap:
+    """Of two contributions to one part. Both send equally many values, so it is the same from either side.
+
+    Takes one pass over both and a byte for each weight of a tensor.
+    """
+    sent = places = signs = 0
+    chance = 0.0
+    for name, shape in part_layout(manifest, one.name.part).items():
+        grid = chunk_grid(shape, manifest.outer.chunk_side, manifest.outer.top_k)
+        first, second = one.tensors[name], other.tensors[name]
+        found = np.zeros(grid.elements, np.int8)
+        found[grid.positions(first.offsets)] = 2 + np.sign(first.values)
+        met = found[grid.positions(second.offsets)]
+        sent += grid.kept
+        chance += float((grid.counts**2 / grid.sizes).sum())
+        places += int(np.count_nonzero(met))
+        signs += int(np.count_nonzero(met == 2 + np.sign(second.values)))
+    return Overlap(places / sent, signs / sent, chance / sent)

@@ -1,0 +1,125 @@
+"""What an audit's measurements come to: who is suspected, of what, since when. Pure.
+
+One round says little: text, sample and the other authors differ. So an author is suspected of *harm* after
+`HARMFUL_AUDITS` harmful ones among its last `AUDITS_KEPT`; and two are suspected of *copying* after `COPIED_ROUNDS`
+rounds in which they sent much the same. Which of the two copied, nobody can tell from what they sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from protocol.identity import PeerId
+
+FLOOR_NATS = 0.01
+"""Less than this is no harm. Measured on small models, honest gains were never below −0.003. Those of a group with its
+signs flipped, though no larger than honest ones, were −0.03 to −0.16 at its last stage from the second round on, and
+−0.01 to −0.03 at its first in rounds 2 to 6: enough to suspect both."""
+
+AUDITS_KEPT = 5
+HARMFUL_AUDITS = 3
+"""Of those kept. A suspicion after three rounds is early enough for a revocation to take all three out: it reaches
+`Window.revocable` rounds back, five by default."""
+
+COPIED_PLACES = 0.5
+"""Two contributions are alike that have more of their places in common, beyond chance. Honest replicas, which start
+from the same θ and read other text, had 1 to 17 % in common on small models; a copy has all, unless its author makes up
+the rest."""
+
+COPIED_ROUNDS = 3
+
+SCORES_TOLD = 16
+"""A record has room for so many."""
+
+Pair = tuple[PeerId, PeerId]
+"""Two authors, in rising order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """`since` is the first round whose contribution did harm; 0 where no harm was measured."""
+
+    peer: PeerId
+    reason: str
+    since: int = 0
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """The running verdict on each author: its gains in nats per token by round, of its last audits."""
+
+    gains: dict[PeerId, dict[int, float]] = field(default_factory=dict)
+    harm: dict[PeerId, set[int]] = field(default_factory=dict)
+    alike: dict[Pair, set[int]] = field(default_factory=dict)
+    suspected: dict[PeerId, Suspicion] = field(default_factory=dict)
+    """Of harm: each is told once."""
+
+    def hear(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspicion]:
+        """Gains measured in a round; whoever is suspected from now on. What a part gains that came later adds to what
+        was heard of its author's others."""
+        for author, gain in gains.items():
+            mine = self.gains.setdefault(author, {})
+            mine[round] = mine.get(round, 0.0) + gain
+            for old in sorted(mine)[:-AUDITS_KEPT]:
+                del mine[old]
+        in_round = {author: mine[round] for author, mine in self.gains.items() if round in mine}
+        blamed = harmful(in_round)
+        found = []
+        for author in sorted(in_round):
+            kept = self.harm.get(author, set()) & self.gains[author].keys()
+            self.harm[author] = kept | {round} if author in blamed else kept - {round}
+            if len(self.harm[author]) >= HARMFUL_AUDITS and author not in self.suspected:
+                found.append(self._suspect(author))
+        return found
+
+    def _suspect(self, author: PeerId) -> Suspicion:
+        rounds = sorted(self.harm[author])
+        lost = -sum(self.gains[author][round] for round in rounds)
+        told = ", ".join(map(str, rounds))
+        reason = f"held-out loss is {lost:.3f} nats higher with its contributions to rounds {told} than without"
+        self.suspected[author] = Suspicion(author, reason, rounds[0])
+        return self.suspected[author]
+
+    def hear_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
+        """Which share of places, beyond chance, two authors have in common in a round; both, if it is large again and
+        again."""
+        found = []
+        for pair, share in places.items():
+            seen = self.alike.setdefault(pair, set())
+            if share < COPIED_PLACES or round in seen or len(seen) >= COPIED_ROUNDS:
+                continue
+            seen.add(round)
+            if len(seen) == COPIED_ROUNDS:
+                found += [_copies(one, other, share) for one, other in (pair, pair[::-1])]
+        return found
+
+    def under_watch(self, author: PeerId) -> bool:
+        """Whether it has done harm lately, and is not suspected yet: more audits will tell."""
+        return bool(self.harm.get(author)) and author not in self.suspected
+
+    def scores(self) -> dict[PeerId, float]:
+        """The mean gain of each author's last audits, of those who gained least."""
+        means = {author: fmean(mine.values()) for author, mine in self.gains.items()}
+        return {author: means[author] for author in sorted(means, key=lambda each: means[each])[:SCORES_TOLD]}
+
+
+def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:
+    """Who did harm in a round: its gain is below zero by more than the floor.
+
+    Where a round goes badly for most, nobody is to blame but who is twice as bad as the middle one of the others. It is
+    the middle one, so that fewer than half cannot hide each other. Not their spread: what honest peers gain differs
+    tenfold, from a first stage to a datacenter, and their spread would hide a small poisoner.
+    """
+    found = set()
+    for author, gain in gains.items():
+        others = [each for other, each in gains.items() if other != author]
+        usual = median(others) if others else 0.0
+        if gain < min(0.0, 2 * usual) - FLOOR_NATS:
+            found.add(author)
+    return found
+
+
+def _copies(one: PeerId, other: PeerId, share: float) -> Suspicion:
+    places = f"{share:.0%} of the places in its contribution are also peer {other[-8:]}'s"
+    reason = f"{places}, and such were those of {COPIED_ROUNDS} rounds: one of the two copies"
+    return Suspicion(one, reason)
