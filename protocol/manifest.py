@@ -120,6 +120,7 @@ class Outer(Section):
     beta: float = Field(0.95, ge=0, le=1, description="decay of the error feedback")
     learning_rate: float = Field(1.0, gt=0, le=16, description="η")
     aggregate: Literal["all", "senders"] = "all"
+    clip: Literal["none", "median"] = Field("none", description="cut contributions to the medians of the round's set")
     values: Literal["bf16", "2bit"] = "bf16"
     overlap: bool = Field(False, description="go on at once; contributions are applied one boundary later")
     grace: int = Field(3, ge=2, le=64, description="rounds in which a late contribution needs no receipts")

@@ -14,13 +14,13 @@ RUN = RunId("00" * 32)
 def warm_up() -> None:
     """One outer round of a tiny model in each number format. What is compiled is kept on disk for the next time."""
     for values in ("bf16", "2bit"):
-        for aggregate in ("all", "senders"):
-            _round(_tiny(values, aggregate))
+        for aggregate, clip in (("all", "none"), ("senders", "median")):
+            _round(_tiny(values, aggregate, clip))
 
 
-def _tiny(values: str, aggregate: str) -> Manifest:
+def _tiny(values: str, aggregate: str, clip: str) -> Manifest:
     sizes = {"layers": 1, "d": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "context": 8, "vocabulary": 258}
-    outer = {"values": values, "aggregate": aggregate}
+    outer = {"values": values, "aggregate": aggregate, "clip": clip}
     return check({"model": sizes, "replicas": {"stages": 1, "compression": 1}, "outer": outer}, "the warm-up")
 
 

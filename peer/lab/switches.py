@@ -105,6 +105,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
     found = validated(Switches, table, source, "lab")
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
+    if manifest.outer.clip != "none" and found.method != "sparseloco":
+        raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
     if not (manifest.replicas.groups and manifest.compressed):
         return found.without_groups
     try:

@@ -123,19 +123,20 @@ def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, pl
 
 
 def outer_term(
-    offsets: Sequence[Offsets], values: Sequence[Units], grid: ChunkGrid, eta: int, replicas: int
+    offsets: Sequence[Offsets], values: Units, grid: ChunkGrid, eta: int, replicas: int
 ) -> tuple[Places, Terms]:
     """F(S) of one tensor where anybody sent something: (distinct places, terms there). Elsewhere it is zero.
 
-    `eta` is in units of 2⁻¹⁶. Sums are divided by `replicas`, or if that is 0 by the senders of each coordinate.
+    `values` are [M, kept], `eta` is in units of 2⁻¹⁶. Sums are divided by `replicas`, or if that is 0 by the senders of
+    each coordinate.
     """
     sent = sum(map(len, offsets))
     places, terms = np.empty(sent, np.int64), np.empty(sent, np.int64)
     if not sent:
         return places, terms
     size, width = max(grid.size, grid.tail), grid.shape[-1] if len(grid.shape) == 2 else grid.columns
-    stacked = np.asarray(offsets, np.int16), np.asarray(values, np.int32)
-    found = _term(*stacked, grid.k, grid.rows, grid.columns, width, size, eta, replicas, places, terms)
+    stacked = np.asarray(offsets, np.int16)
+    found = _term(stacked, values, grid.k, grid.rows, grid.columns, width, size, eta, replicas, places, terms)
     return places[:found], terms[:found]
 
 

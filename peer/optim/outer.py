@@ -6,7 +6,8 @@
     θ  ← θ_start − F(S),   F(S) = η · mean over S of Δ̂
 
 Everything is an integer in units of 2⁻²⁶; β and η are in units of 2⁻¹⁶. Sums of integers have no order, so
-F is a function of the set S of contributions, and equal sets give equal bits.
+F is a function of the set S of contributions, and equal sets give equal bits. With `outer.clip`, the Δ̂ in F are what
+`peer.optim.clipping` leaves of them, which is a function of the set as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from peer.optim import kernels
+from peer.optim.clipping import clip_to_medians
 from peer.optim.grid import FAR, OUT_OF_RANGE, divide_half_even, to_int32, to_units
 from peer.optim.topk import top_k
 from protocol.chunks import chunk_grid
@@ -163,7 +165,8 @@ def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
     """F(S): η · Σ Δ̂ / M, or over the senders of each coordinate, rounded half to even; int64.
 
-    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does.
+    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. `clip` changes
+    values before they are summed, never who sent them: what was clipped to zero has a sender still.
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
@@ -178,11 +181,15 @@ def _sparse_term(
 ) -> tuple[kernels.Places, kernels.Terms]:
     """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
     outer = manifest.outer
+    grid = chunk_grid(shape, outer.chunk_side, outer.top_k)
     sparse = [contribution.tensors[name] for contribution in contributions]
+    values = np.array([each.values for each in sparse], np.int32)
+    if outer.clip == "median":
+        clip_to_medians(values, grid.k)
     return kernels.outer_term(
         [each.offsets for each in sparse],
-        [each.values for each in sparse],
-        chunk_grid(shape, outer.chunk_side, outer.top_k),
+        values,
+        grid,
         round(outer.learning_rate * FACTOR_ONE),
         0 if outer.aggregate == "senders" else len(contributions),
     )

@@ -1,6 +1,9 @@
 """SparseLoCo, written as the papers write it: Python integers and loops, one coordinate after another."""
 
+from collections.abc import Iterable
 from fractions import Fraction
+from math import isqrt
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +37,30 @@ def top_k(e: Grid, side: int, k: int) -> list[tuple[int, ...]]:
         order = sorted(range(len(chunk)), key=lambda i: (-abs(int(e[chunk[i]])), i))
         kept += [chunk[i] for i in sorted(order[:count])]
     return kept
+
+
+def clip(sent: list[dict[tuple[int, ...], int]], shape: tuple[int, ...], side: int) -> list[dict[tuple[int, ...], int]]:
+    """In each chunk: largest values capped at their median over the set, then norms scaled down to theirs."""
+    clipped: list[dict[tuple[int, ...], int]] = [{} for _ in sent]
+    for chunk in chunks(shape, side):
+        rows = [{where: each[where] for where in chunk if where in each} for each in sent]
+        cap = median_low([max(map(abs, row.values())) for row in rows])
+        rows = [{where: max(-cap, min(value, cap)) for where, value in row.items()} for row in rows]
+        norms = [norm(row.values()) for row in rows]
+        most = median_low(norms)
+        for row, n, into in zip(rows, norms, clipped, strict=True):
+            into |= row if n <= most else {where: toward_zero(value * most, n) for where, value in row.items()}
+    return clipped
+
+
+def norm(values: Iterable[int]) -> int:
+    """‖v‖, rounded up."""
+    square = sum(value**2 for value in values)
+    return isqrt(square) + (isqrt(square) ** 2 < square)
+
+
+def toward_zero(numerator: int, denominator: int) -> int:
+    return numerator // denominator if numerator >= 0 else -(-numerator // denominator)
 
 
 def outer_term(sent: list[dict[tuple[int, ...], int]], shape: tuple[int, ...], eta: Fraction, aggregate: str) -> Grid:

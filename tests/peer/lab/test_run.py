@@ -127,6 +127,7 @@ def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_
     "change",
     [
         {"outer": {"aggregate": "senders"}},
+        {"outer": {"clip": "median"}},
         {"outer": {"values": "2bit"}},
         {"outer": {"learning_rate": 0.5}},
         {"outer": {"beta": 0.0}},

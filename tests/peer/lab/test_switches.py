@@ -67,11 +67,12 @@ def test_what_does_not_go_together_or_is_unknown_is_an_error_that_names_it(table
 
 
 @pytest.mark.parametrize("method", ["diloco", "adamw"])
-def test_methods_that_apply_at_once_know_no_overlap(method: str):
-    overlapped = manifest(outer={"overlap": True})
-    assert switches({}, overlapped, "").method == "sparseloco"
-    with pytest.raises(ManifestError, match=rf"lab\.method: {method} knows no outer\.overlap"):
-        switches({"method": method}, overlapped, "experiment.toml")
+@pytest.mark.parametrize("field", [{"overlap": True}, {"clip": "median"}], ids=str)
+def test_methods_that_apply_at_once_and_know_no_sets_refuse_what_needs_them(method: str, field: dict[str, object]):
+    chosen = manifest(outer=field)
+    assert switches({}, chosen, "").method == "sparseloco"
+    with pytest.raises(ManifestError, match=rf"lab\.method: {method} knows no outer\.{next(iter(field))}"):
+        switches({"method": method}, chosen, "experiment.toml")
 
 
 HEARD = [
