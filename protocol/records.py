@@ -61,11 +61,15 @@ def unpack(data: object, owner: str) -> PeerRecord:
     if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
         raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
     try:
-        record = PeerRecord.model_validate(msgpack.unpackb(data))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
-        raise FormatError(f"the record of {owner} is malformed: {error}") from None
+        record = PeerRecord.model_validate(msgpack.unpackb(data, max_array_len=0))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FormatError(f"the record of {owner} is malformed: {first['loc']}: {first['msg']}"[:200]) from None
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError(f"the record of {owner} is malformed") from None
     if record.peer_id != owner:
-        raise FormatError(f"the record of {owner} speaks for {record.peer_id}")
+        other = record.peer_id[:64] if record.peer_id.isprintable() else "another"
+        raise FormatError(f"the record of {owner} speaks for {other}")
     return record
 
 

@@ -21,6 +21,10 @@ from protocol.identity import RunId
 
 PREFIX = "hetpeer1-"
 ENVIRONMENT = "HETPEER_TICKET"
+MOST_CHARACTERS = 2**16
+MOST_ADDRESSES = 1024
+"""A bootstrap node has a few."""
+
 _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
 
@@ -54,10 +58,14 @@ def parse(text: str) -> Ticket:
     if _check(raw[4:]) != raw[:4]:
         raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
     try:
-        run, operator, addresses = msgpack.unpackb(raw[4:])
-        ticket = Ticket(RunId(bytes(run).hex()), str(operator), tuple(map(str, addresses)))
-    except (ValueError, TypeError, msgpack.UnpackException):
+        fields = msgpack.unpackb(raw[4:], max_array_len=MOST_ADDRESSES)
+    except (ValueError, msgpack.UnpackException):
         raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}") from None
+    match fields:
+        case [bytes(run), str(operator), [*addresses]] if all(isinstance(each, str) for each in addresses):
+            ticket = Ticket(RunId(run.hex()), operator, tuple(addresses))
+        case _:
+            raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
     if len(ticket.run_id) != 64 or not re.fullmatch(r"\S+:\d{1,5}", ticket.operator):
         raise TicketError(f"the ticket names no run or no address; {_ASK}")
     return ticket
@@ -73,9 +81,18 @@ def find(given: str | None, directory: Path) -> Ticket:
     source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
-    if not source.startswith(PREFIX) and Path(source).is_file():
-        source = Path(source).read_text(encoding="utf-8", errors="replace")
+    if not source.startswith(PREFIX):
+        source = _in_file(Path(source)) or source
     return parse(source)
+
+
+def _in_file(path: Path) -> str | None:
+    """The beginning of a file: enough for a ticket. None if there is no such file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
+        return None
 
 
 def _check(body: bytes) -> bytes:

@@ -50,6 +50,8 @@ def recall(folder: Path, ticket: Ticket, peer: PeerId, role: Role, stage: int | 
         return None
     if (card.peer, card.role) != (peer, role) or stage not in (None, card.stage):
         return None
+    if card.stage >= descriptor.manifest.replicas.stages:
+        return None
     names = files_needed(descriptor.manifest, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
