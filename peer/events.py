@@ -226,12 +226,15 @@ def to_line(event: Event) -> str:
 
 def from_line(line: str) -> Event:
     """Read what `to_line` wrote. Raises ValueError for anything else."""
-    fields = json.loads(line)
+    try:
+        fields = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"not an event: {line[:80]!r}") from None
     kind = fields.pop("event", None) if isinstance(fields, dict) else None
     try:
         event: Event = KINDS[str(kind)](**fields)
     except (KeyError, TypeError):
-        raise ValueError(f"not an event: {line[:80]}") from None
+        raise ValueError(f"not an event: {line[:80]!r}") from None
     return event
 
 

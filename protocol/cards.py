@@ -77,7 +77,7 @@ def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> 
 def _parse(fields: list[Any]) -> tuple[Card, str, bytes]:
     match fields:
         case [str(run), str(peer), str(role), int(stage), int(slot), bytes(by)] if (
-            role in ROLES and 1 <= len(peer) <= 64 and 0 <= stage < 1024 and 0 <= slot < 2**31
+            role in ROLES and 1 <= len(peer) <= 64 and peer.isprintable() and 0 <= stage < 1024 and 0 <= slot < 2**31
         ):
             return Card(PeerId(peer), role, stage, slot), run, by
     raise FormatError("a card with other fields than a card's")

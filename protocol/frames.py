@@ -84,8 +84,8 @@ class FrameRules:
         """
         if tensor.format != FORMATS[self.wire]:
             raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {self.wire}")
-        if tuple(tensor.shape) != self.shape:
-            raise FormatError(f"frame of {place}: shape {list(tensor.shape)[:8]}, expected {list(self.shape)}")
+        if len(tensor.shape) != len(self.shape) or tuple(tensor.shape) != self.shape:
+            raise FormatError(f"frame of {place}: shape {tensor.shape[:8]}, expected {list(self.shape)}")
         data = tensor.data
         expected = self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
         if len(data) != expected:
@@ -132,9 +132,9 @@ def unpack_forward(message: pb.Frame, rules: FrameRules, expected: Place, embedd
         raise FormatError(f"expected the forward frame of {expected}, got {message.WhichOneof('kind')}")
     forward = message.forward
     check_place(forward.place, expected)
-    if forward.embedding_digest.hex() != embedding:
+    if forward.embedding_digest != bytes.fromhex(embedding):
         raise FormatError(
-            f"frame of {expected} was made with the token embedding {forward.embedding_digest.hex()[:12]}, "
+            f"frame of {expected} was made with the token embedding {forward.embedding_digest[:6].hex()}, "
             f"ours is {embedding[:12]}"
         )
     return ForwardFrame(

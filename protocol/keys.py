@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import base58
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
@@ -109,7 +109,10 @@ def _private_message(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _parse(private_message: bytes) -> ec.EllipticCurvePrivateKey:
     start = private_message.find(b"\x30")  # the DER sequence begins behind type and length
-    key = load_der_private_key(private_message[start:], password=None)
+    try:
+        key = load_der_private_key(private_message[start:], password=None)
+    except (TypeError, UnsupportedAlgorithm) as error:  # it wants a password, or is of a curve that is not known here
+        raise ValueError("not a P-256 key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("not a P-256 key")
     return key

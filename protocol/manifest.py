@@ -19,10 +19,17 @@ LARGEST_FRAME_BYTES = 2**30
 """One microbatch, whole and in fp32, must fit into one gRPC message, which holds less than 2 GiB."""
 
 
-class Section(BaseModel):
-    """A table of the manifest: frozen, and unknown keys are errors."""
+MOST_DOTS = 1000
+"""In a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+MOST_CHARACTERS = 200
+"""Of what an error repeats of a file: it is for a screen."""
+
+
+class Section(BaseModel):
+    """A table of the manifest: frozen, and unknown keys are errors, as are infinity and what is no number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -40,8 +47,8 @@ class Model(Section):
 
     layers: int = Field(ge=1, le=1024)
     d: int = Field(ge=8, le=65536)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
+    heads: int = Field(ge=1, le=65536)
+    kv_heads: int = Field(ge=1, le=65536)
     ffn: int = Field(ge=1, le=2**20)
     context: int = Field(ge=2, le=2**17)
     vocabulary: int = Field(ge=258, le=2**18)
@@ -55,8 +62,8 @@ class Model(Section):
             return given
         sizes = dict(given)
         name = sizes.pop("preset")
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(PRESETS)}")
         return PRESETS[name] | sizes
 
     @model_validator(mode="after")
@@ -74,7 +81,7 @@ class Replicas(Section):
     groups: int = Field(2, ge=0, le=1024)
     datacenters: int = Field(1, ge=0, le=1024)
     stages: int = Field(2, ge=1, le=128)
-    compression: int = Field(8, ge=1, description="d / k; 1 sends whole activations")
+    compression: int = Field(8, ge=1, le=65536, description="d / k; 1 sends whole activations")
     wire: Literal["bf16", "fp32"] = Field("bf16", description="number format of frames between stages")
 
     @property
@@ -86,12 +93,12 @@ class Replicas(Section):
 class Inner(Section):
     """The inner loop: AdamW with warm-up and cosine (paper, Table 9)."""
 
-    steps: int = Field(50, ge=1, description="H: inner steps in a round")
-    sequences: int = Field(32, ge=1, description="sequences of one replica in one inner step")
-    microbatch: int = Field(4, ge=1, description="sequences in one microbatch")
+    steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
+    sequences: int = Field(32, ge=1, lt=2**31, description="sequences of one replica in one inner step")
+    microbatch: int = Field(4, ge=1, lt=2**31, description="sequences in one microbatch")
     learning_rate: float = Field(1e-3, gt=0, le=1)
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="share of the peak at the run's end")
-    warmup: int = Field(500, ge=0, description="inner steps of linear warm-up")
+    warmup: int = Field(500, ge=0, lt=2**31, description="inner steps of linear warm-up")
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
@@ -150,7 +157,7 @@ class Outer(Section):
 class Evaluation(Section):
     """Held-out evaluation after each round."""
 
-    sequences: int = Field(32, ge=1)
+    sequences: int = Field(32, ge=1, lt=2**31)
     held_out: float = Field(0.02, gt=0, lt=0.5, description="share of the documents never trained on")
 
 
@@ -222,7 +229,9 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
     tables = read_tables(path, "manifest")
     for dotted, value in (overrides or {}).items():
         table, key = dotted.split(".")
-        tables.setdefault(table, {})[key] = value
+        if not isinstance(tables.setdefault(table, {}), dict):
+            raise ManifestError(f"{path}: {table} is no table")
+        tables[table][key] = value
     return check(tables, source=str(path))
 
 
@@ -242,10 +251,13 @@ def read_tables(path: Path, what: str) -> dict[str, Any]:
         ManifestError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ManifestError(f"{path} is no {what}: it has a line with more than {MOST_DOTS} dots")
+        return tomllib.loads(text)
     except OSError as error:
         raise ManifestError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of tomllib too: a number of too many digits, a list in a list in …
         raise ManifestError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -259,9 +271,9 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
         return kind.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([*within, *map(str, first["loc"])]) or "manifest"
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ManifestError(f"{source}: {where}: {reason}") from None
+        where = ".".join([*within, *map(str, first["loc"])])[:MOST_CHARACTERS] or "manifest"
+        reason = first["msg"].removeprefix("Value error, ")[:MOST_CHARACTERS]
+        raise ManifestError(f"{source}: {where if where.isprintable() else repr(where)}: {reason}") from None
 
 
 def parse(canonical: bytes) -> Manifest:
@@ -272,7 +284,7 @@ def parse(canonical: bytes) -> Manifest:
     """
     try:
         tables = json.loads(canonical)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"not a manifest: {error}") from None
     if not isinstance(tables, dict):
         raise ManifestError("not a manifest: no tables")

@@ -43,7 +43,7 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
     author, fields = signed.read(proof, CONTRIBUTION)
     match fields:
         case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
-            len(digest) == 32 and 1 <= round < 2**31 and size >= 0
+            len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
         ):
             _card_of(author, card, authority, part)
         case _:

@@ -104,11 +104,14 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     """
     place = authority.admitted(signer, card)
     try:
-        record = PeerRecord.model_validate(msgpack.unpackb(packed))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
-        raise FormatError(f"the record of {signer} is malformed: {error}") from None
+        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=0))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FormatError(f"the record of {signer} is malformed: {first['loc']}: {first['msg']}"[:200]) from None
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError(f"the record of {signer} is malformed") from None
     if record.peer_id != signer:
-        raise FormatError(f"the record of {signer} speaks for {record.peer_id}")
+        raise FormatError(f"the record of {signer} speaks for another")
     if (record.role, record.stage, record.slot) != (place.role, place.stage, place.slot):
         raise FormatError(f"the record of {signer} names another place than its card")
     return record

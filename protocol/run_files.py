@@ -21,7 +21,7 @@ from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
-from protocol.manifest import Manifest
+from protocol.manifest import MOST_CHARACTERS, Manifest
 
 DESCRIPTOR = "run.json"
 """Where the canonical descriptor is kept beside the files; not one of them."""
@@ -102,7 +102,7 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
         files = [_parse_file(name, fields) for name, fields in document["files"].items()]
         operator = PeerId(str(document["operator"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
-        raise FormatError(f"not a run's descriptor: {error}") from None
+        raise FormatError(f"not a run's descriptor: {error}"[:MOST_CHARACTERS]) from None
     descriptor = describe(manifest, operator, files)
     if [file.name for file in descriptor.files] != file_names(manifest):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")
@@ -115,9 +115,9 @@ def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
     """Raises FormatError unless the fields are a hash and a size."""
     sha256, size = fields["sha256"], fields["size"]
     if not isinstance(sha256, str) or not HEX_SHA256.fullmatch(sha256):
-        raise FormatError(f"{name}: not a SHA-256 of 64 lower-case hex digits")
+        raise FormatError(f"{name[:60]!r}: not a SHA-256 of 64 lower-case hex digits")
     if type(size) is not int or not 0 <= size <= LARGEST_FILE_BYTES:
-        raise FormatError(f"{name}: not a size between 0 and {LARGEST_FILE_BYTES} bytes")
+        raise FormatError(f"{name[:60]!r}: not a size between 0 and {LARGEST_FILE_BYTES} bytes")
     return RunFile(name, sha256, size)
 
 

@@ -15,6 +15,10 @@ from protocol.identity import PeerId
 from protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, verify
 from protocol.limits import SIGNED_BYTES
 
+MOST_ITEMS = 1024
+"""Of a list or map: a peer's claims have as many parts at most. For a list in a list in a list, msgpack sets aside the
+room that each of them says it needs."""
+
 VERIFIED_KEPT = 8192
 """The same proof comes from many peers; checking it takes 0.1 ms, finding it here a hundredth of that. They are a
 kilobyte each, mostly, and a thousand peers renew their records every quarter of a minute."""
@@ -41,11 +45,11 @@ def read(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]
         raise FormatError(f"not a signed {kind}")
     signer = (_known_signer if again else _signer)(data)
     try:
-        fields = msgpack.unpackb(data[head + len(prefix) :])
+        fields = msgpack.unpackb(data[head + len(prefix) :], max_array_len=MOST_ITEMS, max_map_len=MOST_ITEMS)
     except (ValueError, msgpack.UnpackException):
         raise FormatError(f"a signed {kind} that cannot be read") from None
-    if not isinstance(fields, list):
-        raise FormatError(f"a signed {kind} that is no list")
+    if not isinstance(fields, list) or any(isinstance(each, bool) for each in fields):  # True would pass for 1
+        raise FormatError(f"a signed {kind} that is no list of numbers, bytes and names")
     return signer, fields
 
 

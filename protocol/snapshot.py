@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import FormatError
-from protocol.history import History
+from protocol.history import MOST_RANGES, History
 from protocol.identity import Part
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
@@ -26,6 +26,9 @@ PIECE_BYTES = 2**20
 
 HEADER_BYTES = 2**26
 """A part of 2²¹ pieces of 32 bytes each, that is 2 TiB, and a long history."""
+
+LISTS_AND_MAPS = {bytes([head]) for head in (*range(0x80, 0xA0), *range(0xDC, 0xE0))}
+"""How they begin in msgpack."""
 
 Values = NDArray[np.int32]
 
@@ -88,17 +91,14 @@ def parse(data: bytes, manifest: Manifest) -> Header:
     if len(data) > HEADER_BYTES:
         raise FormatError(f"a snapshot's header of {len(data)} bytes")
     try:
-        fields = msgpack.unpackb(data, strict_map_key=True)
+        version, part, round, history, joined = _fields(data)
     except (ValueError, msgpack.UnpackException):
         raise FormatError("a snapshot's header that cannot be read") from None
-    match fields:
-        case [version, str(part), int(round), dict(history), bytes(joined)] if version == VERSION:
-            pass
-        case _:
-            raise FormatError("not a snapshot's header")
+    if version != VERSION or not isinstance(part, str) or type(round) is not int or not isinstance(joined, bytes):
+        raise FormatError("not a snapshot's header")
     layout = model_layout(manifest).get(Part(part))
     if layout is None or not 0 <= round <= manifest.outer.rounds:
-        raise FormatError(f"a snapshot of {part[:40]} after round {round}, which the run does not have")
+        raise FormatError(f"a snapshot of {part[:40]!r} after round {round}, which the run does not have")
     size = 4 * elements(layout)
     if len(joined) != 32 * -(-size // PIECE_BYTES):
         raise FormatError(f"a snapshot of {part} with another number of pieces than its {size} bytes have")
@@ -107,6 +107,43 @@ def parse(data: bytes, manifest: Manifest) -> Header:
     if header.to_bytes() != data:
         raise FormatError("a snapshot's header in another encoding than the one there is")
     return header
+
+
+def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list[object]]], object]:
+    """The five fields of a header, read one after another: a header may be long, and msgpack makes what is in it a
+    hundred times as large if it is lists within lists, as it is not here.
+
+    Raises:
+        ValueError or msgpack.UnpackException: it is not of this form.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data), strict_map_key=True)
+    unpacker.feed(data)
+
+    def plain() -> object:
+        if data[unpacker.tell() : unpacker.tell() + 1] in LISTS_AND_MAPS:
+            raise ValueError("a list or a map where a number, a name or bytes are due")
+        return unpacker.unpack()
+
+    def pair() -> list[object]:
+        if unpacker.read_array_header() != 2:
+            raise ValueError("a range has two ends")
+        return [plain(), plain()]
+
+    if unpacker.read_array_header() != 5:
+        raise ValueError("a header has five fields")
+    version, part, round = plain(), plain(), plain()
+    history = {}
+    ranges_left = MOST_RANGES
+    for _ in range(unpacker.read_map_header()):
+        author, ranges = plain(), unpacker.read_array_header()
+        ranges_left -= ranges
+        if ranges_left < 0:
+            raise ValueError("a history of too many ranges")
+        history[author] = [pair() for _ in range(ranges)]
+    joined = plain()
+    if unpacker.tell() != len(data):
+        raise ValueError("bytes behind the header")
+    return version, part, round, history, joined
 
 
 def tensors_of(data: bytes, manifest: Manifest, part: Part) -> dict[str, Values]:

@@ -57,7 +57,9 @@ def _claims(told: object, signer: PeerId, author: bool) -> list[Claim]:
     claims = []
     for each in told:
         match each:
-            case [int(folded), bytes(digest), int(contributions)] if folded >= 0 and len(digest) == 32:
+            case [int(folded), bytes(digest), int(contributions)] if (
+                type(folded) is type(contributions) is int and folded >= 0 and len(digest) == 32
+            ):
                 claims.append(Claim(folded, digest.hex(), contributions, author))
             case _:
                 raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")

@@ -23,6 +23,10 @@ from protocol.keys import PUBLIC_BYTES
 PREFIX = "hetpeer1-"
 ENVIRONMENT = "HETPEER_TICKET"
 TOKEN_BYTES = 64
+MOST_CHARACTERS = 2**16
+MOST_ADDRESSES = 1024
+"""A bootstrap node has a few."""
+
 _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
 
@@ -66,14 +70,17 @@ def parse(text: str) -> Ticket:
     if _check(raw[4:]) != raw[:4]:
         raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
     try:
-        fields = msgpack.unpackb(raw[4:])
+        fields = msgpack.unpackb(raw[4:], max_array_len=MOST_ADDRESSES)
     except (ValueError, msgpack.UnpackException):
         fields = None
     match fields:
         case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
-            len(run) == 32 and len(authority) == PUBLIC_BYTES and len(token) <= TOKEN_BYTES
+            len(run) == 32
+            and len(authority) == PUBLIC_BYTES
+            and len(token) <= TOKEN_BYTES
+            and all(isinstance(each, str) for each in (*doors, *addresses))
         ):
-            ticket = Ticket(RunId(run.hex()), authority, tuple(map(str, doors)), tuple(map(str, addresses)), token)
+            ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
         case _:
             raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
     if not all(re.fullmatch(r"\S+:\d{1,5}", door) for door in ticket.doors):
@@ -91,9 +98,18 @@ def find(given: str | None, directory: Path) -> Ticket:
     source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
-    if not source.startswith(PREFIX) and Path(source).is_file():
-        source = Path(source).read_text(encoding="utf-8", errors="replace")
+    if not source.startswith(PREFIX):
+        source = _in_file(Path(source)) or source
     return parse(source)
+
+
+def _in_file(path: Path) -> str | None:
+    """The beginning of a file: enough for a ticket. None if there is no such file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
+        return None
 
 
 def _check(body: bytes) -> bytes:

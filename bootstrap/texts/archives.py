@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import lzma
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -15,8 +17,14 @@ from protocol.errors import FormatError
 MAX_MEMBER = 2**25
 """Bytes of one file in an archive. The largest that is read has five million."""
 
+PIECE = 2**20
+
 MAX_TOTAL = 2**27
 """Bytes of all files that are read from one archive, and of a .tar.gz unpacked."""
+
+
+DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, ValueError)
+"""The last: a name in a zip that is no UTF-8."""
 
 
 def read_members(archive: Path, wanted: re.Pattern[str]) -> dict[str, bytes]:
@@ -36,7 +44,7 @@ def read_members(archive: Path, wanted: re.Pattern[str]) -> dict[str, bytes]:
             if name in found:
                 raise FormatError(f"it has two files {name!r}")
             found[name] = data
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError) as error:
+    except (*DAMAGED, EOFError, OSError, RuntimeError) as error:
         raise FormatError(f"the archive cannot be read: {error}") from None
     if not found:
         raise FormatError("the archive has no file that was looked for")
@@ -65,10 +73,13 @@ def _unpacked(file: IO[bytes]) -> IO[bytes]:
     file.seek(0)
     if not packed:
         return file
-    data = gzip.GzipFile(fileobj=file).read(MAX_TOTAL + 1)
-    if len(data) > MAX_TOTAL:
-        raise FormatError(f"the archive unpacks to more than {MAX_TOTAL} bytes")
-    return io.BytesIO(data)
+    unpacked, data = gzip.GzipFile(fileobj=file), io.BytesIO()
+    while piece := unpacked.read(PIECE):  # which sets aside as much as it is asked for
+        data.write(piece)
+        if data.tell() > MAX_TOTAL:
+            raise FormatError(f"the archive unpacks to more than {MAX_TOTAL} bytes")
+    data.seek(0)
+    return data
 
 
 def _bounded(file: IO[bytes], name: str) -> bytes:

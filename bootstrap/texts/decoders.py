@@ -49,7 +49,7 @@ def osis_text(osis: str) -> str:
     """OSIS without its tags, a blank line between paragraphs."""
     marked = PARAGRAPH_TAGS.sub("\n\n", osis.replace("</cell>", " "))
     paragraphs = (" ".join(part.split()) for part in OTHER_TAGS.sub("", marked).split("\n\n"))
-    return html.unescape("\n\n".join(filter(None, paragraphs)))
+    return _unescaped("\n\n".join(filter(None, paragraphs)))
 
 
 def r_lines(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
@@ -146,7 +146,14 @@ def _pod_code(code: re.Match[str]) -> str:
 
 def _pod_character(escape: re.Match[str]) -> str:
     name = escape[1]
-    return POD_NAMES.get(name) or html5.get(f"{name};") or html.unescape(f"&#{name.removeprefix('0')};")
+    return POD_NAMES.get(name) or html5.get(f"{name};") or _unescaped(f"&#{name.removeprefix('0')};")
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # Python reads numbers of 4300 digits at most
+        raise FormatError("a character's number has too many digits") from None
 
 
 def _inflate(data: bytes, format_bits: int, limit: int) -> tuple[bytes, bytes]:

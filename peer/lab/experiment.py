@@ -22,6 +22,7 @@ axes."replicas.compression" = [8]
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,11 @@ Value = str | int | float | bool
 
 PAPER = "paper"
 """The scale of an experiment's file itself."""
+
+TABLES = (*Manifest.model_fields, "lab")
+"""Of a manifest, and the lab's own."""
+
+MOST_CASES = 10_000
 
 MODES = ("baseline", "uniform", "heterogeneous")
 """Compressed replicas: none, all, or `share` of them."""
@@ -138,6 +144,11 @@ def cases(experiment: Experiment) -> list[Case]:
     Raises:
         ManifestError: a combination is none that can be run; the message names it.
     """
+    number = len(experiment.seeds) * sum(
+        math.prod(len(each) for each in block.values() if isinstance(each, list)) for block in experiment.grid
+    )
+    if number > MOST_CASES:
+        raise ManifestError(f"the grid makes {number} runs, more than {MOST_CASES}")
     combinations = {tuple(axes.items()): axes for axes in _combinations(experiment)}.values()
     return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations]
 
@@ -150,8 +161,13 @@ def _combinations(experiment: Experiment) -> Iterator[dict[str, Value]]:
 
 
 def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
-    tables: Tables = json.loads(json.dumps(experiment.base))
     source = ", ".join(f"{key} = {value}" for key, value in axes.items())
+    try:
+        tables: Tables = json.loads(json.dumps(experiment.base))
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"{source}: base: {error}") from None
+    if not all(isinstance(tables.setdefault(table, {}), dict) for table in TABLES):
+        raise ManifestError(f"{source}: base has a field where a table belongs")
     for key, value in axes.items():
         if key == "label":
             continue
@@ -161,7 +177,9 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         table, _, name = key.partition(".")
         if not name:
             raise ManifestError(f"{source}: {key} is neither mode, nor label, nor table.field")
-        tables.setdefault(table, {})[name] = value
+        if table not in TABLES:
+            raise ManifestError(f"{source}: there is no table {table!r}")
+        tables[table][name] = value
     tables.setdefault("run", {})["seed"] = seed
     lab = tables.pop("lab", {})
     manifest = check(tables, source)

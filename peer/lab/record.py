@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, with_config
+
 from peer.lab.experiment import Case, Value, identity
 from peer.lab.switches import Switches
 from protocol.errors import FormatError, ManifestError, ResourceError
@@ -14,6 +16,10 @@ from protocol.manifest import check, validated
 RESULTS = "results.jsonl"
 
 
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Point:
     """After a round: tokens of all replicas so far, and both losses in nats per token."""
@@ -23,6 +29,7 @@ class Point:
     plain: float
 
 
+@with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Record:
     """One run. `groups` of `replicas` are compressed; bytes are those of one boundary, direction and token, and of what
@@ -49,6 +56,9 @@ class Record:
     def line(self) -> str:
         """As a line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+
+RECORDS = TypeAdapter(Record)
 
 
 def loss_of(point: Point, which: str, share: float) -> float:
@@ -84,8 +94,8 @@ def read(folder: Path) -> list[Record]:
     path = folder / RESULTS
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
     return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, 1)]
 
 
@@ -95,11 +105,10 @@ def of(cases: Iterable[Case], records: Iterable[Record]) -> dict[str, Record]:
     return {case.id: by_id[case.id] for case in cases if case.id in by_id}
 
 
-def _parse(line: str, where: str) -> Record:
+def _parse(line: bytes, where: str) -> Record:
     try:
-        fields = json.loads(line)
-        found = Record(**fields | {"curve": [Point(**point) for point in fields["curve"]]})
-    except (ValueError, TypeError, KeyError):
+        found = RECORDS.validate_json(line, strict=True)
+    except ValueError:
         raise FormatError(f"{where}: not a run's record") from None
     return replace(found, id=_today(found))
 

@@ -65,7 +65,7 @@ def _text(path: Path) -> str | None:
         match json.loads(path.read_text()):
             case {"data": str() | None as text}:
                 return text
-    except (ValueError, OSError):
+    except (ValueError, OSError, RecursionError):
         pass
     raise FormatError(f"{path} does not say of which text these results are; give another folder with --out")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from peer.network.discovery import News
@@ -138,11 +139,16 @@ class Acceptance:
         return True
 
     def restore(self) -> None:
-        """Take up what the shelf holds: it was accepted before this process began."""
+        """Take up what the shelf holds: it was accepted before this process began. What has been damaged since is not
+        on it any more: others still have it."""
         for signed in self.shelf.revocations():
-            self.revoke(signed)
+            with suppress(FormatError):
+                self.revoke(signed)
         for proof, receipts, whole in self.shelf.found():
-            entry = read_entry(proof, receipts, self.signer.authority)
+            try:
+                entry = read_entry(proof, receipts, self.signer.authority)
+            except FormatError:
+                continue
             ledger = self.ledgers.get(entry.name.part)
             if ledger is not None:
                 (ledger.take if whole else ledger.offer)(entry, vouched=True)

@@ -55,6 +55,8 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     credentials = kept_credentials(folder, ticket, identity)
     if credentials is None or (card.peer, card.role) != (identity.peer_id, role) or stage not in (None, card.stage):
         return None
+    if card.stage >= descriptor.manifest.replicas.stages:
+        return None
     names = files_needed(descriptor.manifest, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None

@@ -55,14 +55,12 @@ class Shelf:
         for path in self.directory.glob("*/.*.partial"):
             path.unlink()
         for path in sorted(self.directory.glob("*/????????-*")):
-            unpacker, sha256 = msgpack.Unpacker(), path.name.partition("-")[2]
+            sha256 = path.name.partition("-")[2]
             try:
                 data = path.read_bytes()
-                unpacker.feed(data)
-                proof, receipts = unpacker.unpack()
-            except (OSError, ValueError, TypeError, msgpack.UnpackException):
+                proof, receipts, start = _signed(data)
+            except (OSError, ValueError, msgpack.UnpackException):
                 continue
-            start = unpacker.tell()
             if hashlib.sha256(data[start:]).hexdigest() == sha256:
                 self.slices[sha256] = Slice(path, start, len(data) - start)
             if start == len(data) or sha256 in self.slices:
@@ -95,3 +93,25 @@ class Shelf:
 
     def _path(self, entry: Entry) -> Path:
         return self.directory / entry.name.part / f"{entry.name.round:08d}-{entry.sha256}"
+
+
+def _signed(data: bytes) -> tuple[bytes, list[bytes], int]:
+    """(proof, receipts, where the contribution's own bytes begin).
+
+    Raises:
+        ValueError or msgpack.UnpackException: it is damaged.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+
+    def signed() -> bytes:
+        if data[unpacker.tell() : unpacker.tell() + 1] not in (b"\xc4", b"\xc5", b"\xc6"):
+            raise ValueError("not bytes")
+        found: bytes = unpacker.unpack()
+        return found
+
+    if unpacker.read_array_header() != 2:
+        raise ValueError("not a proof and receipts")
+    proof = signed()
+    receipts = [signed() for _ in range(unpacker.read_array_header())]
+    return proof, receipts, unpacker.tell()

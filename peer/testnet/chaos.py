@@ -50,7 +50,7 @@ def _parse_item(item: str) -> Item:
     kind, _, rest = item.partition(":")
     if kind not in EXAMPLES:
         raise UserError(
-            f"--chaos: {item!r} is none of {', '.join(EXAMPLES)}; right is, for example, {EXAMPLES['kill']}"
+            f"--chaos: {item[:60]!r} is none of {', '.join(EXAMPLES)}; right is, for example, {EXAMPLES['kill']}"
         )
     read: dict[str, Callable[[str], Item]] = {
         "kill": _kill,
@@ -64,7 +64,9 @@ def _parse_item(item: str) -> Item:
     try:
         return read[kind](rest)
     except ValueError as error:
-        raise UserError(f"--chaos: {item!r}: {error}; right is, for example, {EXAMPLES[kind]}") from None
+        raise UserError(
+            f"--chaos: {item[:60]!r}: {str(error)[:200]}; right is, for example, {EXAMPLES[kind]}"
+        ) from None
 
 
 def _kill(text: str) -> Kill:

@@ -1,0 +1,1 @@
+"""What reads bytes or text of strangers, and everything that is thrown at it."""

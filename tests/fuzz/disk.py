@@ -1,0 +1,284 @@
+"""Readers of a peer's own folder: a disk errs, and a power cut leaves anything."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+from safetensors.torch import save
+
+from bootstrap.corpus import read_corpus
+from bootstrap.genesis import load_run
+from peer.checkpoint import Checkpoint, candidates
+from peer.data.tokens import open_tokens
+from peer.events import RoundDone, from_line, to_line
+from peer.lab import record as lab_records
+from peer.lab.experiment import Case
+from peer.lab.sweep import _text
+from peer.lab.switches import Switches
+from peer.network.acceptance import Acceptance
+from peer.network.discovery import News
+from peer.network.remembered import PEERS, recall, remember_card
+from peer.network.shelf import Shelf
+from peer.network.snapshots import SnapshotStore
+from protocol.cards import KIND, Card, issue
+from protocol.errors import ResourceError
+from protocol.history import History
+from protocol.identity import EMBEDDING
+from protocol.keys import load_or_create
+from protocol.ledger import Entry, Ledger
+from protocol.proofs import revoke
+from protocol.run_files import DESCRIPTOR, describe, file_names, measure_file
+from protocol.snapshot import describe as describe_snapshot
+from protocol.snapshot import pieces_of
+from protocol.ticket import Ticket
+from protocol.window import Window
+from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
+from tests.fuzz.reader import Reader
+from tests.fuzz.signatures import RECEIPT, REVOCATION, behind_signature
+
+BLOB = b"the bytes of a contribution"
+SHELVED = signer(AUTHOR).contribution(EMBEDDING, 2, hashlib.sha256(BLOB).hexdigest(), len(BLOB))
+NOTHING: tuple[type[Exception], ...] = ()
+
+# Contributions
+
+
+def ledger() -> Ledger:
+    return Ledger(EMBEDDING, AUTHOR.peer_id, Window(3, 1), clock=3)
+
+
+def read_shelf(path: Path) -> list[tuple[bytes, list[bytes], bool]]:
+    found = list(Shelf(path.parent.parent).found())
+    assert all(isinstance(proof, bytes) for proof, _, _ in found)
+    assert all(isinstance(receipt, bytes) for _, receipts, _ in found for receipt in receipts)
+    return found
+
+
+def restore(path: Path) -> list[Entry]:
+    """What a peer takes up from its shelf when it starts."""
+    ledgers = {EMBEDDING: ledger()}
+    unused: Any = None
+    Acceptance(MANIFEST, signer(AUTHOR), unused, Shelf(path.parent.parent), ledgers, News()).restore()
+    return ledgers[EMBEDDING].all_entries()
+
+
+def restored() -> list[Entry]:
+    own = ledger()
+    own.take(SHELVED, vouched=True)
+    return own.all_entries()
+
+
+REVOKED = revoke(OPERATOR, AUTHORITY, REVOCATION)
+ON_SHELF = f"{EMBEDDING}/{2:08d}-{SHELVED.sha256}"
+SHELF_FILE = msgpack.packb([SHELVED.proof, [RECEIPT]]) + BLOB
+
+# Snapshots
+
+GRID = [torch.arange(300 * 16, dtype=torch.int32).reshape(300, 16).numpy()]
+STATE = describe_snapshot(EMBEDDING, 3, History(), GRID)
+
+
+def resume(path: Path) -> object:
+    store = SnapshotStore(path.parent, MANIFEST)
+    header_file, grid_file = (store.path(EMBEDDING, 3).with_suffix(suffix) for suffix in (".header", ".grid"))
+    grid_file.write_bytes(b"".join(pieces_of(GRID)) if path == header_file else path.read_bytes())
+    if path != header_file:
+        header_file.write_bytes(STATE.to_bytes())
+    found = store.resume(EMBEDDING)
+    return found and found[0]
+
+
+# Checkpoints
+
+ERROR_FEEDBACK = save({"w": torch.arange(12, dtype=torch.int32).reshape(3, 4)})
+CHECKPOINT = {
+    "version": 1,
+    "round": 2,
+    "contributed": 3,
+    "parts": {"stage-0": {"sent": {"3": "ab" * 32}, "returned": {}}},
+    "files": {"stage-0.error_feedback.safetensors": hashlib.sha256(ERROR_FEEDBACK).hexdigest()},
+    "given": 1,
+    "heir": "QmHeir",
+    "taken": {"QmGiver": 2},
+}
+
+
+def checkpoint_with(state: bytes, error_feedback: bytes) -> list[tuple[int, int, list[str]]]:
+    place = folder() / "checkpoints" / "checkpoint-00000001"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "state.json").write_bytes(state)
+    (place / "stage-0.error_feedback.safetensors").write_bytes(error_feedback)
+    return [said(each) for each in candidates(place.parent)]
+
+
+def said(each: Checkpoint) -> tuple[int, int, list[str]]:
+    return each.round, each.contributed, [name for part in each.parts.values() for name in part.error_feedback]
+
+
+def with_error_feedback(data: bytes) -> object:
+    """Its hash is right: so it was written."""
+    files = {"stage-0.error_feedback.safetensors": hashlib.sha256(data).hexdigest()}
+    return checkpoint_with(json.dumps(CHECKPOINT | {"files": files}).encode(), data)
+
+
+# What is remembered of a run
+
+
+def place_in_a_run() -> tuple[Path, Ticket]:
+    here = folder() / "remembered"
+    if not here.exists():
+        here.mkdir()
+        for name in file_names(MANIFEST):
+            (here / name).write_bytes(name.encode())
+        descriptor = describe(MANIFEST, OPERATOR.peer_id, (measure_file(here / each) for each in file_names(MANIFEST)))
+        (here / DESCRIPTOR).write_bytes(descriptor.canonical())
+    run = hashlib.sha256((here / DESCRIPTOR).read_bytes()).hexdigest()
+    return here, Ticket(run, "127.0.0.1:9", ())  # type: ignore[arg-type]
+
+
+def own_card() -> bytes:
+    _, ticket = place_in_a_run()
+    return issue(OPERATOR, ticket.run_id, Card(AUTHOR.peer_id, "volunteer", 1, 0))
+
+
+def recall_by(signed_card: bytes, peers: bytes) -> object:
+    here, ticket = place_in_a_run()
+    remember_card(here, signed_card)
+    (here / PEERS).write_bytes(peers)
+    found = recall(here, ticket, AUTHOR.peer_id, "volunteer", None)
+    return found and (found.card, found.addresses)
+
+
+RECALLED = Card(AUTHOR.peer_id, "volunteer", 1, 0)
+
+
+def read_run(path: Path) -> object:
+    for name in file_names(MANIFEST):
+        if not path.with_name(name).exists():
+            shutil.copyfile(place_in_a_run()[0] / name, path.with_name(name))
+    return load_run(path.parent).operator
+
+
+# Lab
+
+MEASURED = lab_records.Record(
+    id="",
+    axes={"mode": "uniform"},
+    seed=1,
+    replicas=4,
+    groups=4,
+    curve=[lab_records.Point(1000, 5.5, 5.25)],
+    boundary_bytes=2.0,
+    outer_bytes=5000.0,
+    seconds=2.0,
+    tokens_per_second=1000.0,
+    peak=None,
+    manifest=MANIFEST.model_dump(mode="json"),
+    switches=Switches().model_dump(mode="json"),
+)
+
+
+def read_results(path: Path) -> list[lab_records.Record]:
+    """A manifest and switches may be of another version, and anything: the id says whether they are known."""
+    return [replace(each, manifest={}, switches={}) for each in lab_records.read(path.parent)]
+
+
+ENDED = RoundDone(2, 1.5, 64, {"stage-0": 2}, {"stage-0": "ab" * 32}, 10, 20)
+
+
+def measured() -> lab_records.Record:
+    case = Case({}, 1, MANIFEST, Switches())
+    return replace(MEASURED, id=case.id, manifest={}, switches={})
+
+
+def identity_file() -> tuple[bytes, object]:
+    identity = load_or_create(folder() / "some identity")
+    return identity.path.read_bytes(), identity.peer_id
+
+
+TOKENS = b"".join(number.to_bytes(2, "little") for number in range(300))
+
+DISK = (
+    Reader(
+        "shelf",
+        from_file(f"shelf/{ON_SHELF}", read_shelf),
+        ((SHELF_FILE, [(SHELVED.proof, [RECEIPT], True)]),),
+        allowed=NOTHING,
+    ),
+    Reader("shelf taken up", from_file(f"taken/{ON_SHELF}", restore), ((SHELF_FILE, restored()),)),
+    Reader(
+        "revocations taken up",
+        from_file("revoked/revocations/one", lambda path: restore(path)),
+        ((REVOKED, []),),
+        allowed=NOTHING,
+    ),
+    Reader(
+        "snapshot's header file",
+        from_file(f"headers/{EMBEDDING}-{3:08d}.header", resume),
+        ((STATE.to_bytes(), STATE),),
+        "msgpack",
+        NOTHING,
+    ),
+    Reader(
+        "snapshot's file",
+        from_file(f"grids/{EMBEDDING}-{3:08d}.other", resume),
+        ((b"".join(pieces_of(GRID)), STATE),),
+        allowed=NOTHING,
+    ),
+    Reader(
+        "checkpoint's state",
+        lambda data: checkpoint_with(data, ERROR_FEEDBACK),
+        ((json.dumps(CHECKPOINT).encode(), [(2, 3, ["w"])]),),
+        "json",
+        NOTHING,
+    ),
+    Reader("checkpoint's tensors", with_error_feedback, ((ERROR_FEEDBACK, [(2, 3, ["w"])]),), allowed=NOTHING),
+    behind_signature("remembered card", OPERATOR, KIND, lambda data: recall_by(data, b""), own_card(), (RECALLED, ())),
+    Reader(
+        "remembered peers",
+        lambda data: recall_by(own_card(), data),
+        ((b"/ip4/1.2.3.4/tcp/4001/p2p/QmPeer\n", (RECALLED, ("/ip4/1.2.3.4/tcp/4001/p2p/QmPeer",))),),
+        "text",
+        NOTHING,
+    ),
+    Reader(
+        "run.json",
+        from_file(f"run/{DESCRIPTOR}", read_run),
+        (((place_in_a_run()[0] / DESCRIPTOR).read_bytes(), OPERATOR.peer_id),),
+        "json",
+        (ResourceError,),
+    ),
+    Reader(
+        "key",
+        from_file("identity/identity.key", lambda path: load_or_create(path.parent).peer_id),
+        (identity_file(),),
+        allowed=(ResourceError,),
+    ),
+    Reader("tokens", from_file("train.bin", lambda path: open_tokens(path, 300).tobytes()), ((TOKENS, TOKENS),)),
+    Reader(
+        "results of the lab",
+        from_file(f"lab/{lab_records.RESULTS}", read_results),
+        ((MEASURED.line().encode() + b"\n", [measured()]),),
+        "json",
+    ),
+    Reader("text of a sweep", from_file("setting.json", _text), ((b'{"data": "texts"}', "texts"),), "json"),
+    Reader(
+        "event",
+        lambda data: to_line(from_line(data.decode(errors="replace"))),
+        ((to_line(ENDED).encode(), to_line(ENDED)),),
+        "json",
+        (ValueError,),
+    ),
+    Reader(
+        "corpus",
+        from_file("corpus.txt", lambda path: read_corpus(path).documents),
+        ((b"A text.\n", ("A text.\n",)),),
+        "text",
+        (ResourceError,),
+    ),
+)

@@ -1,0 +1,122 @@
+"""Readers of what peers sign. The body is what is mutated, and it is signed anew."""
+
+from collections.abc import Callable
+
+from protocol import bequest, cards, proofs, records, signed
+from protocol import statement as statements
+from protocol.bequest import Bequest
+from protocol.cards import Card
+from protocol.claims import Claim
+from protocol.identity import EMBEDDING, stage_part
+from protocol.keys import Identity
+from protocol.ledger import Entry, Revocation
+from protocol.schemas import reconciliation_pb2
+from tests.fuzz.material import (
+    AUTHOR,
+    AUTHORITY,
+    GATEWAY,
+    HOLDER,
+    OPERATOR,
+    PEER,
+    RUN,
+    card,
+    sealed,
+    signer,
+)
+from tests.fuzz.reader import Reader, from_protobuf
+
+SHA256 = "ef" * 32
+
+
+def body(message: bytes, kind: str) -> bytes:
+    """What is behind key and kind."""
+    return message[97 + len(kind) + 1 :]
+
+
+def behind_signature(
+    name: str, who: Identity, kind: str, read: Callable[[bytes], object], message: bytes, means: object
+) -> Reader:
+    """A reader of signed messages of a kind, given their bodies."""
+    return Reader(name, lambda data: read(sealed(who, kind, data)), ((body(message, kind), means),), "msgpack")
+
+
+RECORD = records.PeerRecord(
+    peer_id=AUTHOR.peer_id,
+    address="10.0.0.1:4000",
+    libp2p="/ip4/10.0.0.1/tcp/4001/p2p/QmPeer",
+    role="volunteer",
+    stage=0,
+    slot=1,
+    round=3,
+    sequence=9,
+)
+
+CARD = Card(AUTHOR.peer_id, "volunteer", 0, 0)
+VIA_GATEWAY = cards.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
+CLAIMS = {EMBEDDING: [Claim(1, SHA256, 3, False), Claim(2, SHA256, 5, False)], stage_part(0): []}
+ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
+RECEIPT = signer(HOLDER).receipt(ENTRY)
+REVOCATION = Revocation(PEER, 2, 17)
+BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
+
+
+def read_receipt(data: bytes) -> Entry:
+    """A receipt that is none is left out."""
+    return proofs.read_entry(ENTRY.proof, [data], AUTHORITY)
+
+
+def with_receipt() -> Entry:
+    return Entry(ENTRY.name, ENTRY.sha256, ENTRY.size, ENTRY.proof, {HOLDER.peer_id: RECEIPT})
+
+
+def read_passed_on(data: bytes) -> Entry:
+    message = from_protobuf(reconciliation_pb2.Entry, data)
+    return proofs.read_entry(message.proof, list(message.receipts), AUTHORITY)
+
+
+SIGNED = (
+    Reader("signed", lambda data: signed.read(data, cards.KIND), ((VIA_GATEWAY, signed.read(VIA_GATEWAY, "card")),)),
+    behind_signature("card", OPERATOR, cards.KIND, AUTHORITY.read, card(AUTHOR), CARD),
+    behind_signature("card by a gateway", GATEWAY, cards.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
+    behind_signature(
+        "statement",
+        AUTHOR,
+        statements.KIND,
+        lambda data: statements.read(data, RUN),
+        statements.make(AUTHOR, RUN, RECORD, CLAIMS),
+        statements.Statement(RECORD, CLAIMS),
+    ),
+    behind_signature(
+        "entry", AUTHOR, proofs.CONTRIBUTION, lambda data: proofs.read_entry(data, [], AUTHORITY), ENTRY.proof, ENTRY
+    ),
+    behind_signature("receipt", HOLDER, proofs.RECEIPT, read_receipt, RECEIPT, with_receipt()),
+    behind_signature(
+        "revocation",
+        OPERATOR,
+        proofs.REVOCATION,
+        lambda data: proofs.read_revocation(data, AUTHORITY),
+        proofs.revoke(OPERATOR, AUTHORITY, REVOCATION),
+        REVOCATION,
+    ),
+    behind_signature(
+        "bequest",
+        AUTHOR,
+        bequest.KIND,
+        lambda data: bequest.read(data, AUTHORITY),
+        bequest.offer(signer(AUTHOR), BEQUEST),
+        BEQUEST,
+    ),
+    behind_signature(
+        "answer to a bequest",
+        HOLDER,
+        bequest.ANSWER,
+        lambda data: bequest.read_answer(data, BEQUEST, AUTHORITY),
+        bequest.answer(signer(HOLDER), BEQUEST, "busy"),
+        "busy",
+    ),
+    Reader(
+        "entry passed on",
+        read_passed_on,
+        ((reconciliation_pb2.Entry(proof=ENTRY.proof, receipts=[RECEIPT]).SerializeToString(), with_receipt()),),
+    ),
+)

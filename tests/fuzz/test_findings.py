@@ -1,0 +1,126 @@
+"""What was found by fuzzing, and how it is now."""
+
+import shutil
+from pathlib import Path
+
+import msgpack
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+from bootstrap.texts.decoders import osis_text, pod_text
+from peer.checkpoint import Checkpoint, candidates, write
+from peer.lab.experiment import PAPER, cases
+from peer.lab.experiment import load as load_experiment
+from peer.network.shelf import Shelf
+from protocol import manifest, proofs, signed, snapshot
+from protocol.errors import FormatError, ManifestError, ResourceError, TicketError
+from protocol.identity import EMBEDDING
+from protocol.keys import load_or_create
+from protocol.manifest import check
+from protocol.proofs import CONTRIBUTION
+from protocol.records import unpack
+from protocol.ticket import find
+from tests.fuzz.disk import restore
+from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, RUN, card
+from tests.fuzz.typed import EXPERIMENT, members, read_ticket_body, wheel
+from tests.reference.small_manifest import small_manifest
+
+
+@pytest.mark.parametrize("run", [2**40, 2**63])
+def test_a_number_in_the_place_of_a_tickets_run_sets_aside_no_memory(run: int):
+    with pytest.raises(TicketError):
+        read_ticket_body(msgpack.packb([run, "host:1", []]))
+
+
+def test_a_long_line_that_is_no_ticket_is_no_file_either(tmp_path: Path):
+    with pytest.raises(TicketError):
+        find("x" * 5000, tmp_path)
+
+
+def test_true_is_not_a_round():
+    """It equals 1, and is written otherwise: keys of one contribution would differ between peers for ever."""
+    fields = [RUN, EMBEDDING, True, bytes(32), 5, card(AUTHOR)]
+    with pytest.raises(FormatError):
+        proofs.read_entry(signed.sign(AUTHOR, CONTRIBUTION, fields), [], AUTHORITY)
+
+
+def test_lists_within_lists_in_a_snapshots_header_are_refused_unread():
+    spam = b"\x95\x01\xa9embedding\x03\x81\xa1a\xdd" + (2**20).to_bytes(4, "big") + b"\x90" * 2**20
+    with pytest.raises(FormatError):
+        snapshot.parse(spam, MANIFEST)
+
+
+def test_a_malformed_record_is_refused_in_one_line():
+    with pytest.raises(FormatError) as refused:
+        unpack(msgpack.packb({"peer_id": 1, "a\nb": 2}), "QmPeer")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"model": {"preset": []}}', b"[" * 100_000, b'{"model": {"preset": "nano", "rope_theta": 1e999}}']
+)
+def test_no_manifest_is_an_error_that_says_so(data: bytes):
+    with pytest.raises(ManifestError):
+        manifest.parse(data)
+
+
+@pytest.mark.parametrize("text", ["run = 5", "a = " + "[" * 10_000, "a = " + "9" * 5000, "a" + ".a" * 5000 + " = 1"])
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ManifestError):
+        manifest.load(tmp_path / "run.toml", {"run.seed": 1})
+
+
+@pytest.mark.parametrize("base", ["day = 1979-05-27", "run = 5", "replicas = 1"])
+def test_a_field_where_a_table_belongs_is_an_error_of_the_experiment(tmp_path: Path, base: str):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT.replace("[base.model]", f"[base]\n{base}\n[base.model]"))
+    with pytest.raises(ManifestError):
+        cases(load_experiment(tmp_path / "experiment.toml", PAPER))
+
+
+def test_numbers_that_the_wire_cannot_hold_are_no_manifests():
+    assert check(small_manifest().model_dump()) == small_manifest()
+    with pytest.raises(ManifestError, match=r"inner\.steps"):
+        small_manifest(inner={"steps": 2**31})
+
+
+@pytest.mark.parametrize("head", [[1, 2], [b"proof", [3]], [b"proof", 4], [b"no proof", []]])
+def test_a_peer_starts_with_a_damaged_shelf(tmp_path: Path, head: list[object]):
+    path = tmp_path / EMBEDDING / f"{1:08d}-{'ab' * 32}"
+    path.parent.mkdir()
+    path.write_bytes(msgpack.packb(head))
+    (tmp_path / "revocations").mkdir()
+    (tmp_path / "revocations" / "one").write_bytes(b"damaged")
+    assert len(list(Shelf(tmp_path).found())) == (head == [b"no proof", []])
+    assert restore(path) == []
+
+
+def test_a_copied_checkpoint_folder_stops_nobody(tmp_path: Path):
+    write(tmp_path, Checkpoint(1, 1, {}, {"w": torch.ones(2)}))
+    shutil.copytree(tmp_path / "checkpoint-00000001", tmp_path / "checkpoint-old (copy)")
+    assert len(candidates(tmp_path)) == 1
+
+
+def test_a_key_with_a_password_is_none_of_ours(tmp_path: Path):
+    locked = BestAvailableEncryption(b"secret")
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.DER, PrivateFormat.PKCS8, locked)
+    (tmp_path / "identity.key").write_bytes(key)
+    with pytest.raises(ResourceError, match="not a hetpeer key"):
+        load_or_create(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_a_damaged_archive(tmp_path: Path):
+    data = bytearray(wheel().replace(b"a/one.txt", b"a/\xbene.txt"))
+    data[data.index(b"PK\x01\x02") + 9] |= 8  # in the list of files: names are in UTF-8
+    (tmp_path / "one.whl").write_bytes(data)
+    with pytest.raises(FormatError):
+        members(tmp_path / "one.whl")
+
+
+def test_a_character_of_too_many_digits_is_a_damaged_text():
+    with pytest.raises(FormatError):
+        pod_text(f"E<{'9' * 5000}>")
+    with pytest.raises(FormatError):
+        osis_text(f"&#{'9' * 5000};")

@@ -1,0 +1,248 @@
+"""Readers of what other peers send."""
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from peer.network.reconciliation_service import _from_wire
+from peer.optim import bequest as bequests
+from peer.swarm.control import MemberControl
+from protocol import bitstream, frames, manifest, quantize, records, rice, run_files
+from protocol import contribution as contributions
+from protocol import snapshot as snapshots
+from protocol.chunks import chunk_grid
+from protocol.contribution import SparseTensor
+from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
+from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place
+from protocol.history import History
+from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
+from protocol.ledger import Ledger
+from protocol.manifest import Manifest, check
+from protocol.reconciliation import different
+from protocol.run_files import RunFile
+from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
+from protocol.window import Window
+from tests.fuzz.material import (
+    AUTHOR,
+    MANIFEST,
+    OPERATOR,
+    PEER,
+    RUN,
+    TWO_BITS,
+)
+from tests.fuzz.reader import Reader, from_protobuf
+from tests.fuzz.signatures import RECORD, SHA256, SIGNED
+
+PLACE = Place(2, 1, 0)
+RULES = FrameRules.of(MANIFEST)
+EMBEDDING_DIGEST = "cd" * 32
+LEGACY_SHAPES = {"w.exp_avg": (2, 3), "w.exp_avg_sq": (2, 3), "w.step": ()}
+
+
+# Manifest, descriptor, record
+
+
+NANO = {"preset": "nano", "layers": 3}
+PRESET = json.dumps({"model": NANO}).encode()
+
+
+def read_manifest(data: bytes) -> dict[str, Any]:
+    found = manifest.parse(data)
+    assert manifest.parse(found.canonical()) == found
+    assert manifest.difference(found, found) is None
+    return found.model_dump(mode="json")
+
+
+def descriptor() -> run_files.Descriptor:
+    files = [RunFile(name, SHA256, 5) for name in run_files.file_names(MANIFEST)]
+    return run_files.describe(MANIFEST, OPERATOR.peer_id, files)
+
+
+def read_descriptor(data: bytes) -> run_files.Descriptor:
+    return run_files.parse(data, RunId(hashlib.sha256(data).hexdigest()))
+
+
+# Contributions and what they are made of
+
+GRID = chunk_grid((64, 96), 64, 32)
+OFFSETS = np.sort(np.random.default_rng(5).permuted(np.tile(np.arange(GRID.size), (GRID.full, 1)), axis=1)[:, : GRID.k])
+UNARY, RESTS = rice.encode(OFFSETS.ravel().astype(np.int16), GRID)
+VALUES = np.arange(-40, 60, dtype=np.int32) * 1000
+
+
+def contribution(of: Manifest) -> bytes:
+    """Some part's, with the largest first."""
+    picked = {}
+    for name, grid in contributions.grids(of, stage_part(0)).items():
+        offsets = np.concatenate([np.arange(count) for count in grid.counts]).astype(np.int16)
+        picked[name] = SparseTensor(offsets, (np.arange(grid.kept, dtype=np.int32) - 3) * 1001)
+    return contributions.compose(ContributionName(stage_part(0), 2, AUTHOR.peer_id), RUN, 3, picked, of)[0]
+
+
+def read_contribution(data: bytes, of: Manifest) -> bytes:
+    """The bytes of a contribution are the only ones."""
+    found = contributions.decode(data, of)
+    return contributions.compose(found.name, found.run, found.steps, found.tensors, of)[0]
+
+
+def read_offsets(data: bytes) -> bytes:
+    length = min(len(data), max(0, len(data) - len(RESTS)))
+    offsets = rice.decode(data[:length], data[length:], GRID)
+    return b"".join(rice.encode(offsets, GRID))
+
+
+def read_fixed(data: bytes) -> bytes:
+    values = np.zeros(100, np.uint16)
+    bitstream.unpack_fixed(data, 11, values)
+    return bitstream.pack_fixed(values, 11)
+
+
+def read_unary(data: bytes) -> bytes:
+    return bitstream.pack_unary(bitstream.unpack_unary(data, 50, 64, 3), 3)
+
+
+def read_values(data: bytes, codec: quantize.Codec) -> bytes:
+    return quantize.quantize(quantize.dequantize(data, len(VALUES), codec), codec)[0]
+
+
+def itself(*examples: bytes) -> tuple[tuple[bytes, object], ...]:
+    """For readers that write again what they have read."""
+    return tuple((example, example) for example in examples)
+
+
+CONTRIBUTIONS = (
+    Reader("contribution in bf16", lambda data: read_contribution(data, MANIFEST), itself(contribution(MANIFEST))),
+    Reader("contribution in 2 bits", lambda data: read_contribution(data, TWO_BITS), itself(contribution(TWO_BITS))),
+    Reader("offsets", read_offsets, itself(UNARY + RESTS)),
+    Reader("fields of bits", read_fixed, itself(bitstream.pack_fixed(np.arange(100, dtype=np.uint16) * 20, 11))),
+    Reader("unary numbers", read_unary, itself(bitstream.pack_unary(np.arange(50, dtype=np.uint16) * 8, 3))),
+    Reader("values in bf16", lambda data: read_values(data, "bf16"), itself(quantize.quantize(VALUES, "bf16")[0])),
+    Reader("values in 2 bits", lambda data: read_values(data, "2bit"), itself(quantize.quantize(VALUES, "2bit")[0])),
+)
+
+# Frames, orders, summaries, snapshots, bequests
+
+
+def forward() -> bytes:
+    tokens = np.arange(RULES.sequences * (RULES.context + 1)).reshape(RULES.sequences, -1)
+    frame = ForwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2), tokens, EMBEDDING_DIGEST)
+    return frames.pack(frame, RULES).SerializeToString()
+
+
+def read_forward(data: bytes) -> Place:
+    message = from_protobuf(pipeline_pb2.Frame, data)
+    frame = frames.unpack_forward(message, RULES, PLACE, EMBEDDING_DIGEST)
+    assert frame.tokens.shape == (RULES.sequences, RULES.context + 1)
+    assert int(frame.tokens.max()) < MANIFEST.model.vocabulary
+    return frame.place
+
+
+def read_backward(data: bytes) -> Place:
+    return frames.unpack_backward(from_protobuf(pipeline_pb2.Frame, data), RULES, PLACE).place
+
+
+BACKWARD = frames.pack(BackwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2)), RULES)
+
+
+class OneOrder:
+    """A control stream on which one order comes."""
+
+    with_whom = "the group's leader"
+
+    def __init__(self, order: group_pb2.Order) -> None:
+        self.order = order
+
+    def send(self, message: object) -> None:
+        pass
+
+    async def receive(self) -> group_pb2.Order:
+        return self.order
+
+
+def read_order(data: bytes) -> object:
+    stream: Any = OneOrder(from_protobuf(group_pb2.Order, data))
+    try:
+        MemberControl(stream).agree(2, 1, 1.0, None).send(None)
+    except StopIteration as end:
+        return end.value.clip_factor
+    raise AssertionError("it waits for nothing")
+
+
+def read_comparison(data: bytes) -> list[list[bytes]]:
+    ledger = Ledger(EMBEDDING, AUTHOR.peer_id, Window(3, 1))
+    return [different(ledger, _from_wire(each)) for each in from_protobuf(reconciliation_pb2.Comparison, data).parts]
+
+
+def comparison() -> bytes:
+    checks = [reconciliation_pb2.RoundCheck(round=2, check=2**63)]
+    part = reconciliation_pb2.PartSummary(part=EMBEDDING, clock=3, folded=1, rounds=checks)
+    return reconciliation_pb2.Comparison(statement=b"signed", parts=[part]).SerializeToString()
+
+
+def header() -> snapshots.Header:
+    history = History({PEER: [(1, 1), (3, 3)]})
+    return snapshots.Header(EMBEDDING, 3, history, (SHA256,))
+
+
+def from_json(data: bytes) -> object:
+    """Any value: a history comes as one."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise FormatError("no JSON") from None
+
+
+def legacy() -> tuple[bytes, object]:
+    import torch
+
+    layout = bequests.part_layout(MANIFEST, Part("stage-1"))
+    grid = {name: torch.ones(shape, dtype=torch.int32) for name, shape in layout.items()}
+    moments = {"w.exp_avg": torch.zeros(2, 3), "w.exp_avg_sq": torch.ones(2, 3), "w.step": torch.tensor(2.0)}
+    return bequests.pack(bequests.Legacy({stage_part(1): grid}, moments)), (sorted(grid), sorted(moments))
+
+
+def read_legacy(data: bytes) -> object:
+    found = bequests.unpack(data, [stage_part(1)], MANIFEST, LEGACY_SHAPES)
+    return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
+
+
+WIRE = (
+    Reader(
+        "manifest",
+        read_manifest,
+        (
+            (MANIFEST.canonical(), MANIFEST.model_dump(mode="json")),
+            (PRESET, check({"model": NANO}).model_dump(mode="json")),
+        ),
+        "json",
+        (ManifestError,),
+    ),
+    Reader("descriptor", read_descriptor, ((descriptor().canonical(), descriptor()),), "json"),
+    Reader("record", lambda data: records.unpack(data, AUTHOR.peer_id), ((records.pack(RECORD), RECORD),), "msgpack"),
+    *SIGNED,
+    *CONTRIBUTIONS,
+    Reader("forward frame", read_forward, ((forward(), PLACE),)),
+    Reader("backward frame", read_backward, ((BACKWARD.SerializeToString(), PLACE),)),
+    Reader(
+        "order",
+        read_order,
+        ((group_pb2.Order(step=group_pb2.Step(round=2, step=1, clip_factor=0.5)).SerializeToString(), 0.5),),
+        allowed=(PeerError, LostMemberError),
+    ),
+    Reader("comparison", read_comparison, ((comparison(), [[]]),)),
+    Reader(
+        "snapshot header",
+        lambda data: snapshots.parse(data, MANIFEST),
+        ((header().to_bytes(), header()),),
+        "msgpack",
+    ),
+    Reader(
+        "history",
+        lambda data: History.from_wire(from_json(data), 3),
+        ((json.dumps(header().history.to_wire()).encode(), header().history),),
+        "json",
+    ),
+    Reader("bequest's tensors", read_legacy, (legacy(),)),
+)
