@@ -6,33 +6,17 @@ digest is refused with the name of the field that differs.
 
 import hashlib
 import json
-import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from protocol.errors import ManifestError
 from protocol.presets import PRESETS
+from protocol.tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
 """One microbatch, whole and in fp32, must fit into one gRPC message, which holds less than 2 GiB."""
-
-
-MOST_DOTS = 1000
-"""In a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
-
-MOST_CHARACTERS = 200
-"""Of what an error repeats of a file: it is for a screen."""
-
-
-class Section(BaseModel):
-    """A table of the manifest: frozen, and unknown keys are errors, as are infinity and what is no number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-AnySection = TypeVar("AnySection", bound=Section)
 
 
 class Run(Section):
@@ -242,38 +226,6 @@ def check(tables: dict[str, Any], source: str = "manifest") -> Manifest:
         ManifestError: a field is missing, unknown or wrong.
     """
     return validated(Manifest, tables, source)
-
-
-def read_tables(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file, which errors call a `what`.
-
-    Raises:
-        ManifestError: it cannot be read, or is not TOML.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
-            raise ManifestError(f"{path} is no {what}: it has a line with more than {MOST_DOTS} dots")
-        return tomllib.loads(text)
-    except OSError as error:
-        raise ManifestError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of tomllib too: a number of too many digits, a list in a list in …
-        raise ManifestError(f"{path} is not valid TOML: {error}") from None
-
-
-def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *within: str) -> AnySection:
-    """Tables as a section, which is at `within` in its file.
-
-    Raises:
-        ManifestError: a field is missing, unknown or wrong; the message names it.
-    """
-    try:
-        return kind.model_validate(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([*within, *map(str, first["loc"])])[:MOST_CHARACTERS] or "manifest"
-        reason = first["msg"].removeprefix("Value error, ")[:MOST_CHARACTERS]
-        raise ManifestError(f"{source}: {where if where.isprintable() else repr(where)}: {reason}") from None
 
 
 def parse(canonical: bytes) -> Manifest:

@@ -111,7 +111,8 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     except (ValueError, msgpack.UnpackException):
         raise FormatError(f"the record of {signer} is malformed") from None
     if record.peer_id != signer:
-        raise FormatError(f"the record of {signer} speaks for another")
+        other = record.peer_id[:64] if record.peer_id.isprintable() else "another"
+        raise FormatError(f"the record of {signer} speaks for {other}")
     if (record.role, record.stage, record.slot) != (place.role, place.stage, place.slot):
         raise FormatError(f"the record of {signer} names another place than its card")
     return record

@@ -21,7 +21,8 @@ from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
-from protocol.manifest import MOST_CHARACTERS, Manifest
+from protocol.manifest import Manifest
+from protocol.tables import MOST_CHARACTERS
 
 DESCRIPTOR = "run.json"
 """Where the canonical descriptor is kept beside the files; not one of them."""

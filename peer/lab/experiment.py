@@ -32,7 +32,8 @@ from pydantic import Field
 
 from peer.lab.switches import Switches, switches
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, Section, check, read_tables, validated
+from protocol.manifest import Manifest, check
+from protocol.tables import Section, read_tables, validated
 
 Tables = dict[str, Any]
 Value = str | int | float | bool

@@ -11,7 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from peer.lab.experiment import Case, Value, identity
 from peer.lab.switches import Switches
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.manifest import check, validated
+from protocol.manifest import check
+from protocol.tables import validated
 
 RESULTS = "results.jsonl"
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, Section, validated
+from protocol.manifest import Manifest
+from protocol.tables import Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
 """Switches that change nothing in how a compressed group is built."""

@@ -85,7 +85,7 @@ def test_the_operator_of_an_open_run_is_told_that_anybody_can_join(folder: Path)
 
 
 def test_the_ticket_is_the_folders_own_whatever_the_environment_says(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HETPEER_TICKET", str(Ticket(RunId("cd" * 32), "127.0.0.1:1", ())))
+    monkeypatch.setenv("HETPEER_TICKET", str(replace(TICKET, run_id=RunId("cd" * 32))))
     invited(folder)
 
 

@@ -15,9 +15,10 @@ from peer.testnet.launch import arguments
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from protocol.errors import LostMemberError, RefusedError
+from protocol.identity import RunId
 from protocol.ticket import Ticket
 
-TICKET = Ticket("ab" * 32, "127.0.0.1:1", ())
+TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:1",), ())
 HARM, COPY = Suspected("QmEvil", "the loss is higher with it", 3), Suspected("QmCopy", "one copies")
 
 SCRIPT = """
