@@ -20,7 +20,7 @@ from peer.swarm.verdicts import HARMFUL_AUDITS
 from protocol.contribution import decode
 from protocol.identity import EMBEDDING, PeerId
 from protocol.layout import model_layout
-from protocol.records import pack, unpack
+from protocol.records import read, sign
 from tests.reference.boundary import orthonormal
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_lab import text
@@ -144,7 +144,7 @@ def test_scores_go_into_the_record_and_others_can_read_it(tmp_path: Path):
         await made.round(1, made.peers)
         await mine.audit(a.outer)
         record = a.outer.discovery.record
-        assert unpack(pack(record), a.id).scores == place.audited()[0].gains
+        assert read(sign(a.signer, record), a.id, made.authority).scores == place.audited()[0].gains
         assert record.scores.keys() == {a.id, b.id}
 
     play(tmp_path, "ab", scene)

@@ -405,7 +405,7 @@ def test_one_liar_convinces_nobody_who_has_not_heard_the_others(tmp_path: Path):
         for claims in liar.outer.reconciler.claims.values():
             claims[:] = [Claim(each.folded, each.digest, 10**6, True) for each in claims]
         one.outer.reconciler.others_claims.clear()
-        one.outer.reconciler.hear(liar.outer.reconciler.statement())
+        one.outer.reconciler.hear(liar.outer.reconciler.statement(), liar.id)
         await agree(one.outer)
         assert one.digests() == before
         assert not [event for event in one.said if isinstance(event, Resynchronised)]
@@ -518,7 +518,7 @@ def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp
         made.peers = awake
         for round in range(2, 12):
             await made.round(round, awake)
-        asleep.outer.reconciler.hear(awake[0].outer.reconciler.statement())  # the others are far ahead
+        asleep.outer.reconciler.hear(awake[0].outer.reconciler.statement(), awake[0].id)  # the others are far ahead
         await asleep.outer.settle()
         assert asleep.acceptance.ledgers[EMBEDDING].folded == 0
         made.peers = everybody

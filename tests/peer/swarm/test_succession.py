@@ -28,6 +28,7 @@ from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.ledger import Revocation
 from protocol.proofs import revoke
+from protocol.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
 
@@ -351,7 +352,7 @@ def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind:
         blob = make(giver.succession._legacy())
         giver.succession.heritage.set_aside(heir.id, blob)
         async with standing_by(heir):
-            reason = await bequeath(offer_of(giver, heir), heir_address(heir), giver.peer.outer.reconciler)
+            reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
         assert why in reason
         assert equal(heir.error_feedback(), zeros())
         assert heir.succession.heritage.taken == {}
@@ -366,8 +367,8 @@ def offer_of(giver: Volunteer, heir: Volunteer) -> Bequest:
     return Bequest(giver.id, heir.id, heritage.given, 0, heritage.sha256, len(heritage.blob))
 
 
-def heir_address(heir: Volunteer) -> str:
-    return heir.peer.outer.discovery.record.address
+def record_of(heir: Volunteer) -> PeerRecord:
+    return heir.peer.outer.discovery.record
 
 
 def test_who_does_not_know_yet_or_is_another_gives_no_answer_that_counts(tmp_path: Path):
@@ -377,10 +378,10 @@ def test_who_does_not_know_yet_or_is_another_gives_no_answer_that_counts(tmp_pat
         giver.succession.heritage.set_aside(heir.id, pack(giver.succession._legacy()))
         offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
         with pytest.raises(RefusedError, match="this is not peer"):
-            await bequeath(offer, heir_address(other), reconciler)
+            await bequeath(offer, record_of(other), reconciler)
         heir.peer.succession.heritage = None
         with pytest.raises(RefusedError, match="does not know yet"):
-            await bequeath(offer, heir_address(heir), reconciler)
+            await bequeath(offer, record_of(heir), reconciler)
 
     play(tmp_path, scene)
 
@@ -392,15 +393,15 @@ def test_a_second_call_waits_for_the_end_of_the_first(tmp_path: Path):
         before = giver.error_feedback()
         await giver.succession._set_aside(heir.peer.outer.discovery.record)
         offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
-        first = asyncio.create_task(bequeath(offer, heir_address(heir), reconciler))
+        first = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
         await heir.peer.outer.discovery.news.until(lambda: heir.succession.due)
         first.cancel()  # the giver hangs up
         with suppress(asyncio.CancelledError, HetpeerError):
             await first
-        second = asyncio.create_task(bequeath(offer, heir_address(heir), reconciler))
+        second = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
         async with standing_by(heir):
             assert await second == ""
-            assert await bequeath(offer, heir_address(heir), reconciler) == ""
+            assert await bequeath(offer, record_of(heir), reconciler) == ""
         assert equal(heir.error_feedback(), before)
 
     play(tmp_path, scene)
