@@ -10,7 +10,7 @@ from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
 from protocol.cards import Card
-from protocol.errors import ResourceError
+from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 
 
@@ -44,6 +44,14 @@ class Gatekeeper:
         if not invitations.is_closed(self.folder):
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
+
+    def objection(self, peer: PeerId) -> str:
+        """Why a peer that has a certificate gets nothing here any longer; empty: it does."""
+        try:
+            self.revoked.check(peer)
+        except (RefusedError, ResourceError) as error:
+            return str(error)
+        return ""
 
     def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
         """Write down who has come in, or has renewed its certificate."""

@@ -157,7 +157,7 @@ def translate(error: grpc.aio.AioRpcError, address: str, ours: Manifest | None) 
     """The one table from gRPC's status codes to our errors."""
     code, details = error.code(), error.details() or ""
     if _ANOTHER in details:
-        return PeerError(f"at {address} answers somebody else than the peer that is meant")
+        return UnreachableError(f"at {address} answers somebody else than the peer that is meant")  # it may have moved
     if code in _UNREACHABLE:
         return UnreachableError(f"no answer from {address} ({details[:200] or code.name.lower()})")
     if code in _REFUSED:

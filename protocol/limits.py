@@ -24,9 +24,9 @@ MESSAGE_SLACK_BYTES = 64 * 1024
 CALL_SECONDS = 30.0
 """A small question to a peer that is alive."""
 
-STREAMS = 256
-"""Calls at once on one connection: a peer that follows 129 parts fetches from another 8 blobs at once, compares, and
-carries a pipeline."""
+STREAMS = 64
+"""Calls at once on one connection: a peer fetches a few blobs at once from another, compares, tells, and carries a
+pipeline. More of them wait their turn. Each may hold a message of `message_bytes` while it arrives."""
 
 CALLS_AT_ONCE = STREAMS
 CALLS_PER_SECOND = 50.0
