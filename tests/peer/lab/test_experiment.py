@@ -143,7 +143,7 @@ def test_every_example_can_be_run_at_both_scales(path: Path):
 
 
 SCREENINGS = {("boundary", "small"), ("outer", "small")}
-"""What only looks for what to run with three seeds; for the boundary that is `boundary-best.toml`."""
+"""What only looks for what to run with three seeds: `boundary-best.toml` and `outer-best.toml`."""
 
 SMALL_TOKENS_PER_HOUR = 60e6
 """Of the `mini` model on two cores; only to keep the examples honest about "about an hour"."""
