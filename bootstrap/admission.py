@@ -41,8 +41,12 @@ class Admission:
 
     def see(self, record: PeerRecord, now: float) -> None:
         """A peer is there that this node may not have admitted itself: another node of the run did."""
-        self.places.setdefault(record.peer_id, Place(record.role, record.stage, record.slot))
-        self.since[record.peer_id] = now
+        self.recall(record.peer_id, Place(record.role, record.stage, record.slot), now)
+
+    def recall(self, peer: PeerId, place: Place, now: float) -> None:
+        """A peer shows that it was given this place, here before a restart, or at another node of the run."""
+        self.places.setdefault(peer, place)
+        self.since[peer] = now
 
     def admit(self, peer: PeerId, role: PlaceRole, stage: int | None, alive: set[PeerId], now: float) -> Place:
         """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.

@@ -94,8 +94,8 @@ class Door(run_pb2_grpc.RunServicer):
         records = self.register.read(await self.dht.read_all())
         for record in records:
             self.admission.see(record, time.monotonic())
-        if held is not None:
-            self.admission.places.setdefault(peer, Place(role, held.stage, held.slot))
+        if held is not None and held.role == role:
+            self.admission.recall(peer, Place(role, held.stage, held.slot), time.monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())

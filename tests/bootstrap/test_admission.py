@@ -72,3 +72,12 @@ def test_observers_take_nobodys_place():
     places = admission()
     assert admit(places, "o", "observer") == Place("observer", 0, 0)
     assert admit(places, "dc", "datacenter").slot == 3
+
+
+def test_who_shows_the_place_it_was_given_gets_it_again_though_nobody_here_remembers():
+    admission = Admission(MANIFEST)
+    admission.recall(PeerId("a"), Place("volunteer", 1, 7), 0.0)
+    assert admission.admit(PeerId("a"), "volunteer", None, set(), 1.0) == Place("volunteer", 1, 7)
+    assert admission.admit(PeerId("b"), "volunteer", 1, set(), 1.0).slot != 7
+    admission.recall(PeerId("a"), Place("volunteer", 0, 3), 2.0)
+    assert admission.admit(PeerId("a"), "volunteer", None, set(), 3.0) == Place("volunteer", 1, 7)
