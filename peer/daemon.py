@@ -1,8 +1,9 @@
 """The story of one peer: it learns what the run is, gets a place, fetches its files, and serves."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 import torch
@@ -36,7 +37,7 @@ from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import UnreachableError, UserError
+from protocol.errors import RefusedError, UnreachableError, UserError
 from protocol.guard import Guard
 from protocol.identity import Part, PeerId
 from protocol.keys import Identity, load_or_create
@@ -77,7 +78,22 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
         node = await _join(settings, identity, place, emit)
         joined.set_result(node)
         serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
-        await node.discovery.dht.while_alive(serve(node))
+        await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
+
+
+async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
+    """Raises RefusedError as soon as the operator takes this peer out: nobody talks to it any longer."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
+        if node.shut_out.done():
+            raise RefusedError(
+                "the operator has taken this peer out of the run: nothing it contributes counts any longer"
+            )
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
@@ -157,7 +173,6 @@ async def _joined(
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
-        acceptance.revoked = distrust.revoke
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
         succession = SuccessionService(reconciler, card.stage)
 
@@ -182,6 +197,14 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             audit=settings.audit,
         )
+
+        def revoked(author: PeerId) -> None:
+            if author != identity.peer_id:
+                distrust.revoke(author)
+            elif not node.shut_out.done():
+                node.shut_out.set_result(None)
+
+        acceptance.revoked = revoked
         _bind(server, node)
         emit(Progress("getting ready to compute"))
         await warming

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Node:
     """Renews this peer's certificate for as long as it lives."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
+    shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Is done when the operator has taken this peer out of the run."""
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 

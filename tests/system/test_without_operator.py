@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import Contributed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
+from peer.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.launch import two_free_ports
 from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer
 
@@ -138,8 +138,10 @@ def test_a_revocation_takes_a_replica_out_of_a_running_swarm(tmp_path: Path, swa
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Peer {revoked[-8:]} is taken out from round ")
     assert done.stdout.endswith("3 of 3 peers know; they tell the others\n")
-    told = max(event.round for peer in made.peers.values() for event in peer.said if isinstance(event, RoundDone))
-    ends = [peer.wait_for(RoundDone, lambda event: event.round == told + 2) for peer in made.peers.values()]
+    assert "the operator has taken this peer out of the run" in datacenter.wait_for(Failed).message
+    others = [peer for peer in made.peers.values() if peer is not datacenter]
+    told = max(event.round for peer in others for event in peer.said if isinstance(event, RoundDone))
+    ends = [peer.wait_for(RoundDone, lambda event: event.round == told + 2) for peer in others]
     for part in ("embedding", "stage-0", "stage-1"):
         assert len({end.digests[part] for end in ends if part in end.digests}) == 1
         assert {end.contributions[part] for end in ends if part in end.contributions} == {1}
