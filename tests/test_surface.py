@@ -18,7 +18,7 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit data dir evaluate join json listen revoke until-stdin-closes",
+    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke until-stdin-closes",
     "join": "device dir json listen manifest stage threads until-stdin-closes",
     "replica": "audit device dir json listen manifest threads until-stdin-closes",
     "observe": "audit device dir json listen threads until-stdin-closes",
@@ -65,6 +65,7 @@ def test_every_file_that_the_documents_name_is_there():
     documents = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").glob("*.md"),
         ROOT / "examples/README.md",
     ]
