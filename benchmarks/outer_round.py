@@ -74,16 +74,19 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from peer.network.acceptance import Acceptance
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
+    from peer.network.distrust import Distrust
     from peer.network.fetching import Fetcher
     from peer.network.reconciliation import Reconciler
     from peer.network.reconciliation_service import ReconciliationService
     from peer.network.shelf import Shelf
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
+    from protocol import certificates
     from protocol.blobs import BlobService
     from protocol.cards import Authority, Card, issue
-    from protocol.channels import listen, options
+    from protocol.channels import Credentials, listen, options
     from protocol.contribution import Contribution, decode
+    from protocol.guard import Guard
     from protocol.identity import PeerId, RunId, stage_part
     from protocol.keys import load_or_create
     from protocol.layout import part_layout
@@ -106,19 +109,22 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         operator = load_or_create(Path(os.environ["HETPEER_BENCHMARK"]))
         identity = load_or_create(folder)
         card = issue(operator, run, Card(identity.peer_id, "datacenter", 0, 0))
-        server = grpc.aio.server(options=options(manifest))
-        port = listen(server, f"{address}:0")
+        shown = certificates.certify(operator, identity.key.public_key(), time.time(), 86400.0)
+        credentials = Credentials(certificates.private_key(identity), shown, certificates.authority(operator))
+        distrust = Distrust(lambda event: None)
+        server = grpc.aio.server(options=options(manifest), interceptors=[Guard(distrust.objection)])
+        port = listen(server, f"{address}:0", credentials.serving())
 
         def record(peer: str, where: str) -> PeerRecord:
             return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        contacts, shelf = Contacts(manifest), Shelf(folder)
+        contacts, shelf = Contacts(manifest, credentials, distrust.objection), Shelf(folder)
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)
         discovery = Discovery(None, signer, manifest, record(identity.peer_id, f"{address}:{port}"))
-        fetcher = Fetcher(contacts, lambda event: None)
+        fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, {part: ledger}, discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, lambda event: None)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
         decoded: dict[str, Contribution] = {}
 
         async def accept(blob: bytes, entry: Entry) -> None:

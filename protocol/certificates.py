@@ -3,8 +3,9 @@
 The operator's key is the run's certificate authority. Its own certificate is the same bytes whenever it is made, so
 nobody has to keep it. A gateway's certificate lets it certify peers itself, but no further gateways.
 
-A peer is named twice: by its id in the common name, where the side that is called reads it, and, since TLS compares
-names without regard to case and ids have one, in base32 as its DNS name, which the side that calls insists on.
+A certificate's key says whose it is: the side that is called takes the id that follows from it, whatever name is beside
+it. The side that calls insists on a name: as TLS compares names without regard to case, and ids have one, the DNS name
+is the id in base32. The common name is for people.
 """
 
 import base64

@@ -188,6 +188,47 @@ def test_the_check_lets_the_rest_pass() -> None:
     assert not list(runs_bytes(ast.parse("model.eval()\nimport re\nre.compile('x')\nsafetensors.torch.load(data)")))
 
 
+# No port is open to who has no certificate, and no call goes out without one
+
+INSECURE = ("insecure_channel", "add_insecure_port", "insecure_server_credentials", "insecure_channel_credentials")
+
+
+def names_insecure(tree: ast.AST) -> Iterator[str]:
+    """Each way in `tree` to a channel or port without TLS, as `line: what`: by attribute, import or text."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=found) | ast.Name(id=found) | ast.Constant(value=str(found)):
+                named = [found]
+            case ast.ImportFrom(names=names):
+                named = [alias.name for alias in names]
+            case _:
+                named = []
+        yield from (f"{node.lineno}: {each}" for each in named if each in INSECURE)  # type: ignore[attr-defined]
+
+
+def test_every_channel_and_port_is_tls() -> None:
+    found = [
+        f"{name(path)}:{what}"
+        for path in MODULES
+        for what in names_insecure(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "grpc.aio.insecure_channel(address)",
+        "server.add_insecure_port(address)",
+        "from grpc.aio import insecure_channel",
+        "getattr(server, 'add_insecure_port')(address)",
+        "server.add_secure_port(address, grpc.insecure_server_credentials())",
+    ],
+)
+def test_the_check_sees_what_is_not_tls(line: str) -> None:
+    assert list(names_insecure(ast.parse(line)))
+
+
 # The command line answers at once
 
 

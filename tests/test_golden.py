@@ -34,6 +34,7 @@ BY_THE_DOCUMENT: dict[str, Callable[[Vector], Any]] = {
     "inheritance": lambda vector: wire.inheritance(vector.data),
     "record": lambda vector: wire.peer_record(vector.data),
     "statement": lambda vector: wire.statement(vector.data),
+    "ticket": lambda vector: wire.ticket(vector.data),
 }
 
 

@@ -65,6 +65,7 @@ def test_every_file_that_the_documents_name_is_there():
     documents = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").glob("*.md"),
         ROOT / "examples/README.md",
     ]

@@ -12,20 +12,21 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.compute.payload import DTYPES, from_bytes, to_bytes
 from peer.optim.grid import digest
-from protocol import bequest, proofs, records, signed, statement
+from protocol import bequest, proofs, records, signed, statement, ticket
 from protocol.cards import Authority, Card, issue
 from protocol.claims import Claim
 from protocol.contribution import SparseTensor, compose, decode, grids
 from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
 from protocol.history import History
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
-from protocol.keys import Identity, peer_id_of
+from protocol.keys import Identity, peer_id_of, peer_id_of_public
 from protocol.layout import part_layout
 from protocol.ledger import Entry, Revocation
 from protocol.manifest import Manifest, check
 from protocol.records import PeerRecord
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
 from protocol.snapshot import Header, parse, pieces_of, tensors_of
+from protocol.ticket import Ticket
 
 FOLDER = Path(__file__).parent
 Values = dict[str, Any]
@@ -113,6 +114,10 @@ def encode(vector: Vector) -> bytes:
                 for part, told in values["claims"].items()
             }
             return statement.make(_signer(vector, record.peer_id, values["card"]), record, claims)
+        case "ticket":
+            authority = bytes.fromhex(values["authority"])
+            where = tuple(values["doors"]), tuple(values["addresses"])
+            return str(Ticket(RunId(values["run"]), authority, *where, bytes.fromhex(values["token"]))).encode()
     raise ValueError(vector.kind)
 
 
@@ -214,6 +219,11 @@ def read(vector: Vector, data: bytes) -> Values:
                 part: [[c.folded, c.digest, c.contributions] for c in told] for part, told in found.claims.items()
             }
             return {"run": run, "record": found.record.model_dump(), "claims": claims, "card": card}
+        case "ticket":
+            pasted = ticket.parse(data.decode())
+            said = {"run": pasted.run_id, "authority": pasted.authority.hex()}
+            said |= {"operator": peer_id_of_public(pasted.authority), "token": pasted.token.hex()}
+            return said | {"doors": list(pasted.doors), "addresses": list(pasted.addresses)}
     raise ValueError(vector.kind)
 
 

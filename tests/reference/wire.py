@@ -3,8 +3,10 @@
 Slow and plain. What the document marks ✗ is a ValueError here.
 """
 
+import base64
 import hashlib
 import math
+import re
 import struct
 from typing import Any
 
@@ -385,6 +387,23 @@ def said_with(packed: bytes, peer: str, run: str, own: bytes) -> dict[str, Any]:
     require(place["run"] == run, "a card of another run")
     require(all(record[field] == place[field] for field in ("role", "stage", "slot")), "another place than its card's")
     return {"run": run, "record": record, "card": place}
+
+
+# The ticket
+
+
+def ticket(data: bytes) -> dict[str, Any]:
+    text = "".join(data.decode().split())
+    require(text.startswith("hetpeer1-"), "no ticket")
+    encoded = text.removeprefix("hetpeer1-")
+    raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    require(hashlib.sha256(raw[4:]).digest()[:4] == raw[:4], "a damaged ticket")
+    run, authority, doors, addresses, token = msgpack(raw[4:])
+    require(len(run) == 32 and len(token) <= 64, "a run or token of another length")
+    require(1 <= len(doors) <= 1024 >= len(addresses), "no door, or too many addresses")
+    require(all(re.fullmatch(r"\S+:[0-9]{1,5}", door) for door in doors), "no address")
+    said = {"run": run.hex(), "authority": authority.hex(), "operator": peer_id(uncompressed(authority))}
+    return said | {"token": token.hex(), "doors": doors, "addresses": addresses}
 
 
 # The snapshot
