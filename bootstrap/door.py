@@ -68,9 +68,12 @@ class Door(run_pb2_grpc.RunServicer):
             await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
             ours = isinstance(error, ResourceError)  # no business of strangers
             await refuse(context, "this node cannot keep its records now" if ours else str(error))
-        gateway = card.role == "gateway"
+        gateway, now = card.role == "gateway", time.time()
         seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
-        certificate = certificates.certify(self.identity, key, time.time(), seconds, gateway)
+        seconds = min(seconds, self.credentials.ends - now)  # TLS takes none that outlasts its issuer's
+        if seconds <= 0:
+            await refuse(context, "this node's own certificate has ended")
+        certificate = certificates.certify(self.identity, key, now, seconds, gateway)
         return pb.RegisterReply(
             stage=card.stage,
             slot=card.slot,
@@ -94,7 +97,7 @@ class Door(run_pb2_grpc.RunServicer):
         records = self.register.read(await self.dht.read_all())
         for record in records:
             self.admission.see(record, time.monotonic())
-        if held is not None:
+        if held is not None and held.role == role:
             self.admission.places.setdefault(peer, Place(role, held.stage, held.slot))
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}

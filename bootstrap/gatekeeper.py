@@ -10,7 +10,7 @@ from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
 from protocol.cards import Card
-from protocol.errors import ResourceError
+from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 
 
@@ -44,6 +44,16 @@ class Gatekeeper:
         if not invitations.is_closed(self.folder):
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
+
+    def objection(self, peer: PeerId) -> str:
+        """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
+        try:
+            self.revoked.check(peer)
+        except RefusedError as error:
+            return str(error)
+        except ResourceError:  # the details are no business of strangers
+            return "this node cannot keep its records now"
+        return ""
 
     def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
         """Write down who has come in, or has renewed its certificate."""

@@ -76,7 +76,9 @@ async def serve(
     register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
     door_server = grpc.aio.server(options=options(None))
-    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard()])
+    gatekeeper = Gatekeeper(directory)
+    guard = Guard(gatekeeper.objection)
+    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[guard])
     try:
         door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
@@ -90,7 +92,7 @@ async def serve(
             standing.credentials,
             peers_port,
             standing.certificate_seconds,
-            Gatekeeper(directory),
+            gatekeeper,
             standing.card,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
