@@ -99,10 +99,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
     def _before_chunks(self, handler: Callable[[Any, Any], AsyncGenerator[Any]]) -> Handler:
         async def answer(request: Any, context: Any) -> None:
-            async with self._admitted(context), aclosing(handler(request, context)) as chunks:
+            async with self._admitted(context):
                 try:
-                    async for chunk in chunks:
-                        await asyncio.wait_for(context.write(chunk), CALL_SECONDS)
+                    async with _writing(context) as write, aclosing(handler(request, context)) as chunks:
+                        async for chunk in chunks:
+                            await write(chunk)
                 except TimeoutError:
                     await _abort(context, _TOO_LATE, f"nothing was taken for {CALL_SECONDS:.0f} s")
 
@@ -161,6 +162,28 @@ def _out_of_time(who: Caller) -> str:
     if who.ends < time.time():
         return f"the certificate of peer {who.peer[-8:]} has ended: renew it, and connect again"
     return ""
+
+
+@asynccontextmanager
+async def _writing(context: Any) -> AsyncIterator[Callable[[Any], Awaitable[None]]]:
+    """How to write to a caller, who has to take it in time; else TimeoutError.
+
+    gRPC cannot end a call while something is on its way, so the end waits for that, however long it takes: this call
+    still counts among the caller's, but holds no more than the one chunk.
+    """
+    pending: list[asyncio.Future[None]] = []
+
+    async def write(chunk: Any) -> None:
+        pending.append(asyncio.ensure_future(context.write(chunk)))
+        taken, _ = await asyncio.wait(pending, timeout=CALL_SECONDS)
+        if not taken:
+            raise TimeoutError
+        pending.pop().result()
+
+    try:
+        yield write
+    finally:
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
