@@ -39,7 +39,10 @@ async def keep_renewing(
                 credentials.chain = await renew()
                 break
             except HetpeerError as error:
-                said = f"{_state(ends - clock())}, and cannot be renewed: {error}; trying again in {pause:.0f} s"
+                left = ends - clock()
+                if left > 0:  # the nearer the end, the more often
+                    pause = min(pause, max(LEAST_PAUSE_SECONDS, left / 4))
+                said = f"{_state(left)}, and cannot be renewed: {error}; trying again in {pause:.0f} s"
                 emit(Progress(said))
                 await sleep(pause * random.uniform(0.75, 1.25))
                 pause = min(MOST_PAUSE_SECONDS, 1.5 * pause)
