@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bootstrap.admission import Admission, Place, PlaceRole
+from bootstrap.admission import Admission, PlaceRole
 from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol.cards import Card, issue
@@ -98,7 +98,7 @@ class Door(run_pb2_grpc.RunServicer):
         for record in records:
             self.admission.see(record, time.monotonic())
         if held is not None and held.role == role:
-            self.admission.places.setdefault(peer, Place(role, held.stage, held.slot))
+            self.admission.recall(held, role, time.monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())
