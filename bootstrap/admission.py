@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Literal
 
-from protocol.cards import Role
+from protocol.cards import Card, Role
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
@@ -41,12 +41,14 @@ class Admission:
 
     def see(self, record: PeerRecord, now: float) -> None:
         """A peer is there that this node may not have admitted itself: another node of the run did."""
-        self.recall(record.peer_id, Place(record.role, record.stage, record.slot), now)
+        self.places.setdefault(record.peer_id, Place(record.role, record.stage, record.slot))
+        self.since[record.peer_id] = now
 
-    def recall(self, peer: PeerId, place: Place, now: float) -> None:
-        """A peer shows that it was given this place, here before a restart, or at another node of the run."""
-        self.places.setdefault(peer, place)
-        self.since[peer] = now
+    def recall(self, card: Card, role: PlaceRole, now: float) -> None:
+        """A peer shows the place that it was given, here before a restart or at another node of the run."""
+        if card.peer not in self.places:
+            self.places[card.peer] = Place(role, card.stage, card.slot)
+            self.since[card.peer] = now
 
     def admit(self, peer: PeerId, role: PlaceRole, stage: int | None, alive: set[PeerId], now: float) -> Place:
         """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bootstrap.admission import Admission, Place, PlaceRole
+from bootstrap.admission import Admission, PlaceRole
 from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol.cards import Card, issue
@@ -68,9 +68,12 @@ class Door(run_pb2_grpc.RunServicer):
             await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
             ours = isinstance(error, ResourceError)  # no business of strangers
             await refuse(context, "this node cannot keep its records now" if ours else str(error))
-        gateway = card.role == "gateway"
+        gateway, now = card.role == "gateway", time.time()
         seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
-        certificate = certificates.certify(self.identity, key, time.time(), seconds, gateway)
+        seconds = min(seconds, self.credentials.ends - now)  # TLS takes none that outlasts its issuer's
+        if seconds <= 0:
+            await refuse(context, "this node's own certificate has ended")
+        certificate = certificates.certify(self.identity, key, now, seconds, gateway)
         return pb.RegisterReply(
             stage=card.stage,
             slot=card.slot,
@@ -95,7 +98,7 @@ class Door(run_pb2_grpc.RunServicer):
         for record in records:
             self.admission.see(record, time.monotonic())
         if held is not None and held.role == role:
-            self.admission.recall(peer, Place(role, held.stage, held.slot), time.monotonic())
+            self.admission.recall(held, role, time.monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())

@@ -46,11 +46,13 @@ class Gatekeeper:
         return invitations.redeem(self.folder, token, peer, time.time())
 
     def objection(self, peer: PeerId) -> str:
-        """Why a peer that has a certificate gets nothing here any longer; empty: it does."""
+        """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
         try:
             self.revoked.check(peer)
-        except (RefusedError, ResourceError) as error:
+        except RefusedError as error:
             return str(error)
+        except ResourceError:  # the details are no business of strangers
+            return "this node cannot keep its records now"
         return ""
 
     def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:

@@ -75,9 +75,10 @@ async def serve(
     known = standing.known.addresses if standing.known else ()
     register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
-    gatekeeper = Gatekeeper(directory)
     door_server = grpc.aio.server(options=options(None))
-    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard(gatekeeper.objection)])
+    gatekeeper = Gatekeeper(directory)
+    guard = Guard(gatekeeper.objection)
+    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[guard])
     try:
         door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())

@@ -83,9 +83,7 @@ def read_request(data: bytes) -> ec.EllipticCurvePublicKey:
     try:
         asked = x509.load_der_x509_csr(data)
         key, valid = asked.public_key(), asked.is_signature_valid
-    except (
-        Exception
-    ) as error:  # cryptography raises what its parser finds: ValueError, UnsupportedAlgorithm, and others
+    except Exception as error:  # what its parser finds: ValueError, UnsupportedAlgorithm, InvalidVersion, and others
         raise FormatError(f"not a signing request: {type(error).__name__}") from None
     if not valid or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise FormatError("a signing request that its own P-256 key has not signed")
@@ -111,10 +109,7 @@ def read(pem: bytes) -> Caller:
     """
     if len(pem) > 4 * CERTIFICATE_BYTES:
         raise FormatError(f"a certificate of {len(pem)} bytes, where {CERTIFICATE_BYTES} are allowed")
-    try:
-        return _caller(x509.load_pem_x509_certificate(pem))
-    except ValueError as error:
-        raise FormatError(f"not a certificate: {error}") from None
+    return _caller(_loaded(pem))
 
 
 def public_key(pem: bytes) -> bytes:
@@ -123,13 +118,7 @@ def public_key(pem: bytes) -> bytes:
     Raises:
         FormatError: it is none, or of another kind of key.
     """
-    try:
-        key = x509.load_pem_x509_certificate(pem).public_key()
-    except ValueError as error:
-        raise FormatError(f"not a certificate: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise FormatError("a certificate for another kind of key")
-    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return _key(_loaded(pem)).public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
@@ -146,9 +135,9 @@ def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
         shown = x509.load_der_x509_certificate(der)
         operator = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), authority_key)
         operator.verify(shown.signature, shown.tbs_certificate_bytes, ec.ECDSA(_SHA256))
-        caller = _caller(shown)
     except (ValueError, InvalidSignature):
         raise FormatError("it is not certified by the authority that the ticket names") from None
+    caller = _caller(shown)
     if not caller.certifies:
         raise FormatError("it is a peer of the run, and may let nobody in")
     return caller, _pem(shown)
@@ -194,15 +183,29 @@ def _builder(
     )
 
 
-def _caller(certificate: x509.Certificate) -> Caller:
-    key = certificate.public_key()
+def _loaded(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except Exception as error:  # as in `read_request`
+        raise FormatError(f"not a certificate: {type(error).__name__}") from None
+
+
+def _key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    try:
+        key = certificate.public_key()
+    except Exception as error:  # as in `read_request`
+        raise FormatError(f"a certificate for another kind of key: {type(error).__name__}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise FormatError("a certificate for another kind of key")
+    return key
+
+
+def _caller(certificate: x509.Certificate) -> Caller:
     try:
         certifies = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, x509.DuplicateExtension):
+    except Exception:  # there is no such extension, or no reading of them: then it certifies nobody
         certifies = False
-    return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies)
+    return Caller(peer_id_of(_key(certificate)), certificate.not_valid_after_utc.timestamp(), certifies)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -3,11 +3,16 @@
 Every channel between peers is mutual TLS under the run's authority. Who calls insists on the peer it means; who is
 called knows by whom (`caller`). The one exception is the door, at which a newcomer, who has no certificate yet, asks
 for one: there only the operator's node shows who it is.
+
+A handshake that fails is over before any of our code runs on the side that is called: gRPC tells the server nothing of
+it, and TLS 1.3 tells the caller only that the connection was closed. So the caller's error says what it can know.
 """
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -33,8 +38,21 @@ EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
 HANDSHAKE_KEY = "hetpeer-manifest"
 _MANIFEST_PREFIX = "manifest "
 
-_ANOTHER = "Hostname Verification"
-"""What gRPC says when the certificate names another peer."""
+_CONNECTING = "failed to connect"
+"""With this gRPC begins to tell of a connection that did not come about."""
+
+_HUNG_UP = "it hangs up on the handshake: it is stopping, or does not take this peer's certificate"
+
+_HANDSHAKES = {
+    "Hostname Verification": "there answers somebody else than the peer that is meant",
+    "certificate has expired": "the certificate of who answers there has ended",
+    "CERTIFICATE_VERIFY_FAILED": "who answers there has no certificate of this run's authority",
+    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS",
+    "Socket closed": _HUNG_UP,
+    "onnection reset": _HUNG_UP,
+    "roken pipe": _HUNG_UP,
+}
+"""What gRPC and OpenSSL say of a handshake that failed, and what it means."""
 
 _UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 _REFUSED = {
@@ -51,7 +69,7 @@ class Credentials:
     """What this peer shows on every channel, all PEM. `chain`, its certificate and that of the gateway that gave it,
     is replaced when it is renewed: channels opened from then on show the new one."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     chain: bytes
     root: bytes
 
@@ -153,11 +171,18 @@ async def refuse(context: Any, reason: str) -> NoReturn:
     raise AssertionError("abort returned")
 
 
-def translate(error: grpc.aio.AioRpcError, address: str, ours: Manifest | None) -> HetpeerError:
-    """The one table from gRPC's status codes to our errors."""
+def translate(
+    error: grpc.aio.AioRpcError, address: str, ours: Manifest | None, shown: Credentials | None = None
+) -> HetpeerError:
+    """The one table from gRPC's status codes to our errors. `shown` is what this peer shows on the channel.
+
+    Whoever fails the handshake is not the peer that was meant: nothing of it is held against that one.
+    """
     code, details = error.code(), error.details() or ""
-    if _ANOTHER in details:
-        return UnreachableError(f"at {address} answers somebody else than the peer that is meant")  # it may have moved
+    if details.startswith(_CONNECTING):
+        if shown is not None and shown.ends < time.time() and _handshake(details) == _HUNG_UP:
+            return UnreachableError(f"no answer from {address} (this peer's certificate has ended: renew it first)")
+        details = _handshake(details) or details
     if code in _UNREACHABLE:
         return UnreachableError(f"no answer from {address} ({details[:200] or code.name.lower()})")
     if code in _REFUSED:
@@ -165,6 +190,11 @@ def translate(error: grpc.aio.AioRpcError, address: str, ours: Manifest | None) 
             return _manifest_error(details.removeprefix(_MANIFEST_PREFIX), address, ours)
         return RefusedError(f"{address} refused: {details}")
     return PeerError(f"{address} broke the protocol: {code.name.lower()}: {details[:200]}")
+
+
+def _handshake(details: str) -> str:
+    """Why the handshake failed, if that is why there is no connection; else empty."""
+    return next((meaning for said, meaning in _HANDSHAKES.items() if said in details), "")
 
 
 def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> HetpeerError:
@@ -194,7 +224,7 @@ async def connect(peer: Reachable, manifest: Manifest, credentials: Credentials)
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
     """
     async with channel_to(peer, manifest, credentials) as channel:
-        with translated(peer.address, manifest):
+        with translated(peer.address, manifest, credentials):
             yield channel
 
 
@@ -213,12 +243,18 @@ async def knock(address: str, door: PeerId, root: bytes) -> AsyncIterator[grpc.a
 
 
 @contextlib.contextmanager
-def translated(address: str, manifest: Manifest | None) -> Iterator[None]:
+def translated(address: str, manifest: Manifest | None, shown: Credentials | None = None) -> Iterator[None]:
     """Raise gRPC's errors as ours."""
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task else 0
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise translate(error, address, manifest) from None
+        raise translate(error, address, manifest, shown) from None
+    except asyncio.CancelledError:  # also what gRPC raises in a call whose channel this peer closes
+        if task is None or task.cancelling() > cancelled:
+            raise
+        raise UnreachableError(f"the connection to {address} was closed") from None
     except TimeoutError:
         raise UnreachableError(f"no answer from {address} in time") from None
     except grpc.aio.BaseError:  # the channel was closed under the call: this peer is leaving

@@ -8,7 +8,8 @@ so does one whose caller does not take what it asked for.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -25,6 +26,10 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 Objection = Callable[[PeerId], str]
 """Why a peer's calls are refused now; empty: they are not."""
+
+
+_CUT_OFF = "cut off"
+_TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def nobody(peer: PeerId) -> str:
@@ -77,48 +82,59 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         )
 
     def cut_off(self, peer: PeerId) -> None:
-        """End every call of a peer that is being answered."""
+        """End every call of a peer that is being answered, and tell it why."""
         allowance = self.allowances.get(peer)
-        for task in list(allowance.open.values()) if allowance else ():
-            task.cancel()
+        for task in allowance.open.values() if allowance else ():
+            task.cancel(_CUT_OFF)
 
     def _before_answer(self, handler: Handler) -> Handler:
         async def answer(request: Any, context: Any) -> Any:
-            allowance = await self._admit(context)
-            try:
-                return await asyncio.wait_for(handler(request, context), CALL_SECONDS)
-            except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {CALL_SECONDS:.0f} s")
-            finally:
-                allowance.open.pop(context, None)
+            async with self._admitted(context):
+                try:
+                    return await asyncio.wait_for(handler(request, context), CALL_SECONDS)
+                except TimeoutError:
+                    await _abort(context, _TOO_LATE, f"no answer within {CALL_SECONDS:.0f} s")
 
         return answer
 
-    def _before_chunks(self, handler: Callable[[Any, Any], AsyncIterator[Any]]) -> Handler:
+    def _before_chunks(self, handler: Callable[[Any, Any], AsyncGenerator[Any]]) -> Handler:
         async def answer(request: Any, context: Any) -> None:
-            allowance = await self._admit(context)
-            try:
-                async for chunk in handler(request, context):
-                    await asyncio.wait_for(context.write(chunk), CALL_SECONDS)
-            except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was taken for {CALL_SECONDS:.0f} s")
-            finally:
-                allowance.open.pop(context, None)
+            async with self._admitted(context):
+                try:
+                    async with _writing(context) as write, aclosing(handler(request, context)) as chunks:
+                        async for chunk in chunks:
+                            await write(chunk)
+                except TimeoutError:
+                    await _abort(context, _TOO_LATE, f"nothing was taken for {CALL_SECONDS:.0f} s")
 
         return answer
 
     def _before_stream(self, handler: Handler) -> Handler:
         async def answer(requests: Any, context: Any) -> None:
-            allowance = await self._admit(context)
-            try:
+            async with self._admitted(context):
                 await handler(requests, context)
-            finally:
-                allowance.open.pop(context, None)
 
         return answer
 
-    async def _admit(self, context: Any) -> Allowance:
-        """Refuse a call, or count it."""
+    @asynccontextmanager
+    async def _admitted(self, context: Any) -> AsyncIterator[None]:
+        """A call that is admitted, counted as open until its end."""
+        who = await self._admit(context)
+        allowance, task = self._allowance(who), asyncio.current_task()
+        assert task is not None
+        allowance.open[context] = task
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if error.args != (_CUT_OFF,):  # the caller has gone, or the server stops
+                raise
+            task.uncancel()
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, self.objection(who) or "this peer hangs up")
+        finally:
+            allowance.open.pop(context, None)
+
+    async def _admit(self, context: Any) -> PeerId:
+        """Refuse a call, or take it from its caller's allowance."""
         try:
             who = caller(context)
         except FormatError as error:
@@ -128,16 +144,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         allowance = self._allowance(who.peer)
         if len(allowance.open) >= CALLS_AT_ONCE or not allowance.spend(self.clock()):
             await refuse(context, "too many calls: wait a moment")
-        task = asyncio.current_task()
-        assert task is not None
-        allowance.open[context] = task
-        return allowance
+        return who.peer
 
     def _allowance(self, peer: PeerId) -> Allowance:
         known = self.allowances.get(peer)
         if known is None:
             known = self.allowances[peer] = Allowance(CALLS_SAVED, self.clock())
-            idle = (each for each, theirs in self.allowances.items() if not theirs.open)
+            idle = (each for each, theirs in self.allowances.items() if each != peer and not theirs.open)
             if len(self.allowances) > CALLERS_KEPT and (longest := next(idle, None)) is not None:
                 del self.allowances[longest]
         self.allowances.move_to_end(peer)
@@ -149,6 +162,28 @@ def _out_of_time(who: Caller) -> str:
     if who.ends < time.time():
         return f"the certificate of peer {who.peer[-8:]} has ended: renew it, and connect again"
     return ""
+
+
+@asynccontextmanager
+async def _writing(context: Any) -> AsyncIterator[Callable[[Any], Awaitable[None]]]:
+    """How to write to a caller, who has to take it in time; else TimeoutError.
+
+    gRPC cannot end a call while something is on its way, so the end waits for that, however long it takes: this call
+    still counts among the caller's, but holds no more than the one chunk.
+    """
+    pending: list[asyncio.Future[None]] = []
+
+    async def write(chunk: Any) -> None:
+        pending.append(asyncio.ensure_future(context.write(chunk)))
+        taken, _ = await asyncio.wait(pending, timeout=CALL_SECONDS)
+        if not taken:
+            raise TimeoutError
+        pending.pop().result()
+
+    try:
+        yield write
+    finally:
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:

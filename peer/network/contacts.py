@@ -25,6 +25,8 @@ class Contacts:
     """Why this peer does not talk to another; empty: it does."""
     channels: dict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=dict)
     """Each with the certificate that it was opened with."""
+    streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
+    """The channels that have one stream each."""
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     @contextlib.asynccontextmanager
@@ -44,7 +46,7 @@ class Contacts:
             channel = channel_to(peer, self.manifest, self.credentials)
             self.channels[key] = self.credentials.chain, channel
         try:
-            with translated(peer.address, self.manifest):
+            with translated(peer.address, self.manifest, self.credentials):
                 yield channel
         except UnreachableError:
             self._drop(key, channel)
@@ -55,12 +57,18 @@ class Contacts:
         """A channel to a peer for one stream, which ends with it. Raises as `to` does."""
         self._require_no_objection(peer)
         async with connect(peer, self.manifest, self.credentials) as channel:
-            yield channel
+            self.streams[channel] = peer.peer_id
+            try:
+                yield channel
+            finally:
+                del self.streams[channel]
 
     def hang_up(self, peer: PeerId) -> None:
-        """End the channels to a peer, if there are any."""
+        """End the channels to a peer, if there are any; whoever waits for an answer finds it unreachable."""
         for key in [key for key in self.channels if key[0] == peer]:
             self._drop(key, self.channels[key][1], at_once=True)
+        for channel in [channel for channel, whose in self.streams.items() if whose == peer]:
+            self._close(channel, None)
 
     def _require_no_objection(self, peer: Reachable) -> None:
         if objection := self.objection(peer.peer_id):
@@ -69,10 +77,12 @@ class Contacts:
     def _drop(self, key: tuple[PeerId, str], channel: grpc.aio.Channel, at_once: bool = False) -> None:
         if key in self.channels and self.channels[key][1] is channel:
             del self.channels[key]
-            grace = None if at_once else CALL_SECONDS  # others' calls on it may still end well
-            task = asyncio.create_task(channel.close(grace))
-            self.closing.add(task)
-            task.add_done_callback(self.closing.discard)
+            self._close(channel, None if at_once else CALL_SECONDS)  # others' calls on it may still end well
+
+    def _close(self, channel: grpc.aio.Channel, grace: float | None) -> None:
+        task = asyncio.create_task(channel.close(grace))
+        self.closing.add(task)
+        task.add_done_callback(self.closing.discard)
 
     async def close(self) -> None:
         """Hang up everywhere."""

@@ -15,7 +15,7 @@ from protocol import certificates
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
 from protocol.channels import Credentials, connect, handshake, knock
-from protocol.errors import FormatError, PeerError, UnreachableError
+from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of_public
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
@@ -125,13 +125,15 @@ async def fetch_files(
 
 async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awaitable[Answer]]) -> Answer:
     """The answer of the first door that opens."""
-    silent: list[UnreachableError] = []
+    silent: list[HetpeerError] = []
     for address in ticket.doors:
         try:
             async with _knock(ticket, address) as (channel, node):
                 return await ask(channel, node)
-        except UnreachableError as error:
+        except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
             silent.append(error)
+    if wrong := [each for each in silent if isinstance(each, PeerError)]:  # the ticket, or an address: tell that
+        raise wrong[0]
     tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
     raise UnreachableError(
         f"the run's bootstrap node at {tried} does not answer: is it up, and is this address reachable from here? "
@@ -158,10 +160,15 @@ def _shown(address: str) -> bytes:
     context.set_alpn_protocols(["h2"])
     host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((host, int(port)), TLS_SECONDS) as plain, context.wrap_socket(plain) as secure:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), TLS_SECONDS) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
             return secure.getpeercert(binary_form=True) or b""
     except ssl.SSLError as error:
-        raise PeerError(f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason})") from None
+        raise PeerError(
+            f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason or error})"
+        ) from None
     except (OSError, ValueError) as error:
         raise UnreachableError(f"no answer from {address} ({error})") from None
 

@@ -15,6 +15,7 @@ from protocol.schemas import pipeline_pb2_grpc
 
 REPLICA_KEY = "hetpeer-replica"
 ATTEMPT_KEY = "hetpeer-attempt"
+ATTEMPT_DIGITS = 18
 
 Link = Duplex[pb.Frame, pb.Frame]
 
@@ -47,7 +48,8 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         await require_manifest(context, self.manifest)
         metadata = dict(context.invocation_metadata())
         number = str(metadata.get(ATTEMPT_KEY, ""))
-        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if number.isdecimal() else 0)
+        known = number.isdecimal() and len(number) <= ATTEMPT_DIGITS
+        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if known else 0)
         neighbour, upstream = self._expected.get(attempt, (None, None))
         if neighbour is None or upstream is None:
             await refuse(context, "this stage expects no such neighbour")

@@ -3,6 +3,7 @@
 import pytest
 
 from bootstrap.admission import ARRIVAL_SECONDS, Admission, Place
+from protocol.cards import Card
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import check
@@ -75,9 +76,9 @@ def test_observers_take_nobodys_place():
 
 
 def test_who_shows_the_place_it_was_given_gets_it_again_though_nobody_here_remembers():
-    admission = Admission(MANIFEST)
-    admission.recall(PeerId("a"), Place("volunteer", 1, 7), 0.0)
-    assert admission.admit(PeerId("a"), "volunteer", None, set(), 1.0) == Place("volunteer", 1, 7)
-    assert admission.admit(PeerId("b"), "volunteer", 1, set(), 1.0).slot != 7
-    admission.recall(PeerId("a"), Place("volunteer", 0, 3), 2.0)
-    assert admission.admit(PeerId("a"), "volunteer", None, set(), 3.0) == Place("volunteer", 1, 7)
+    places = admission()
+    places.recall(Card(PeerId("a"), "volunteer", 1, 7), "volunteer", 0.0)
+    assert admit(places, "a", now=2 * ARRIVAL_SECONDS, alive="a") == Place("volunteer", 1, 7)
+    assert admit(places, "b", stage=1).slot != 7
+    places.recall(Card(PeerId("a"), "volunteer", 0, 3), "volunteer", 2.0)
+    assert admit(places, "a", now=3.0) == Place("volunteer", 1, 7)

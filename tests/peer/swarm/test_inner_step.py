@@ -1,0 +1,65 @@
+"""Frames of an older time, replayed on a live link: refused in words, and the weights are as before."""
+
+import asyncio
+
+import pytest
+import torch
+
+from peer.network.pipeline import Link
+from protocol.errors import FormatError
+from protocol.schemas import pipeline_pb2 as pb
+from tests.peer.compute.test_replica import batches, genesis, manifest
+from tests.reference.boundary import orthonormal
+from tests.reference.loopback_group import LoopbackStage, inner_step, loopback_group
+
+RUN = manifest(stages=2, compression=4)
+
+
+def recorded(link: Link) -> list[pb.Frame]:
+    """What goes out on a link from now on."""
+    kept: list[pb.Frame] = []
+    send = link.send
+
+    def keep(frame: pb.Frame) -> None:
+        kept.append(frame)
+        send(frame)
+
+    link.send = keep  # type: ignore[method-assign]
+    return kept
+
+
+def weights(stage: LoopbackStage) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in stage.trainer.parameters]
+
+
+@pytest.mark.parametrize("due", [(1, 1), (2, 0), (1, 0)], ids=["an older step", "an older round", "a microbatch again"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int, int], direction: str):
+    """Whoever replays is the neighbour itself: nobody else gets into the link."""
+
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            sender, victim = stages if direction == "forward" else reversed(stages)
+            assert sender.stage is not None
+            assert victim.stage is not None
+            assert victim.control is not None
+            link = sender.stage.downstream if direction == "forward" else sender.stage.upstream
+            assert link is not None
+            sent = recorded(link)
+            batch = batches(RUN, 1)[0].numpy()
+            await inner_step(stages, 1, 0, batch)
+            before = weights(victim)
+            for _ in range(2 if due == (1, 0) else 1):  # a step that is taken again begins with the same frame
+                link.send(sent[0])
+            words = f"expected the frame of round {due[0]}, step {due[1]}, microbatch ., got that of round 1, step 0"
+            with pytest.raises(FormatError, match=words):
+                await victim.stage.run(*due, batch if direction == "backward" else None, victim.control)
+            await victim.stage.abandon("a neighbour broke the protocol")
+            assert all(map(torch.equal, weights(victim), before))
+            assert not any(
+                parameter.grad is not None and parameter.grad.any() for parameter in victim.trainer.parameters
+            )
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

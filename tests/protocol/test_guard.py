@@ -1,0 +1,354 @@
+"""What a caller may do before any handler sees it: how often, how long, and until when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.network.duplex import Duplex
+from protocol import guard as guards
+from protocol.certificates import Caller
+from protocol.channels import EOF, caller, channel_to, connect, listen, options
+from protocol.errors import LostMemberError, RefusedError, UnreachableError
+from protocol.guard import Allowance, Guard
+from protocol.identity import PeerId
+from protocol.limits import CALLERS_KEPT, CALLS_PER_SECOND, CALLS_SAVED
+from protocol.schemas import blobs_pb2, blobs_pb2_grpc, pipeline_pb2_grpc, run_pb2, run_pb2_grpc
+from tests.reference.admitted import credentials, identity, there
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest()
+CALLER = identity("caller").peer_id
+
+
+class Services(run_pb2_grpc.RunServicer, blobs_pb2_grpc.BlobsServicer, pipeline_pb2_grpc.PipelineServicer):
+    """One method of each kind. They are answered once `let_go` is set."""
+
+    def __init__(self) -> None:
+        self.entered, self.let_go, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.arrivals: asyncio.Queue[PeerId] = asyncio.Queue()
+        self.let_go.set()
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        self.entered.set()
+        try:
+            await self.let_go.wait()
+            yield
+        finally:
+            self.left.set()
+
+    async def Describe(self, request: Any, context: Any) -> run_pb2.DescribeReply:
+        async with self.answering():
+            return run_pb2.DescribeReply(descriptor_json=b"here")
+
+    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[blobs_pb2.Chunk]:
+        async with self.answering():
+            while True:
+                yield blobs_pb2.Chunk(data=bytes(2**18))
+
+    async def Exchange(self, request_iterator: Any, context: Any) -> None:
+        async with self.answering():
+            self.arrivals.put_nowait(caller(context).peer)
+            upstream: Duplex[Any, Any] = Duplex("the caller", 4)
+            await upstream.carry(context)
+
+
+@dataclass(slots=True)
+class Scene:
+    """A guarded server, and a channel of one caller to it."""
+
+    guard: Guard
+    services: Services
+    address: str
+    channel: grpc.aio.Channel = field(repr=False)
+
+    async def describe(self) -> bytes:
+        reply = await run_pb2_grpc.RunStub(self.channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+        return bytes(reply.descriptor_json)
+
+
+def play(scene: Callable[[Scene], Any], guard: Guard | None = None) -> None:
+    async def run() -> None:
+        asked = guard or Guard()
+        server, services = grpc.aio.server(options=options(MANIFEST), interceptors=[asked]), Services()
+        run_pb2_grpc.add_RunServicer_to_server(services, server)
+        blobs_pb2_grpc.add_BlobsServicer_to_server(services, server)
+        pipeline_pb2_grpc.add_PipelineServicer_to_server(services, server)
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('server').serving())}"
+        await server.start()
+        try:
+            async with channel_to(there("server", address), MANIFEST, credentials("caller")) as channel:
+                await scene(Scene(asked, services, address, channel))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+# The allowance
+
+Waits = st.lists(st.integers(0, 100_000), max_size=80)
+
+
+@given(Waits, st.floats(0, 3))
+def test_an_allowance_is_a_bucket_that_fills_with_time(waits: list[int], left: float):
+    """Against the same in fractions: full at most, and spent only by what is allowed. Times are in milliseconds."""
+    allowance, plain, now = Allowance(left, 0.0), Fraction(left), 0
+    for wait in waits:
+        now += wait
+        plain = min(Fraction(CALLS_SAVED), plain + Fraction(wait, 1000) * Fraction(CALLS_PER_SECOND))
+        allowed = allowance.spend(now / 1000)
+        if abs(plain - 1) > 1e-6:  # sums of floats
+            assert allowed == (plain >= 1)
+        plain -= allowed
+        assert abs(Fraction(allowance.left) - plain) < 1e-6
+
+
+@given(st.integers(1, 5000))
+def test_who_comes_all_at_once_gets_what_was_saved_and_no_more(calls: int):
+    allowance = Allowance(CALLS_SAVED, 0.0)
+    assert sum(allowance.spend(0.0) for _ in range(calls)) == min(calls, CALLS_SAVED)
+
+
+def test_who_called_longest_ago_is_forgotten_first_and_nobody_whose_call_is_open():
+    guard = Guard(clock=lambda: 0.0)
+    guard._allowance(PeerId("open")).open["a call"] = None  # type: ignore[assignment]
+    for number in range(CALLERS_KEPT):
+        guard._allowance(PeerId(str(number)))
+    assert len(guard.allowances) == CALLERS_KEPT
+    assert "open" in guard.allowances
+    assert "0" not in guard.allowances
+
+
+def test_a_newcomer_is_counted_though_all_others_are_busy():
+    guard = Guard(clock=lambda: 0.0)
+    for number in range(CALLERS_KEPT):
+        guard._allowance(PeerId(str(number))).open["a call"] = None  # type: ignore[assignment]
+    newcomer = guard._allowance(PeerId("new"))
+    assert guard.allowances[PeerId("new")] is newcomer
+
+
+# Over real sockets
+
+
+def test_too_many_calls_are_refused_in_words_and_who_waits_is_answered_again():
+    now = [0.0]
+
+    async def scene(on: Scene) -> None:
+        assert await on.describe() == b"here"
+        on.guard.allowances[CALLER].left = 1.0
+        assert await on.describe() == b"here"
+        async with connect(there("server", on.address), MANIFEST, credentials("caller")) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="too many calls: wait a moment"):
+                await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+            async with channel_to(there("server", on.address), MANIFEST, credentials("another")) as others:
+                assert await run_pb2_grpc.RunStub(others).Describe(run_pb2.DescribeRequest(), timeout=20)
+            now[0] += 1 / CALLS_PER_SECOND
+            assert await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+
+    play(scene, Guard(clock=lambda: now[0]))
+
+
+def test_a_caller_has_so_many_calls_open_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guards, "CALLS_AT_ONCE", 1)
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        first = asyncio.create_task(on.describe())
+        await on.services.entered.wait()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many calls"):
+            await on.describe()
+        on.services.let_go.set()
+        assert await first == b"here"
+        assert await on.describe() == b"here"
+
+    play(scene)
+
+
+def test_an_objection_refuses_and_its_end_admits_again():
+    objection = ["this peer is avoided for 10 s"]
+
+    async def scene(on: Scene) -> None:
+        with pytest.raises(RefusedError, match="refused: this peer is avoided for 10 s"):
+            async with connect(there("server", on.address), MANIFEST, credentials("caller")) as channel:
+                await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+        assert not on.services.entered.is_set()
+        objection[0] = ""
+        assert await on.describe() == b"here"
+
+    play(scene, Guard(lambda peer: objection[0]))
+
+
+async def _described(on: Scene) -> None:
+    await on.describe()
+
+
+async def _fetched(on: Scene) -> None:
+    await blobs_pb2_grpc.BlobsStub(on.channel).Fetch(blobs_pb2.FetchRequest()).read()
+
+
+async def _exchanged(on: Scene) -> None:
+    await pipeline_pb2_grpc.PipelineStub(on.channel).Exchange().read()
+
+
+@pytest.mark.parametrize("call", [_described, _fetched, _exchanged], ids=["a question", "a download", "a stream"])
+def test_cutting_off_a_peer_ends_its_open_calls_and_tells_it_why(call: Callable[[Scene], Any]):
+    revoked: set[PeerId] = set()
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        waiting = asyncio.create_task(call(on))
+        await on.services.entered.wait()
+        revoked.add(CALLER)
+        on.guard.cut_off(CALLER)
+        with pytest.raises(grpc.aio.AioRpcError, match="it was taken out") as error:
+            await waiting
+        assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        await on.services.left.wait()
+        assert not on.guard.allowances[CALLER].open
+
+    play(scene, Guard(lambda peer: "it was taken out" if peer in revoked else ""))
+
+
+def test_cutting_off_ends_a_stream_in_the_middle_and_no_other_peers():
+    async def scene(on: Scene) -> None:
+        ours: Duplex[Any, Any] = Duplex("the server", 4)
+        theirs: Duplex[Any, Any] = Duplex("the server", 4)
+        async with channel_to(there("server", on.address), MANIFEST, credentials("another")) as others:
+            carried = [
+                asyncio.create_task(link.carry(pipeline_pb2_grpc.PipelineStub(channel).Exchange()))
+                for link, channel in ((ours, on.channel), (theirs, others))
+            ]
+            another = identity("another").peer_id
+            assert {await on.services.arrivals.get(), await on.services.arrivals.get()} == {CALLER, another}
+            on.guard.cut_off(CALLER)
+            with pytest.raises(LostMemberError):
+                await ours.receive()
+            assert on.guard.allowances[another].open
+            assert not theirs.ended
+            theirs.close()
+            await asyncio.wait(carried[:1])
+            carried[1].cancel()
+            await asyncio.wait(carried)
+
+    play(scene)
+
+
+def test_a_handler_that_does_not_answer_ends_after_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guards, "CALL_SECONDS", 0.05)
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        with pytest.raises(UnreachableError, match="no answer within"):
+            async with connect(there("server", on.address), MANIFEST, credentials("caller")) as channel:
+                await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+        await on.services.left.wait()
+        assert not on.guard.allowances[CALLER].open
+
+    play(scene)
+
+
+def test_a_caller_that_takes_nothing_of_what_it_asked_for_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guards, "CALL_SECONDS", 0.2)
+
+    async def scene(on: Scene) -> None:
+        call = blobs_pb2_grpc.BlobsStub(on.channel).Fetch(blobs_pb2.FetchRequest())
+        await call.read()
+        await on.services.left.wait()  # the handler was closed, too
+        assert on.guard.allowances[CALLER].open  # a chunk is still on its way: it counts
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was taken for"):
+            await to_the_end(call)
+        assert await on.describe() == b"here"
+
+    play(scene)
+
+
+def test_a_caller_that_takes_nothing_and_goes_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guards, "CALL_SECONDS", 0.2)
+
+    async def scene(on: Scene) -> None:
+        call = blobs_pb2_grpc.BlobsStub(on.channel).Fetch(blobs_pb2.FetchRequest())
+        await call.read()
+        await on.services.left.wait()
+        (answering,) = on.guard.allowances[CALLER].open.values()
+        call.cancel()
+        await asyncio.wait({answering})
+        assert not on.guard.allowances[CALLER].open
+
+    play(scene)
+
+
+async def to_the_end(call: Any) -> None:
+    while await call.read() is not EOF:
+        pass
+
+
+def test_a_caller_that_goes_away_leaves_nothing_open():
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        waiting = asyncio.create_task(on.describe())
+        await on.services.entered.wait()
+        (answering,) = on.guard.allowances[CALLER].open.values()
+        waiting.cancel()
+        await asyncio.wait({answering})
+        assert on.services.left.is_set()
+        assert not on.guard.allowances[CALLER].open
+
+    play(scene)
+
+
+def test_a_method_that_does_not_exist_is_said_to():
+    async def scene(on: Scene) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await on.channel.unary_unary("/hetpeer.v1.Run/Unknown")(b"", timeout=20)
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+    play(scene)
+
+
+def test_an_ended_certificate_is_refused_by_its_own_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guards, "caller", lambda context: Caller(CALLER, 1.0, certifies=False))
+
+    async def scene(on: Scene) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"certificate of peer {CALLER[-8:]} has ended"):
+            await on.describe()
+        assert not on.services.entered.is_set()
+
+    play(scene)
+
+
+def test_hanging_up_under_a_call_is_an_error_of_that_call_and_cancels_nobody():
+    """gRPC raises CancelledError in whoever waits on a channel that is closed, though nobody cancelled that task."""
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        peer = there("server", on.address)
+
+        async def ask() -> None:
+            async with connect(peer, MANIFEST, credentials("caller")) as channel:
+                channels.append(channel)
+                await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+
+        channels: list[grpc.aio.Channel] = []
+        asking = asyncio.create_task(ask())
+        await on.services.entered.wait()
+        await channels[0].close(None)
+        with pytest.raises(UnreachableError, match="was closed"):
+            await asking
+
+        asking = asyncio.create_task(ask())
+        on.services.entered.clear()
+        await on.services.entered.wait()
+        asking.cancel()  # and whoever is cancelled is cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    play(scene)
