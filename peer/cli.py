@@ -109,7 +109,7 @@ def bootstrap(
     ] = None,
     certificate_life: Annotated[
         str, typer.Option(metavar="TIME", help="How long peers' certificates last; they are renewed in time.")
-    ] = "12h",
+    ] = "3d",
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:

@@ -47,7 +47,7 @@ class BootstrapOptions:
     audit: bool = False
     revoke: bool = False
     closed: bool | None = None
-    certificate_life: str = "12h"
+    certificate_life: str = "3d"
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
