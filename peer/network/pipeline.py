@@ -1,5 +1,6 @@
 """The streams to the neighbouring stages. The earlier stage calls the later one."""
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         await require_manifest(context, self.manifest)
         metadata = dict(context.invocation_metadata())
         number = str(metadata.get(ATTEMPT_KEY, ""))
-        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if number.isdecimal() else 0)
+        known = int(number) if re.fullmatch(r"[0-9]{1,10}", number) else 0
+        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), known)
         neighbour, upstream = self._expected.get(attempt, (None, None))
         if neighbour is None or upstream is None:
             await refuse(context, "this stage expects no such neighbour")
