@@ -18,11 +18,25 @@ BITS = {
 MOST_REPEATED = 4
 
 
-def messages(kind: Descriptor, known: list[str], signed: list[bytes]) -> st.SearchStrategy[Any]:
-    """Messages of a kind, some of whose names are `known` to the other side and some of whose bytes are `signed`."""
+def messages(kind: Descriptor, known: list[str], signed: list[bytes], like: Any = None) -> st.SearchStrategy[Any]:
+    """Messages of a kind, some of whose names are `known` to the other side and some of whose bytes are `signed`. With
+    `like`, that message with few of its fields, or none, otherwise."""
     make: Callable[..., Any] = GetMessageClass(kind)
     fields = {field.name: _values(field, known, signed) for field in kind.fields}
-    return st.fixed_dictionaries({}, optional=fields).map(lambda given: make(**given))
+    if like is None or not fields:
+        return st.fixed_dictionaries({}, optional=fields).map(lambda given: make(**given))
+    some = st.lists(st.sampled_from(sorted(fields)), max_size=2, unique=True)
+    given = some.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+    return given.map(lambda other: _with(like, make(**other), list(other)))
+
+
+def _with(like: Any, other: Any, names: list[str]) -> Any:
+    changed = type(other)()
+    changed.CopyFrom(like)
+    for name in names:
+        changed.ClearField(name)
+    changed.MergeFrom(other)
+    return changed
 
 
 def _values(field: FieldDescriptor, known: list[str], signed: list[bytes]) -> st.SearchStrategy[Any]:
