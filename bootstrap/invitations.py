@@ -27,6 +27,9 @@ TOKEN_BYTES = ID_BYTES + SECRET_BYTES
 MOST_USES = 10_000
 """Of one invitation: the book is read and written whole, and 50 bytes for each peer make half a megabyte."""
 
+END_OF_TIME = 2**37
+"""Unix seconds that no calendar here goes beyond: the year 6325."""
+
 _ASK = "ask the run's operator for a new ticket"
 
 
@@ -38,8 +41,8 @@ class Invitation(BaseModel):
     id: str = Field(pattern=r"^[0-9a-f]{8}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False, description="of the whole token")
     uses: int = Field(ge=1, le=MOST_USES)
-    issued: int
-    expires: int
+    issued: int = Field(ge=0, lt=END_OF_TIME)
+    expires: int = Field(ge=0, lt=END_OF_TIME)
     used_by: tuple[PeerId, ...] = ()
     revoked: bool = False
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bootstrap.invitations import END_OF_TIME
 from protocol.errors import ResourceError
 from protocol.file_lock import exclusive
 
@@ -35,7 +36,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: What
-    at: float
+    at: float = Field(ge=0, lt=END_OF_TIME)
     peer: str = Field("", description="its id, proven unless it was refused")
     role: str = ""
     stage: int | None = None

@@ -12,6 +12,7 @@ from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol import dht as dhts
+from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
 from protocol.cards import Authority
@@ -75,10 +76,10 @@ async def serve(
     known = standing.known.addresses if standing.known else ()
     register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
-    door_server = grpc.aio.server(options=options(None))
+    door_server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     gatekeeper = Gatekeeper(directory)
-    guard = Guard(gatekeeper.objection)
-    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=[guard])
+    interceptors = [Guard(gatekeeper.objection), AnyBytes()]
+    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
     try:
         door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())

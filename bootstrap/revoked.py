@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bootstrap.invitations import END_OF_TIME
 from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError
 from protocol.file_lock import exclusive
@@ -22,7 +23,7 @@ class RevokedPeer(BaseModel):
 
     peer: PeerId
     start: int = Field(ge=0, description="the first round without its contributions; 0: none was named")
-    at: float = Field(description="Unix seconds")
+    at: float = Field(ge=0, lt=END_OF_TIME, description="Unix seconds")
     signed: bytes = Field(b"", description="the operator's signed revocation, where one was made")
 
 

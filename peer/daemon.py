@@ -33,6 +33,7 @@ from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
+from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
@@ -144,7 +145,7 @@ async def _joined(
         guard.cut_off(peer)
 
     distrust.hang_up = hang_up
-    server = grpc.aio.server(options=options(manifest), interceptors=[guard])
+    server = grpc.aio.server(options=options(manifest), interceptors=[guard, AnyBytes()])
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses

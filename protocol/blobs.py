@@ -47,9 +47,12 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
         if blob is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
             return
-        async for data in _chunks(blob, request.offset):
-            self.bytes_sent += len(data)
-            yield pb.Chunk(data=data)
+        try:
+            async for data in _chunks(blob, request.offset):
+                self.bytes_sent += len(data)
+                yield pb.Chunk(data=data)
+        except OSError:  # it has been dropped since, or the disk fails
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {request.sha256[:16]} cannot be read here")
 
 
 async def _chunks(blob: Blob, offset: int) -> AsyncIterator[bytes]:
@@ -57,12 +60,12 @@ async def _chunks(blob: Blob, offset: int) -> AsyncIterator[bytes]:
         for start in range(offset, len(blob), CHUNK_BYTES):
             yield blob[start : start + CHUNK_BYTES]
         return
-    path, start, left = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
+    path, start, size = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
     with path.open("rb") as file:
-        file.seek(start + offset)
-        left = None if left is None else max(0, left - offset)
-        while data := await asyncio.to_thread(file.read, CHUNK_BYTES if left is None else min(left, CHUNK_BYTES)):
-            left = None if left is None else left - len(data)
+        left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
+        file.seek(start + offset if left else 0)
+        while data := await asyncio.to_thread(file.read, min(left, CHUNK_BYTES)):
+            left -= len(data)
             yield data
 
 
@@ -143,6 +146,6 @@ async def _stream(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, of
         chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
         if chunk is EOF:
             return
-        if len(chunk.data) > CHUNK_BYTES:
-            raise FormatError(f"a chunk of {len(chunk.data)} bytes, at most {CHUNK_BYTES} are allowed")
+        if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
+            raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
         yield chunk.data

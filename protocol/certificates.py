@@ -10,12 +10,13 @@ is the id in base32. The common name is for people.
 
 import base64
 import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
 import base58
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -80,13 +81,12 @@ def read_request(data: bytes) -> ec.EllipticCurvePublicKey:
     """
     if len(data) > REQUEST_BYTES:
         raise FormatError(f"a signing request of {len(data)} bytes, where {REQUEST_BYTES} are allowed")
-    try:
+    with _refused("not a signing request"):
         asked = x509.load_der_x509_csr(data)
-        key, valid = asked.public_key(), asked.is_signature_valid
-    except Exception as error:  # what its parser finds: ValueError, UnsupportedAlgorithm, InvalidVersion, and others
-        raise FormatError(f"not a signing request: {type(error).__name__}") from None
-    if not valid or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise FormatError("a signing request that its own P-256 key has not signed")
+        key = _p256(asked.public_key())
+        valid = asked.is_signature_valid
+    if not valid:
+        raise FormatError("a signing request that its own key has not signed")
     return key
 
 
@@ -107,9 +107,9 @@ def read(pem: bytes) -> Caller:
     Raises:
         FormatError: it is none.
     """
-    if len(pem) > 4 * CERTIFICATE_BYTES:
-        raise FormatError(f"a certificate of {len(pem)} bytes, where {CERTIFICATE_BYTES} are allowed")
-    return _caller(_loaded(pem))
+    _require_short(pem)
+    with _refused("not a certificate"):
+        return _caller(x509.load_pem_x509_certificate(pem))
 
 
 def public_key(pem: bytes) -> bytes:
@@ -118,7 +118,10 @@ def public_key(pem: bytes) -> bytes:
     Raises:
         FormatError: it is none, or of another kind of key.
     """
-    return _key(_loaded(pem)).public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    _require_short(pem)
+    with _refused("not a certificate"):
+        key = _p256(x509.load_pem_x509_certificate(pem).public_key())
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
@@ -131,13 +134,12 @@ def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
     Raises:
         FormatError: it is neither.
     """
-    try:
+    _require_short(der)
+    with _refused("it is not certified by the authority that the ticket names"):
         shown = x509.load_der_x509_certificate(der)
         operator = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), authority_key)
         operator.verify(shown.signature, shown.tbs_certificate_bytes, ec.ECDSA(_SHA256))
-    except (ValueError, InvalidSignature):
-        raise FormatError("it is not certified by the authority that the ticket names") from None
-    caller = _caller(shown)
+        caller = _caller(shown)
     if not caller.certifies:
         raise FormatError("it is a peer of the run, and may let nobody in")
     return caller, _pem(shown)
@@ -183,29 +185,36 @@ def _builder(
     )
 
 
-def _loaded(pem: bytes) -> x509.Certificate:
+def _caller(certificate: x509.Certificate) -> Caller:
+    key = _p256(certificate.public_key())
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except Exception as error:  # as in `read_request`
-        raise FormatError(f"not a certificate: {type(error).__name__}") from None
+        certifies = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, x509.DuplicateExtension):
+        certifies = False
+    return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies)
 
 
-def _key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    try:
-        key = certificate.public_key()
-    except Exception as error:  # as in `read_request`
-        raise FormatError(f"a certificate for another kind of key: {type(error).__name__}") from None
+def _p256(key: object) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise FormatError("a certificate for another kind of key")
+        raise FormatError("it is for another kind of key than P-256")
     return key
 
 
-def _caller(certificate: x509.Certificate) -> Caller:
+def _require_short(certificate: bytes) -> None:
+    if len(certificate) > 4 * CERTIFICATE_BYTES:  # in PEM, and behind it a gateway's
+        raise FormatError(f"a certificate of {len(certificate)} bytes, where {CERTIFICATE_BYTES} are allowed")
+
+
+@contextmanager
+def _refused(reason: str) -> Iterator[None]:
+    """Say so of what cryptography refuses. Its parsers raise much that has no common base: ValueError, InvalidVersion,
+    UnsupportedAlgorithm, DuplicateExtension, InvalidSignature and others."""
     try:
-        certifies = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except Exception:  # there is no such extension, or no reading of them: then it certifies nobody
-        certifies = False
-    return Caller(peer_id_of(_key(certificate)), certificate.not_valid_after_utc.timestamp(), certifies)
+        yield
+    except FormatError as error:
+        raise FormatError(f"{reason}: {error}") from None
+    except Exception as error:
+        raise FormatError(f"{reason} ({type(error).__name__})") from None
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

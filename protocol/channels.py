@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from protocol import certificates
+from protocol.any_bytes import AnyAnswer
 from protocol.certificates import Caller, dns_name
 from protocol.errors import (
     FormatError,
@@ -213,7 +214,7 @@ def channel_to(peer: Reachable, manifest: Manifest, credentials: Credentials) ->
         FormatError: its id is none.
     """
     name = ("grpc.ssl_target_name_override", dns_name(peer.peer_id))
-    return grpc.aio.secure_channel(peer.address, credentials.calling(), options=[*options(manifest), name])
+    return AnyAnswer(grpc.aio.secure_channel(peer.address, credentials.calling(), options=[*options(manifest), name]))
 
 
 @contextlib.asynccontextmanager
@@ -237,7 +238,7 @@ async def knock(address: str, door: PeerId, root: bytes) -> AsyncIterator[grpc.a
     """
     name = ("grpc.ssl_target_name_override", dns_name(door))
     credentials = grpc.ssl_channel_credentials(root)
-    async with grpc.aio.secure_channel(address, credentials, options=[*options(None), name]) as channel:
+    async with AnyAnswer(grpc.aio.secure_channel(address, credentials, options=[*options(None), name])) as channel:
         with translated(address, None):
             yield channel
 

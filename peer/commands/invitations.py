@@ -31,7 +31,7 @@ def duration(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
     seconds = int(found[1]) * SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MOST_DAYS * SECONDS["d"]:
-        raise UserError(f"{text!r} is no time: give a whole number and m, h or d, as in 30m, 12h or 7d")
+        raise UserError(f"{text[:40]!r} is no time: give a whole number and m, h or d, as in 30m, 12h or 7d")
     return seconds
 
 

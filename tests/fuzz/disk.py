@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from peer.lab.sweep import _text
 from peer.lab.switches import Switches
 from peer.network.acceptance import Acceptance
 from peer.network.discovery import News
-from peer.network.remembered import PEERS, recall, remember_card
+from peer.network.remembered import AUTHORITY as ROOT
+from peer.network.remembered import CARD, CERTIFICATE, PEERS, recall
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
+from protocol import certificates
 from protocol.cards import KIND, Card, issue
 from protocol.errors import ResourceError
 from protocol.history import History
-from protocol.identity import EMBEDDING
+from protocol.identity import EMBEDDING, RunId
 from protocol.keys import load_or_create
 from protocol.ledger import Entry, Ledger
 from protocol.proofs import revoke
@@ -37,6 +40,7 @@ from protocol.snapshot import describe as describe_snapshot
 from protocol.snapshot import pieces_of
 from protocol.ticket import Ticket
 from protocol.window import Window
+from tests.fuzz.certified import CERTIFIED, ENDS
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
 from tests.fuzz.reader import Reader
 from tests.fuzz.signatures import RECEIPT, REVOCATION, behind_signature
@@ -138,7 +142,7 @@ def place_in_a_run() -> tuple[Path, Ticket]:
         descriptor = describe(MANIFEST, OPERATOR.peer_id, (measure_file(here / each) for each in file_names(MANIFEST)))
         (here / DESCRIPTOR).write_bytes(descriptor.canonical())
     run = hashlib.sha256((here / DESCRIPTOR).read_bytes()).hexdigest()
-    return here, Ticket(run, "127.0.0.1:9", ())  # type: ignore[arg-type]
+    return here, Ticket(RunId(run), OPERATOR.public, ("127.0.0.1:9",), ())
 
 
 def own_card() -> bytes:
@@ -146,15 +150,21 @@ def own_card() -> bytes:
     return issue(OPERATOR, ticket.run_id, Card(AUTHOR.peer_id, "volunteer", 1, 0))
 
 
-def recall_by(signed_card: bytes, peers: bytes) -> object:
-    here, ticket = place_in_a_run()
-    remember_card(here, signed_card)
-    (here / PEERS).write_bytes(peers)
-    found = recall(here, ticket, AUTHOR.peer_id, "volunteer", None)
-    return found and (found.card, found.addresses)
+def recall_with(name: str) -> Callable[[bytes], object]:
+    """What a volunteer finds of its place in the run, given one of the files; the others are whole."""
+    files = {CARD: own_card(), CERTIFICATE: CERTIFIED, ROOT: certificates.authority(OPERATOR), PEERS: b""}
+
+    def read(data: bytes) -> object:
+        here, ticket = place_in_a_run()
+        for each, whole in files.items():
+            (here / each).write_bytes(data if each == name else whole)
+        found = recall(here, ticket, AUTHOR, "volunteer", None)
+        return found and (found.card, found.addresses, found.credentials.ends)
+
+    return read
 
 
-RECALLED = Card(AUTHOR.peer_id, "volunteer", 1, 0)
+RECALLED = Card(AUTHOR.peer_id, "volunteer", 1, 0), (), ENDS
 
 
 def read_run(path: Path) -> object:
@@ -188,6 +198,7 @@ def read_results(path: Path) -> list[lab_records.Record]:
     return [replace(each, manifest={}, switches={}) for each in lab_records.read(path.parent)]
 
 
+MEETING = "/ip4/1.2.3.4/tcp/4001/p2p/QmPeer"
 ENDED = RoundDone(2, 1.5, 64, {"stage-0": 2}, {"stage-0": "ab" * 32}, 10, 20)
 
 
@@ -238,11 +249,13 @@ DISK = (
         NOTHING,
     ),
     Reader("checkpoint's tensors", with_error_feedback, ((ERROR_FEEDBACK, [(2, 3, ["w"])]),), allowed=NOTHING),
-    behind_signature("remembered card", OPERATOR, KIND, lambda data: recall_by(data, b""), own_card(), (RECALLED, ())),
+    behind_signature("remembered card", OPERATOR, KIND, recall_with(CARD), own_card(), RECALLED),
+    Reader("remembered certificate", recall_with(CERTIFICATE), ((CERTIFIED, RECALLED),), "text", NOTHING),
+    Reader("remembered authority", recall_with(ROOT), ((certificates.authority(OPERATOR), RECALLED),), "text", NOTHING),
     Reader(
         "remembered peers",
-        lambda data: recall_by(own_card(), data),
-        ((b"/ip4/1.2.3.4/tcp/4001/p2p/QmPeer\n", (RECALLED, ("/ip4/1.2.3.4/tcp/4001/p2p/QmPeer",))),),
+        recall_with(PEERS),
+        ((f"{MEETING}\n".encode(), (RECALLED[0], (MEETING,), ENDS)),),
         "text",
         NOTHING,
     ),

@@ -46,7 +46,7 @@ RECORD = records.PeerRecord(
     libp2p="/ip4/10.0.0.1/tcp/4001/p2p/QmPeer",
     role="volunteer",
     stage=0,
-    slot=1,
+    slot=0,
     round=3,
     sequence=9,
 )
@@ -82,8 +82,8 @@ SIGNED = (
         "statement",
         AUTHOR,
         statements.KIND,
-        lambda data: statements.read(data, RUN),
-        statements.make(AUTHOR, RUN, RECORD, CLAIMS),
+        lambda data: statements.read(data, AUTHORITY),
+        statements.make(signer(AUTHOR), RECORD, CLAIMS),
         statements.Statement(RECORD, CLAIMS),
     ),
     behind_signature(

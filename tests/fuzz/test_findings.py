@@ -9,29 +9,34 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
+from bootstrap.invitations import INVITATIONS, redeem
+from bootstrap.log import LOG
 from bootstrap.texts.decoders import osis_text, pod_text
 from peer.checkpoint import Checkpoint, candidates, write
+from peer.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.network.shelf import Shelf
-from protocol import manifest, proofs, signed, snapshot
-from protocol.errors import FormatError, ManifestError, ResourceError, TicketError
+from protocol import certificates, manifest, proofs, signed, snapshot
+from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError
 from protocol.identity import EMBEDDING
 from protocol.keys import load_or_create
 from protocol.manifest import check
 from protocol.proofs import CONTRIBUTION
 from protocol.records import unpack
 from protocol.ticket import find
+from tests.fuzz import certified
 from tests.fuzz.disk import restore
-from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, RUN, card
-from tests.fuzz.typed import EXPERIMENT, members, read_ticket_body, wheel
+from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, RUN, card
+from tests.fuzz.operators import BOOK, INVITATION, NOW, TOKEN, read_log
+from tests.fuzz.typed import EXPERIMENT, TICKET_FIELDS, members, read_ticket_body, wheel
 from tests.reference.small_manifest import small_manifest
 
 
 @pytest.mark.parametrize("run", [2**40, 2**63])
 def test_a_number_in_the_place_of_a_tickets_run_sets_aside_no_memory(run: int):
     with pytest.raises(TicketError):
-        read_ticket_body(msgpack.packb([run, "host:1", []]))
+        read_ticket_body(msgpack.packb([run, *TICKET_FIELDS[1:]]))
 
 
 def test_a_long_line_that_is_no_ticket_is_no_file_either(tmp_path: Path):
@@ -54,7 +59,7 @@ def test_lists_within_lists_in_a_snapshots_header_are_refused_unread():
 
 def test_a_malformed_record_is_refused_in_one_line():
     with pytest.raises(FormatError) as refused:
-        unpack(msgpack.packb({"peer_id": 1, "a\nb": 2}), "QmPeer")
+        unpack(msgpack.packb({"peer_id": 1, "a\nb": 2}), AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -124,3 +129,33 @@ def test_a_character_of_too_many_digits_is_a_damaged_text():
         pod_text(f"E<{'9' * 5000}>")
     with pytest.raises(FormatError):
         osis_text(f"&#{'9' * 5000};")
+
+
+@pytest.mark.parametrize("at", [-(2**63), 2**40, 2**63])
+def test_a_date_beyond_the_calendar_is_a_damaged_file_and_a_line_to_pass_over(tmp_path: Path, at: int):
+    (tmp_path / INVITATIONS).write_bytes(BOOK.replace(str(INVITATION.expires).encode(), str(at).encode()))
+    with pytest.raises(ResourceError, match="damaged"):
+        redeem(tmp_path, TOKEN, AUTHOR.peer_id, NOW)
+    (tmp_path / LOG).write_text(f'{{"what": "noted", "at": {at}}}\n')
+    assert read_log(tmp_path / LOG) == []
+
+
+def test_what_is_no_time_is_not_quoted_whole():
+    with pytest.raises(UserError) as refused:
+        duration("x" * 10_000)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_certificate_of_a_version_that_does_not_exist_is_refused():
+    """cryptography raises InvalidVersion, which is no ValueError."""
+    wrong = certified.content(certified.CERTIFIED).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09", 1)
+    made = certified.pem(certified.signed_anew(OPERATOR, wrong))
+    for read in (certificates.read, certificates.public_key):
+        with pytest.raises(FormatError):
+            read(made)
+
+
+def test_a_certificate_on_disk_that_is_too_long_is_none(tmp_path: Path):
+    """Else the peer would find it whole, and break on when it ends."""
+    with pytest.raises(FormatError):
+        certificates.public_key(certified.CERTIFIED + b"\n" * 2**20)

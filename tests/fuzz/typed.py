@@ -15,6 +15,7 @@ import msgpack
 
 from bootstrap.texts.archives import MAX_TOTAL, read_members
 from bootstrap.texts.decoders import Decoder, plain, pod, r_lines, sword
+from peer.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.testnet import chaos
@@ -23,11 +24,14 @@ from protocol import ticket as tickets
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load
 from protocol.ticket import PREFIX, Ticket
-from tests.fuzz.material import MANIFEST, RUN, folder, from_file
+from tests.fuzz.material import MANIFEST, OPERATOR, RUN, folder, from_file
 from tests.fuzz.reader import Reader
 from tests.reference.small_manifest import SMALL
 
-TICKET = Ticket(RUN, "example.org:4000", ("/ip4/1.2.3.4/tcp/4001/p2p/QmPeer",))
+TICKET = Ticket(
+    RUN, OPERATOR.public, ("example.org:4000", "[::1]:4000"), ("/ip4/1.2.3.4/tcp/4001/p2p/QmPeer",), b"t" * 20
+)
+TICKET_FIELDS = [bytes.fromhex(RUN), TICKET.authority, [*TICKET.doors], [*TICKET.addresses], TICKET.token]
 TOML = "\n".join(
     f"[{table}]\n" + "\n".join(f"{key} = {value}" for key, value in of.items()) for table, of in SMALL.items()
 )
@@ -115,7 +119,7 @@ TYPED = (
     Reader(
         "ticket's body",
         read_ticket_body,
-        ((msgpack.packb([bytes.fromhex(RUN), TICKET.operator, [*TICKET.addresses]]), TICKET),),
+        ((msgpack.packb(TICKET_FIELDS), TICKET),),
         "msgpack",
         (TicketError,),
     ),
@@ -147,6 +151,13 @@ TYPED = (
         "chaos",
         read_chaos,
         tuple((spec.encode(), chaos.parse(spec)) for spec in chaos.EXAMPLES.values()),
+        "text",
+        (UserError,),
+    ),
+    Reader(
+        "duration",
+        lambda data: duration(data.decode(errors="replace")),
+        ((b"30m", 1800), (b"7d", 7 * 86400)),
         "text",
         (UserError,),
     ),

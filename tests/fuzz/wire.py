@@ -26,11 +26,13 @@ from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
 from protocol.window import Window
 from tests.fuzz.material import (
     AUTHOR,
+    AUTHORITY,
     MANIFEST,
     OPERATOR,
     PEER,
     RUN,
     TWO_BITS,
+    card,
 )
 from tests.fuzz.reader import Reader, from_protobuf
 from tests.fuzz.signatures import RECORD, SHA256, SIGNED
@@ -62,6 +64,11 @@ def descriptor() -> run_files.Descriptor:
 
 def read_descriptor(data: bytes) -> run_files.Descriptor:
     return run_files.parse(data, RunId(hashlib.sha256(data).hexdigest()))
+
+
+def unpack_record(data: bytes) -> records.PeerRecord:
+    """Its signer's card holds."""
+    return records.unpack(data, AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
 
 
 # Contributions and what they are made of
@@ -220,7 +227,7 @@ WIRE = (
         (ManifestError,),
     ),
     Reader("descriptor", read_descriptor, ((descriptor().canonical(), descriptor()),), "json"),
-    Reader("record", lambda data: records.unpack(data, AUTHOR.peer_id), ((records.pack(RECORD), RECORD),), "msgpack"),
+    Reader("record", unpack_record, ((records.pack(RECORD), RECORD),), "msgpack"),
     *SIGNED,
     *CONTRIBUTIONS,
     Reader("forward frame", read_forward, ((forward(), PLACE),)),

@@ -1,7 +1,7 @@
 """Peers of one small run in one process, with real sockets, keys, shelves and outer states; no DHT, no training."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from peer.swarm.recovery import resume
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority, Card, Role, issue
 from protocol.channels import listen, options
-from protocol.identity import Part, RunId
+from protocol.identity import Part, PeerId, RunId
 from protocol.keys import Identity, load_or_create
 from protocol.layout import model_layout, part_layout, parts_authored, parts_followed
 from protocol.ledger import Ledger
@@ -112,6 +112,9 @@ class Village:
     stack: AsyncExitStack
     operator: Identity
     peers: list[LoopbackPeer] = field(default_factory=list)
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()  # type: ignore[type-arg]
+    more_services: Callable[[grpc.aio.Server, PeerId], None] = lambda server, peer: None
+    """What a peer of this village serves beside."""
 
     @property
     def authority(self) -> Authority:
@@ -172,7 +175,7 @@ class Village:
         manifest, folder = self.manifest, self.folder / name
         identity = load_or_create(folder)
         shown = certified(identity, self.operator)
-        server = grpc.aio.server(options=options(manifest))
+        server = grpc.aio.server(options=options(manifest), interceptors=self.interceptors)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', shown.serving())}"
         whole, place = list(model_layout(manifest)), stage or 0
         role: Role = "datacenter" if stage is None else "volunteer"
@@ -218,6 +221,7 @@ class Village:
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
         succession_pb2_grpc.add_SuccessionServicer_to_server(succession, server)
+        self.more_services(server, identity.peer_id)
         await server.start()
         self.stack.callback(torch_thread.stop)
         self.stack.push_async_callback(server.stop, None)

@@ -1,0 +1,95 @@
+"""Whatever a certified caller sends, or a newcomer at the door, handlers answer or refuse it; none raises anything
+else. And whatever answers, who has asked goes on.
+
+`HETPEER_FUZZ_SECONDS=600` goes on for so long with the calls, as `make fuzz` does.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.channels import handshake
+from tests.fuzz.hostile import MANIFEST, METHODS, Call, Town
+from tests.fuzz.memory import resident
+from tests.fuzz.town import town
+
+SECONDS = float(os.environ.get("HETPEER_FUZZ_SECONDS", "0"))
+AT_ONCE = 64
+MIB = 2**20
+
+every_method = pytest.mark.parametrize("path", METHODS)
+
+
+class Here:
+    """A town on a loop that runs whenever a test does something."""
+
+    def __init__(self, runner: asyncio.Runner, town: Town) -> None:
+        self.runner, self.town = runner, town
+        self.ended: dict[str, Counter[str]] = {path: Counter() for path in METHODS}
+
+    def attempt(self, call: Call) -> None:
+        code = self.runner.run(self.town.attempt(call))
+        self.ended[call.path][code.name] += 1
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    with asyncio.Runner() as runner:
+        made = town(tmp_path_factory.mktemp("town"))
+        yield Here(runner, runner.run(made.__aenter__()))
+        runner.run(made.__aexit__(None, None, None))
+
+
+@every_method
+def test_a_hostile_call_is_answered_or_refused(here: Here, path: str):
+    @settings(max_examples=40)
+    @given(call=here.town.calls(path))
+    def attempt(call: Call) -> None:
+        here.attempt(call)
+
+    ends = time.monotonic() + SECONDS / len(METHODS)
+    attempt()
+    while time.monotonic() < ends:
+        attempt()
+    here.runner.run(here.town.assert_up())
+    assert sum(here.ended[path].values()) >= 40
+    print(path, dict(here.ended[path]))
+
+
+@every_method
+def test_a_message_that_is_none_is_refused_as_an_empty_one(here: Here, path: str):
+    for garbage in (b"\xff", b"\x0a\xff\xff\xff\xff\x07", b"\x07" * 1000):
+        here.attempt(Call(path, [garbage], handshake(MANIFEST)))
+    here.runner.run(here.town.assert_up())
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_many_hostile_calls_at_once_are_answered_or_refused(here: Here, data: st.DataObject):
+    any_call = st.sampled_from(list(METHODS)).flatmap(here.town.calls)
+    few = data.draw(st.lists(any_call, min_size=4, max_size=4))
+    here.runner.run(here.town.attempt_all(few * (AT_ONCE // len(few))))
+    here.runner.run(here.town.assert_up())
+
+
+@every_method
+def test_a_call_with_the_longest_message_leaves_no_more_behind(here: Here, path: str):
+    before = resident()
+    for size in (MIB - 100, 8 * MIB):  # the second is more than a message may have
+        for _ in range(4):
+            here.attempt(Call(path, [b"\x0a" + _varint(size) + bytes(size)], handshake(MANIFEST)))
+    here.runner.run(here.town.assert_up())
+    assert resident() - before < 64 * MIB
+
+
+def _varint(number: int) -> bytes:
+    said = b""
+    while number > 127:
+        said, number = said + bytes([number & 127 | 128]), number >> 7
+    return said + bytes([number])

@@ -1,0 +1,166 @@
+"""Builds what hostile calls are made to: a peer, and an operator's node, on real sockets, and who calls them."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bootstrap.admission import Admission
+from bootstrap.door import Door
+from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.node import as_operator
+from bootstrap.rates import Limit, Rates
+from peer.network.group import GroupService
+from peer.network.pipeline import PipelineService
+from peer.network.reconciliation import entry_to_wire
+from protocol import bequest, certificates, proofs
+from protocol.any_bytes import AnyBytes
+from protocol.bequest import Bequest, Heritage
+from protocol.channels import channel_to, knock, listen, options
+from protocol.errors import HetpeerError
+from protocol.guard import Guard
+from protocol.history import History
+from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.keys import load_or_create
+from protocol.ledger import Revocation
+from protocol.records import Register
+from protocol.run_files import RunFile, describe, file_names
+from protocol.schemas import (
+    blobs_pb2,
+    group_pb2,
+    group_pb2_grpc,
+    pipeline_pb2,
+    pipeline_pb2_grpc,
+    reconciliation_pb2,
+    run_pb2,
+    run_pb2_grpc,
+    snapshots_pb2,
+    succession_pb2,
+)
+from tests.fuzz.hostile import MANIFEST, Town
+from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
+
+
+@asynccontextmanager
+async def town(folder: Path) -> AsyncIterator[Town]:
+    """All of it, up and introduced to each other."""
+    async with AsyncExitStack() as stack:
+        operator = load_or_create(folder / "operator")
+        clock = itertools.count()  # a second a call: nobody's allowance ends
+        guard = Guard(clock=lambda: float(next(clock)))
+        groups: dict[PeerId, GroupService] = {}
+        pipelines: dict[PeerId, PipelineService] = {}
+
+        def serve_more(server: grpc.aio.Server, peer: PeerId) -> None:
+            groups[peer], pipelines[peer] = GroupService(MANIFEST, 1, peer), PipelineService(MANIFEST)
+            groups[peer].ready = True
+            group_pb2_grpc.add_GroupServicer_to_server(groups[peer], server)
+            pipeline_pb2_grpc.add_PipelineServicer_to_server(pipelines[peer], server)
+
+        village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
+        caller, victim = await village.join("caller"), await village.join("victim", 1)
+        victim.succession.heritage, victim.succession.open = Heritage(), True
+        for round in (1, 2):
+            await village.round(round, [caller])
+        record = victim.outer.discovery.record
+        channel = channel_to(record, MANIFEST, caller.outer.reconciler.contacts.credentials)
+        door = await _serve_door(village, stack)
+        snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[EMBEDDING].state
+        snapshots.write(EMBEDDING, 1, History(), [each.numpy() for each in state.grid.values()])
+        known, signed = _material(village, caller, victim)
+        me = PeerId(victim.id)
+        honest = _honest(caller, victim)
+        made = Town(victim, caller, groups[me], pipelines[me], channel, door, known, signed, honest)
+        stack.push_async_callback(channel.close, None)
+        logging.getLogger().addHandler(made.complaints)
+        stack.callback(logging.getLogger().removeHandler, made.complaints)
+        follower = asyncio.create_task(_follow(made.group))
+        stack.callback(follower.cancel)
+        yield made
+        await village.calm()
+
+
+async def _follow(group: GroupService) -> None:
+    """A volunteer that hears what its leaders order, and does nothing."""
+    while True:
+        _, reports = await group.wait_for_leader()
+        with suppress(HetpeerError):
+            while True:
+                await reports.receive()
+
+
+async def _serve_door(village: Village, stack: Any) -> grpc.aio.Channel:
+    files = [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)]
+    descriptor = describe(MANIFEST, village.operator.peer_id, files)
+    credentials = as_operator(village.operator, 3600.0).credentials
+    dht: Any = NoDht()
+    rates = Rates(Limit(2**30, 1e-9), Limit(2**30, 1e-9))
+    place = village.folder / "door"
+    place.mkdir()
+    register = Register(village.authority, MANIFEST)
+    keeper = Gatekeeper(place, rates)
+    door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
+    server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
+    port = listen(server, "127.0.0.1:0", credentials.at_the_door())
+    run_pb2_grpc.add_RunServicer_to_server(door, server)
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    at = knock(f"127.0.0.1:{port}", village.operator.peer_id, credentials.root)
+    channel: grpc.aio.Channel = await stack.enter_async_context(at)
+    return channel
+
+
+def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> tuple[list[str], list[bytes]]:
+    """Names that the victim knows, and what the caller may rightly have signed."""
+    ledgers = victim.acceptance.ledgers.values()
+    entries = [entry for ledger in ledgers for entry in ledger.all_entries()]
+    snapshots = victim.outer.followed.snapshots
+    known = [EMBEDDING, stage_part(1), caller.id, victim.id, *snapshots.headers, *snapshots.pieces, "ab" * 32]
+    known += [entry.sha256 for entry in entries]
+    made = [caller.signer.contribution(EMBEDDING, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
+    proofs_made = [each.proof for each in (*entries, *made)]
+    offers = [Bequest(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
+    revoked = proofs.revoke(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))
+    signed = [
+        caller.outer.reconciler.statement(),
+        victim.outer.reconciler.statement(),
+        *proofs_made,
+        caller.signer.card,
+    ]
+    signed += [receipt for entry in entries for receipt in entry.receipts.values()]
+    signed += [bequest.offer(caller.signer, each) for each in offers]
+    return known, [*signed, revoked, certificates.request(caller.signer.identity)]
+
+
+def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
+    """Of each method, a request that is answered."""
+    mine, theirs = caller.outer.reconciler, victim.outer.followed
+    statement, entries = mine.statement(), mine.acceptance.ledgers[EMBEDDING].all_entries()
+    keys = [int.from_bytes(entry.key, "big") for entry in entries]
+    held = reconciliation_pb2.PartKeys(part=EMBEDDING, keys=[*keys, 7])
+    place = pipeline_pb2.Place(round=3, step=1)
+    offered = bequest.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    requests = {
+        "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
+        "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
+        "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
+        "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
+        "Reconciliation/Compare": mine._comparison(whole=False),
+        "Reconciliation/Ask": reconciliation_pb2.Question(part=EMBEDDING, keys=keys),
+        "Reconciliation/Tell": reconciliation_pb2.News(
+            statement=statement, entries=map(entry_to_wire, entries), held=[held]
+        ),
+        "Reconciliation/Revoke": reconciliation_pb2.Revocations(),
+        "Run/Describe": run_pb2.DescribeRequest(),
+        "Run/Register": run_pb2.RegisterRequest(
+            signing_request=certificates.request(caller.signer.identity), role=run_pb2.VOLUNTEER
+        ),
+        "Snapshots/Describe": snapshots_pb2.SnapshotRequest(digest=next(iter(theirs.snapshots.headers))),
+        "Succession/Bequeath": succession_pb2.Bequest(proof=offered),
+    }
+    return {f"/hetpeer.v1.{method}": request for method, request in requests.items()}
