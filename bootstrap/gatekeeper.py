@@ -45,6 +45,10 @@ class Gatekeeper:
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
 
+    def is_closed(self) -> bool:
+        """Whether the run lets in only who has an invitation."""
+        return invitations.is_closed(self.folder)
+
     def objection(self, peer: PeerId) -> str:
         """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
         try:

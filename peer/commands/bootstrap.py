@@ -131,6 +131,8 @@ async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: T
     await operator.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
     remember_place(folder, place.signed_card, place.credentials)
+    if place.closed:
+        invitations.set_closed(folder, True)
     return descriptor, Standing(place.credentials, life, place.signed_card, ticket)
 
 

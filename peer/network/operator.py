@@ -45,6 +45,8 @@ class Admitted:
     signed_card: bytes
     credentials: Credentials
     node: Node
+    closed: bool
+    """Whether the run lets in only who has an invitation."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -100,7 +102,7 @@ async def register(
             raise FormatError(f"{node.address} names another authority than the ticket")
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
-        return Admitted(given, reply.card, credentials, Node(node.peer_id, f"{host}:{reply.port}"))
+        return Admitted(given, reply.card, credentials, Node(node.peer_id, f"{host}:{reply.port}"), reply.closed)
 
     return await _at_a_door(ticket, ask)
 

@@ -57,9 +57,11 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
 
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
         await require_manifest(context, self.reconciler.manifest)
+        speaker = caller(context).peer
         try:
-            record = self.reconciler.hear(said, caller(context).peer)
+            record = self.reconciler.hear(said, speaker)
         except FormatError as error:
+            self.reconciler.distrust.note(speaker, error)
             await refuse(context, str(error))
         return record
 
