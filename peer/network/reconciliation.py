@@ -144,7 +144,8 @@ class Reconciler:
 
     def _returning(self) -> list[PeerRecord]:
         """One of those that did not answer: it may be back."""
-        gone = [self.discovery.records[peer] for peer in self.discovery.lost]
+        discovery = self.discovery
+        gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
         return random.sample(gone, min(1, len(gone)))
 
     async def compare(self, peer: PeerRecord, whole: bool = False) -> None:

@@ -8,12 +8,13 @@ from peer.network.duplex import Duplex
 from peer.optim.inner import clip_factor
 from peer.swarm.control import HaltedError, LeaderControl, MemberControl
 from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.identity import PeerId
 from protocol.schemas import group_pb2 as pb
 
 
 def pair() -> tuple[Duplex, Duplex]:
     """Two ends of a conversation, joined in memory."""
-    one, other = Duplex("the member", 8), Duplex("the leader", 8)
+    one, other = Duplex(PeerId("m"), "the member", 8), Duplex(PeerId("l"), "the leader", 8)
     one._outgoing, other._outgoing = other._incoming, one._incoming
     return one, other
 
