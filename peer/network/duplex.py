@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from protocol.channels import EOF
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
@@ -160,8 +160,11 @@ class Duplex(Generic[Outgoing, Incoming]):
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
-        except BROKEN:
-            pass  # however a stream breaks, the member is gone
+        except DecodeError:
+            end = self.breach("sent bytes that are no message")
+        except BROKEN as error:  # however a stream breaks, the member is gone
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                end = self.breach("sent a message that is larger than any")
         except TimeoutError:
             end = LostMemberError(f"{self.with_whom} has been silent for {SILENCE_SECONDS:.0f} s")
         finally:

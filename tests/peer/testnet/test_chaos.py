@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from peer.testnet.chaos import EXAMPLES, check, parse
 from peer.testnet.faults import (
     After,
+    Attacker,
     Fault,
     Item,
     Join,
@@ -204,4 +205,4 @@ def test_who_evaluates_may_be_gone(spec: str, ends: bool):
 
 
 def test_faults_and_random_are_all_there_is():
-    assert set(EXAMPLES) == {kind.__name__.lower() for kind in (*Fault.__args__, Random)}
+    assert set(EXAMPLES) == {kind.__name__.lower() for kind in (*Fault.__args__, Random, Attacker)}
