@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from protocol.channels import EOF, handshake, require_manifest
+from protocol.channels import EOF, handshake, parsed, require_manifest
 from protocol.errors import FormatError, ResourceError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
@@ -140,7 +140,7 @@ async def _stream(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, of
     request = pb.FetchRequest(sha256=sha256, offset=offset)
     call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
     while True:
-        chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
+        chunk = parsed(await asyncio.wait_for(call.read(), CALL_SECONDS))
         if chunk is EOF:
             return
         if len(chunk.data) > CHUNK_BYTES:

@@ -8,7 +8,7 @@ for one: there only the operator's node shows who it is.
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 
@@ -223,6 +223,20 @@ def translated(address: str, manifest: Manifest | None) -> Iterator[None]:
         raise UnreachableError(f"no answer from {address} in time") from None
     except grpc.aio.BaseError:  # the channel was closed under the call: this peer is leaving
         raise UnreachableError(f"the connection to {address} was closed") from None
+
+
+Answer = TypeVar("Answer")
+
+
+def parsed(answer: Answer | None) -> Answer:
+    """What gRPC read. Where the bytes are no message of the kind, it logs that, and gives None.
+
+    Raises:
+        FormatError: they are none.
+    """
+    if answer is None:
+        raise FormatError("what was sent is no message of its kind")
+    return answer
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from protocol.channels import EOF
+from protocol.channels import EOF, parsed
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId
 
@@ -160,7 +160,7 @@ class Duplex(Generic[Outgoing, Incoming]):
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
-        except DecodeError:
+        except (DecodeError, FormatError):  # the first where this side serves, the second where it calls
             end = self.breach("sent bytes that are no message")
         except BROKEN as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -172,8 +172,8 @@ class Duplex(Generic[Outgoing, Incoming]):
 
     async def _heard(self, call: Call) -> Any:
         if self.beat is None:
-            return await call.read()
-        return await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+            return parsed(await call.read())
+        return parsed(await asyncio.wait_for(call.read(), SILENCE_SECONDS))
 
     def _end(self, reason: HetpeerError) -> None:
         if not self.ended:

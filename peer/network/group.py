@@ -9,7 +9,7 @@ from typing import Any
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
 from peer.network.pipeline import REPLICA_KEY
-from protocol.channels import handshake, refuse, require_manifest, speaks
+from protocol.channels import handshake, parsed, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
 from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
@@ -102,7 +102,7 @@ async def invite(stage: int, seat: Seat, membership: Membership, contacts: Conta
     try:
         async with contacts.to(seat) as channel:
             stub = group_pb2_grpc.GroupStub(channel)
-            reply = await stub.Invite(request, metadata=handshake(contacts.manifest), timeout=INVITE_SECONDS)
+            reply = parsed(await stub.Invite(request, metadata=handshake(contacts.manifest), timeout=INVITE_SECONDS))
     except HetpeerError:
         return False
     return bool(reply.code == pb.InvitationReply.ACCEPTED)

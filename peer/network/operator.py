@@ -14,7 +14,7 @@ import grpc
 from protocol import certificates
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
-from protocol.channels import Credentials, connect, handshake, knock
+from protocol.channels import Credentials, connect, handshake, knock, parsed
 from protocol.errors import FormatError, PeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of_public
@@ -56,7 +56,7 @@ async def describe(ticket: Ticket) -> Descriptor:
     """
 
     async def ask(channel: grpc.aio.Channel, node: Node) -> Descriptor:
-        reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        reply = parsed(await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS))
         return parse(reply.descriptor_json, ticket.run_id)
 
     descriptor = await _at_a_door(ticket, ask)
@@ -87,7 +87,7 @@ async def register(
 
     async def ask(channel: grpc.aio.Channel, node: Node) -> Admitted:
         metadata = handshake(descriptor.manifest)
-        reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
+        reply = parsed(await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS))
         return _admitted(reply, node)
 
     def _admitted(reply: pb.RegisterReply, node: Node) -> Admitted:

@@ -14,7 +14,7 @@ from peer.network.discovery import Discovery
 from peer.network.distrust import Distrust
 from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, follows, partners, some
 from protocol import statement
-from protocol.channels import Reachable, handshake
+from protocol.channels import Reachable, handshake, parsed
 from protocol.claims import Claim
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
@@ -156,9 +156,8 @@ class Reconciler:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                told = await stub.Compare(
-                    self._comparison(whole), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS
-                )
+                question, metadata = self._comparison(whole), handshake(self.manifest)
+                told = parsed(await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS))
             said = self.hear(told.statement, peer.peer_id)
             await self._learn(said, told)
             for part in self.acceptance.ledgers if whole else ():
@@ -196,7 +195,8 @@ class Reconciler:
         question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
         async with self.contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-            entries: pb.Entries = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+            metadata = handshake(self.manifest)
+            entries: pb.Entries = parsed(await stub.Ask(question, metadata=metadata, timeout=ANSWER_SECONDS))
         return entries
 
     def _comparison(self, whole: bool) -> pb.Comparison:

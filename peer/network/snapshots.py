@@ -14,7 +14,7 @@ import grpc
 from peer.network.contacts import Contacts
 from protocol.atomic import replacing, write_atomically
 from protocol.blobs import Slice, fetch
-from protocol.channels import handshake, require_manifest
+from protocol.channels import handshake, parsed, require_manifest
 from protocol.errors import FormatError, HetpeerError, ResourceError, UnreachableError
 from protocol.history import History
 from protocol.identity import Part
@@ -258,7 +258,7 @@ async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts
                 stub = snapshots_pb2_grpc.SnapshotsStub(channel)
                 request = pb.SnapshotRequest(digest=digest)
                 async for chunk in stub.Describe(request, metadata=handshake(contacts.manifest)):
-                    data += chunk.data
+                    data += parsed(chunk).data
                     if len(data) > HEADER_BYTES:
                         raise FormatError(f"a snapshot's header longer than {HEADER_BYTES} bytes")
             if hashlib.sha256(data).hexdigest() != digest:

@@ -7,7 +7,7 @@ from typing import Any
 from peer.network.reconciliation import Reconciler
 from protocol.bequest import Bequest, Heritage, answer, largest, offer, read, read_answer
 from protocol.blobs import fetch
-from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
+from protocol.channels import Reachable, handshake, parsed, refuse, require_manifest, speaks
 from protocol.errors import FormatError, HetpeerError
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
@@ -118,5 +118,5 @@ async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) ->
     async with reconciler.contacts.to(heir) as channel:
         stub = succession_pb2_grpc.SuccessionStub(channel)
         message = pb.Bequest(proof=offer(signer, bequest))
-        reply = await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS)
+        reply = parsed(await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS))
     return read_answer(reply.answer, bequest, signer.authority)

@@ -162,6 +162,7 @@ class Testnet:
                 if not among_the_first:
                     await self.all_joined.wait()
                 await self._wait_until_serving(await self.start(ATTACKER, attack(item.kind, self.ticket)))
+                self.screen.add(ATTACKER)
                 self.injection.attacks(item)
 
     async def start_again(self, name: str) -> None:
