@@ -20,6 +20,10 @@ FIRST_SECONDS = 120.0
 """Before anything is measured: models are loaded and compiled in the first step."""
 
 
+LATE = 4.0
+"""A step that took too long is to be called off in this part of the time."""
+
+
 @dataclass(slots=True)
 class StepPace:
     """What the last inner steps of this peer took, in seconds, in whatever group."""

@@ -13,7 +13,7 @@ from peer.events import GroupBroken, GroupFormed, Progress
 from peer.network.duplex import BreachError
 from peer.network.group import Orders, Seat, lead, orders_to
 from peer.network.pipeline import Attempt
-from peer.swarm.blame import Accusations, held_up
+from peer.swarm.blame import LATE, Accusations, held_up
 from peer.swarm.control import LeaderControl, report
 from peer.swarm.formation import fill
 from peer.swarm.plan import backoff_seconds
@@ -264,13 +264,14 @@ class Leader:
 
     async def _halt(self, reason: str) -> None:
         """Roll back the inner step in flight, here and at all members that are left. A member halts when its pass over
-        a microbatch ends, which takes less than a step may."""
+        a microbatch ends, which takes less than a step may; where the step took too long, patience is over sooner."""
+        patience = self.here.pace.bound() / (1 if self.late is None else LATE)
         await self.here.abandon(reason)
         self._order(pb.Order(halt=pb.Halt(attempt=self.attempt)))
         waited_for = {stream.peer: PeerId("") for stream in self.orders.values()}
         for stream in self.orders.values():
             try:
-                async with asyncio.timeout(min(ANSWER_SECONDS, self.here.pace.bound())):
+                async with asyncio.timeout(min(ANSWER_SECONDS, patience)):
                     while (halted := (await stream.receive()).halted).attempt != self.attempt:
                         pass
                 waited_for[stream.peer] = PeerId(halted.waited_for)

@@ -9,7 +9,7 @@ import pytest
 from peer.testnet.faults import AttackKind
 from tests.reference.processes import Outcome, completed_swarm
 
-SHAPE = ["--groups", "2", "--rounds", "4", "--inner-steps", "6", "--no-compare"]
+SHAPE = ["--groups", "2", "--rounds", "6", "--inner-steps", "6", "--no-compare"]
 
 WITHIN_THE_RULES = ("flipped",)
 """Nothing refuses what follows the rules: `--audit` and `clip` are for that."""
@@ -39,7 +39,7 @@ def test_a_run_with_an_attacker_ends_as_one_without(kind: str, undisturbed: floa
     (attacker,) = {each["peer_id"] for each in said if each["event"] == "Joined"}
     assert any(each.get("doing", "").startswith("attack: ") for each in said)
     assert outcome.report["chaos"]["digests_equal"]
-    assert outcome.report["chaos"]["rounds_completed"] == 4
+    assert outcome.report["chaos"]["rounds_completed"] == 6
     assert refused(outcome) <= {attacker}
     assert abs(outcome.report["rounds"][-1]["loss"] - undisturbed) <= MARGIN
 
