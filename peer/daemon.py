@@ -140,11 +140,6 @@ async def _joined(
     distrust = Distrust(emit)
     contacts, guard = Contacts(manifest, credentials, distrust.objection), Guard(distrust.objection)
 
-    def hang_up(peer: PeerId) -> None:
-        contacts.hang_up(peer)
-        guard.cut_off(peer)
-
-    distrust.hang_up = hang_up
     server = grpc.aio.server(options=options(manifest), interceptors=[guard, AnyBytes()])
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
@@ -169,7 +164,8 @@ async def _joined(
             slot=card.slot,
         )
         signer = Signer(identity, authority, place.signed_card)
-        discovery = Discovery(dht, signer, manifest, record)
+        discovery = Discovery(dht, signer, manifest, record, objection=distrust.objection)
+        distrust.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         fetcher = Fetcher(contacts, distrust)
@@ -218,6 +214,13 @@ async def _joined(
         await contacts.close()
         await server.stop(GRACE_SECONDS)
         await dht.stop()
+
+
+def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discovery) -> None:
+    """End what a peer and this one have open with each other; whoever waits for it looks again."""
+    contacts.hang_up(peer)
+    guard.cut_off(peer)
+    discovery.news.ring()
 
 
 def _listen_address(settings: PeerOptions) -> tuple[str, int]:

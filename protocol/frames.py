@@ -13,8 +13,15 @@ from protocol.errors import FormatError
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 
+LARGEST = 65504.0
+"""Of a frame's values: fp16's largest. Models of this kind are trained in half precision, so activations and gradients
+keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it meets."""
+
 FORMATS = {"bf16": pb.Format.BF16, "fp32": pb.Format.FP32}
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
+
+_WORDS = {"bf16": "<u2", "fp32": "<u4"}
+_SIGN = {"bf16": 0x8000, "fp32": 0x8000_0000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,8 @@ class FrameRules:
         """The bytes of a neighbour's tensor.
 
         Raises:
-            FormatError: another number format, shape or size than the manifest's.
+            FormatError: another number format, shape or size than the manifest's, or a value that is too large or no
+                number.
         """
         if tensor.format != FORMATS[self.wire]:
             raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {self.wire}")
@@ -90,7 +98,16 @@ class FrameRules:
         expected = self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
         if len(data) != expected:
             raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {expected}")
+        if not self.in_range(data):
+            raise FormatError(f"frame of {place}: a value is not a number, or beyond ±{LARGEST:.0f}")
         return data
+
+    def in_range(self, data: bytes) -> bool:
+        """Whether all values are numbers within ±`LARGEST`. Without its sign, a float's bits grow with it, and those of
+        infinity and of what is no number are above all others."""
+        bits = np.frombuffer(data, _WORDS[self.wire]) & np.array(_SIGN[self.wire] - 1, _WORDS[self.wire])
+        largest = int(np.array(LARGEST, "<f4").view("<u4")) >> (16 if self.wire == "bf16" else 0)
+        return int(bits.max()) <= largest
 
     def check_tokens(self, data: bytes, place: Place) -> npt.NDArray[np.int64]:
         """Token ids [b, L + 1].

@@ -1,6 +1,7 @@
 """What a peer accepts: signed entries are checked, their bytes fetched, receipts signed, revocations heeded."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from peer.network.discovery import News
 from peer.network.fetching import Fetcher
 from peer.network.shelf import Shelf
 from protocol.contribution import digest, max_bytes
-from protocol.errors import FormatError
+from protocol.errors import FormatError, PeerError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
@@ -52,6 +53,8 @@ class Acceptance:
     witnesses: dict[Part, int] = field(default_factory=dict)
     """So many must give it."""
     invalid: dict[str, str] = field(default_factory=dict)
+    keeping: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
+    """What is being written down, by hash: a file has one writer at a time."""
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution; None if it is too late for it."""
@@ -92,11 +95,15 @@ class Acceptance:
                 self.fetcher.wanted.drop(entry.key)
         return await self._attest(ledger, entry.name, known)
 
-    async def _keep(self, entry: Entry, blob: bytes) -> bytes:
-        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on."""
+    async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
+        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on. Without
+        `blob`, with the bytes that are here already, if they are."""
         receipt = self.signer.receipt(entry)
         receipts = entry.receipts | {self.signer.identity.peer_id: receipt}
-        await asyncio.to_thread(self.shelf.put, replace(entry, receipts=receipts), blob)
+        async with self.keeping.setdefault(entry.sha256, asyncio.Lock()):
+            if not blob and self.shelf.lookup(entry.sha256) is not None:
+                blob = self.shelf.read(entry.sha256)
+            await asyncio.to_thread(self.shelf.put, replace(entry, receipts=receipts), blob)
         return receipt
 
     async def _check(self, blob: bytes, entry: Entry) -> None:
@@ -113,13 +120,18 @@ class Acceptance:
         new = [entry for sha256, entry in ledger.versions(name).items() if sha256 not in known]
         for entry in new:
             if ledger.wants_receipt(name, entry.sha256):
-                here = self.shelf.lookup(entry.sha256) is not None
-                receipt = await self._keep(entry, self.shelf.read(entry.sha256) if here else b"")
+                receipt = await self._keep(entry)
                 if ledger.wants_receipt(name, entry.sha256):  # its round may have been closed meanwhile
                     ledger.sign(name, entry.sha256, receipt)
         if new:
             self.news.ring()
+            self._note_equivocation(ledger, name)
         return new
+
+    def _note_equivocation(self, ledger: Ledger, name: ContributionName) -> None:
+        """Two contributions of one name are their author's own proof against it."""
+        if len(ledger.versions(name)) > 1 and name.author != ledger.me:
+            self.fetcher.distrust.note(name.author, PeerError(f"it has signed two contributions: {name}"))
 
     def revoke(self, signed: bytes) -> bool:
         """Take an author out, by the operator's word; whether that is news.

@@ -54,6 +54,8 @@ class Discovery:
     lost: dict[PeerId, int] = field(default_factory=dict)
     """Peers that did not answer, and the sequence number of the last record they had told until then."""
     news: News = field(default_factory=News)
+    objection: Callable[[PeerId], str] = lambda peer: ""
+    """Why this peer does not talk to another; empty: it does. Who is avoided is not there: nobody waits for it."""
 
     @property
     def run_id(self) -> RunId:
@@ -116,15 +118,15 @@ class Discovery:
             self.news.ring()
 
     def peers(self) -> Peers:
-        """This peer, and all others that are alive as far as is known, by peer id."""
+        """This peer, and all others that are alive as far as is known and that it talks to, by peer id."""
         horizon = time.monotonic() - RECORD_SECONDS
         alive = [self.records[peer] for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
-        here = [peer for peer in alive if not peer.gone]
+        here = [peer for peer in alive if not (peer.gone or self.objection(peer.peer_id))]
         return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))
 
     def missed(self) -> list[PeerId]:
         """Who does not answer, and has not said goodbye."""
-        return [peer for peer in self.lost if not self.records[peer].gone]
+        return [peer for peer in self.lost if not (self.records[peer].gone or self.objection(peer))]
 
     def others(self) -> Peers:
         """Everybody but this peer."""

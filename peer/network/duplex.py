@@ -1,14 +1,16 @@
 """One bidirectional gRPC stream as a pair of queues, the same from the side that calls and the side that serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from protocol.channels import EOF
-from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
+from protocol.identity import PeerId
 
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
@@ -19,8 +21,19 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 4.0
 """Without one for so long, the other side is gone: stopped, or cut off."""
 
+PARTING_SECONDS = 4.0
+"""Who has been told that there is nothing more to say, and keeps the stream open for so long, is hung up on."""
+
 Outgoing = TypeVar("Outgoing", bound=Message)
 Incoming = TypeVar("Incoming", bound=Message)
+
+
+class BreachError(PeerError):
+    """A peer broke the protocol, and it is known which: `peer`."""
+
+    def __init__(self, peer: PeerId, what: str) -> None:
+        super().__init__(what)
+        self.peer = peer
 
 
 class Call(Protocol):
@@ -38,18 +51,38 @@ class Duplex(Generic[Outgoing, Incoming]):
     that does is cut off, so that it cannot fill our memory.
     """
 
-    def __init__(self, with_whom: str, most_pending: int, beat: Outgoing | None = None) -> None:
-        """`with_whom` names the peer in errors; `most_pending` messages may wait to be read. With `beat`, an empty
+    def __init__(self, peer: PeerId, with_whom: str, most_pending: int, beat: Outgoing | None = None) -> None:
+        """`with_whom` names `peer` in errors; `most_pending` messages may wait to be read. With `beat`, an empty
         message, both sides give signs of life, and silence is the end."""
+        self.peer = peer
         self.with_whom = with_whom
         self.most_pending = most_pending
         self.beat = beat
         self.bytes_sent = 0
         self.ended = False
+        self.awaited = False
+        """Whether somebody waits for its next message now."""
         self.on_message: Callable[[Incoming | HetpeerError], None] = lambda message: None
         """Is told of every message, and of the end, as it arrives, before anybody receives it."""
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Incoming | HetpeerError] = asyncio.Queue()
+        self._hung_up = asyncio.Event()
+
+    def breach(self, what: str) -> BreachError:
+        """The other side broke the protocol: it `what`."""
+        return BreachError(self.peer, f"{self.with_whom} {what}")
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What does not parse in here came from the other side.
+
+        Raises:
+            BreachError: instead of a FormatError.
+        """
+        try:
+            yield
+        except FormatError as error:
+            raise self.breach(f"sent what cannot be: {error}") from error
 
     def send(self, message: Outgoing) -> None:
         """Queue a message."""
@@ -61,9 +94,13 @@ class Duplex(Generic[Outgoing, Incoming]):
 
         Raises:
             LostMemberError: the other side has gone.
-            PeerError: it ran ahead of the protocol and was cut off.
+            BreachError: it ran ahead of the protocol and was cut off.
         """
-        message = await self._incoming.get()
+        self.awaited = True
+        try:
+            message = await self._incoming.get()
+        finally:
+            self.awaited = False
         if isinstance(message, HetpeerError):
             self._incoming.put_nowait(message)  # the end stays the end
             raise message
@@ -74,23 +111,34 @@ class Duplex(Generic[Outgoing, Incoming]):
         self._outgoing.put_nowait(None)
 
     def abort(self, reason: str) -> None:
-        """End it from our side: who waits for a message is told that the member is gone."""
+        """End it from our side, at once: who waits for a message is told that the member is gone."""
         self._end(LostMemberError(reason))
+        self._hung_up.set()
 
     async def carry(self, call: Call) -> None:
-        """Move messages between the queues and a gRPC stream until both sides have ended it."""
-        reader = asyncio.create_task(self._read(call))
+        """Move messages between the queues and a gRPC stream until both sides have ended it, or this one has hung up:
+        who does not read, or does not end it in its turn, keeps nobody."""
+        reader, writer = asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))
+        hung_up = asyncio.create_task(self._hung_up.wait())
+        try:
+            await asyncio.wait((writer, hung_up), return_when=asyncio.FIRST_COMPLETED)
+            if not self._hung_up.is_set() and (isinstance(call, grpc.aio.StreamStreamCall) or writer.result()):
+                await asyncio.wait((reader, hung_up), timeout=PARTING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reader, writer, hung_up):
+                task.cancel()
+            self._end(LostMemberError(f"{self.with_whom} is gone"))
+
+    async def _write(self, call: Call) -> bool:
+        """Write what is queued, until there is nothing more to say; whether the stream broke before."""
         try:
             while (message := await self._next()) is not None:
                 await call.write(message)
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
-                await reader
-        except BROKEN:
-            await reader
-        finally:
-            reader.cancel()
-            self._end(LostMemberError(f"{self.with_whom} is gone"))
+        except (*BROKEN, asyncio.CancelledError):
+            return True
+        return False
 
     async def _next(self) -> Outgoing | None:
         """What to write next; a sign of life when there is nothing to say."""
@@ -108,12 +156,15 @@ class Duplex(Generic[Outgoing, Incoming]):
                 if self.beat is not None and not message.ByteSize():
                     continue
                 if self._incoming.qsize() >= self.most_pending:
-                    end = PeerError(f"{self.with_whom} ran ahead of the protocol by {self.most_pending} messages")
+                    end = self.breach(f"ran ahead of the protocol by {self.most_pending} messages")
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
-        except BROKEN:
-            pass  # however a stream breaks, the member is gone
+        except (DecodeError, FormatError):  # the first where this side serves, the second where it calls
+            end = self.breach("sent bytes that are no message")
+        except BROKEN as error:  # however a stream breaks, the member is gone
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                end = self.breach("sent a message that is larger than any")
         except TimeoutError:
             end = LostMemberError(f"{self.with_whom} has been silent for {SILENCE_SECONDS:.0f} s")
         finally:

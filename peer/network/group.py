@@ -86,7 +86,9 @@ class GroupService(group_pb2_grpc.GroupServicer):
         if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
-        reports: Reports = Duplex(f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING, pb.Report())
+        reports: Reports = Duplex(
+            PeerId(replica), f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING, pb.Report()
+        )
         self._called.put_nowait((self._invitation, reports))
         try:
             await reports.carry(context)
@@ -108,7 +110,8 @@ async def invite(stage: int, seat: Seat, membership: Membership, contacts: Conta
 
 def orders_to(stage: int, seat: Seat) -> Orders:
     """The control stream to a member, not yet open."""
-    return Duplex(f"stage {stage} of this group ({seat.peer_id[-8:]})", MOST_ORDERS_PENDING, pb.Order())
+    with_whom = f"stage {stage} of this group ({seat.peer_id[-8:]})"
+    return Duplex(seat.peer_id, with_whom, MOST_ORDERS_PENDING, pb.Order())
 
 
 async def lead(seat: Seat, replica: ReplicaId, contacts: Contacts, orders: Orders) -> None:

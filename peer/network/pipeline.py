@@ -28,9 +28,9 @@ class Attempt:
     number: int
 
 
-def link(manifest: Manifest, with_whom: str) -> Link:
+def link(manifest: Manifest, neighbour: PeerId, with_whom: str) -> Link:
     """A link to a neighbour, not yet connected. 1F1B runs at most one microbatch a stage ahead."""
-    return Duplex(with_whom, most_pending=manifest.replicas.stages + 1)
+    return Duplex(neighbour, with_whom, most_pending=manifest.replicas.stages + 1)
 
 
 class PipelineService(pipeline_pb2_grpc.PipelineServicer):

@@ -144,7 +144,8 @@ class Reconciler:
 
     def _returning(self) -> list[PeerRecord]:
         """One of those that did not answer: it may be back."""
-        gone = [self.discovery.records[peer] for peer in self.discovery.lost]
+        discovery = self.discovery
+        gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
         return random.sample(gone, min(1, len(gone)))
 
     async def compare(self, peer: PeerRecord, whole: bool = False) -> None:
@@ -155,9 +156,8 @@ class Reconciler:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                told = await stub.Compare(
-                    self._comparison(whole), metadata=handshake(self.manifest), timeout=ANSWER_SECONDS
-                )
+                question, metadata = self._comparison(whole), handshake(self.manifest)
+                told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
             said = self.hear(told.statement, peer.peer_id)
             await self._learn(said, told)
             for part in self.acceptance.ledgers if whole else ():
@@ -195,7 +195,8 @@ class Reconciler:
         question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
         async with self.contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-            entries: pb.Entries = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+            metadata = handshake(self.manifest)
+            entries: pb.Entries = await stub.Ask(question, metadata=metadata, timeout=ANSWER_SECONDS)
         return entries
 
     def _comparison(self, whole: bool) -> pb.Comparison:

@@ -4,14 +4,18 @@ The leader adds the squared gradient norms in stage order, so that the factor is
 replica in one process would compute.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from peer.network.group import Orders, Reports
 from peer.optim.inner import clip_factor
-from protocol.errors import LostMemberError, PeerError
+from protocol.errors import LostMemberError
 from protocol.schemas import group_pb2 as pb
+
+MOST_SQUARED_NORM = 1e80
+"""Norms are of float32, whose largest is 3.4 · 10³⁸; sums of such squares stay numbers."""
 
 
 class HaltedError(LostMemberError):
@@ -36,6 +40,7 @@ class Control(Protocol):
 
         Raises:
             LostMemberError: somebody is gone; nobody takes this step.
+            BreachError: somebody broke the protocol.
         """
 
 
@@ -51,8 +56,10 @@ class LeaderControl:
         squared_norms = [squared_norm]
         for _, stream in sorted(self.orders.items()):
             gradients = (await report(stream, "gradients")).gradients
-            if (gradients.round, gradients.step) != (round, step) or not gradients.squared_norm >= 0.0:
-                raise PeerError(f"{stream.with_whom} did not report the gradients of round {round}, step {step}")
+            if (gradients.round, gradients.step) != (round, step):
+                raise stream.breach(f"did not report the gradients of round {round}, step {step}")
+            if not (0.0 <= gradients.squared_norm <= MOST_SQUARED_NORM and math.isfinite(gradients.loss)):
+                raise stream.breach("reported gradients, or a loss, that are no numbers")
             squared_norms.append(gradients.squared_norm)
             loss = gradients.loss
         factor = clip_factor(squared_norms, self.clip)
@@ -75,9 +82,9 @@ class MemberControl:
         if order.WhichOneof("kind") == "halt":
             raise HaltedError(f"{self.reports.with_whom} called the step off")
         if order.WhichOneof("kind") != "step":
-            raise PeerError(f"{self.reports.with_whom} ordered {order.WhichOneof('kind')} where a step was due")
+            raise self.reports.breach(f"ordered {order.WhichOneof('kind')} where a step was due")
         if (order.step.round, order.step.step) != (round, step) or not 0.0 < order.step.clip_factor <= 1.0:
-            raise PeerError(f"{self.reports.with_whom} ordered no valid step of round {round}, step {step}")
+            raise self.reports.breach(f"ordered no valid step of round {round}, step {step}")
         return Agreed(order.step.clip_factor, loss, order.step.last)
 
 
@@ -86,11 +93,11 @@ async def report(stream: Orders, kind: str) -> pb.Report:
 
     Raises:
         LostMemberError: it is gone, or misses a neighbour.
-        PeerError: it reported something else.
+        BreachError: it reported something else.
     """
     said = await stream.receive()
     if said.WhichOneof("kind") == "broken":
         raise LostMemberError(f"{stream.with_whom} misses a neighbour: {said.broken.reason[:200]}")
     if said.WhichOneof("kind") != kind:
-        raise PeerError(f"{stream.with_whom} reported {said.WhichOneof('kind')} where {kind} was due")
+        raise stream.breach(f"reported {said.WhichOneof('kind')} where {kind} was due")
     return said

@@ -14,6 +14,7 @@ from peer.data.batches import Batch
 from peer.handoff import TorchThread
 from peer.network.pipeline import Link
 from peer.swarm.control import Agreed, Control
+from protocol.errors import DivergedError
 from protocol.frames import (
     BackwardFrame,
     ForwardFrame,
@@ -44,7 +45,7 @@ class PipelineStage:
         Raises:
             LostMemberError: a neighbour or the leader is gone; the weights are those before this step, once
                 `abandon` has been called.
-            PeerError: one of them broke the protocol.
+            BreachError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
         losses: list[float] = []
@@ -76,6 +77,7 @@ class PipelineStage:
         if isinstance(out, float):
             return [out]
         if self.downstream is not None:
+            self._require_in_range(out, self.upstream)
             self.downstream.send(pack(ForwardFrame(place, out, tokens, self.embedding_digest), self.rules))
         return []
 
@@ -84,17 +86,34 @@ class PipelineStage:
             assert batch is not None
             start = place.microbatch * self.rules.sequences
             return batch[start : start + self.rules.sequences], None
-        frame = unpack_forward(await self.upstream.receive(), self.rules, place, self.embedding_digest)
+        message = await self.upstream.receive()
+        with self.upstream.blamed():
+            frame = unpack_forward(message, self.rules, place, self.embedding_digest)
         return frame.tokens, frame.activations
 
     async def _backward(self, place: Place) -> None:
         """One backward pass."""
         gradients = None
         if self.downstream is not None:
-            gradients = unpack_backward(await self.downstream.receive(), self.rules, place).gradients
+            message = await self.downstream.receive()
+            with self.downstream.blamed():
+                gradients = unpack_backward(message, self.rules, place).gradients
         out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
         if self.upstream is not None and out is not None:
+            self._require_in_range(out, self.downstream or self.upstream)
             self.upstream.send(pack(BackwardFrame(place, out), self.rules))
+
+    def _require_in_range(self, out: bytes, source: Link | None) -> None:
+        """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.
+
+        Raises:
+            BreachError: it would: what was sent was too large to go on with.
+            DivergedError: the same, and nobody sent it.
+        """
+        if not self.rules.in_range(out):
+            if source is None:
+                raise DivergedError("this stage's numbers left every range: the replica has diverged")
+            raise source.breach("sent what this stage cannot go on with: its own values left their range")
 
     def _compute_forward(self, microbatch: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
         """On the torch thread: bytes in, bytes out; the loss at the last stage."""

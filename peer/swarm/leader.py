@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from peer.data.batches import batch
 from peer.data.tokens import Tokens
 from peer.events import GroupBroken, GroupFormed, Progress
+from peer.network.duplex import BreachError
 from peer.network.group import Orders, Seat, lead, orders_to
 from peer.network.pipeline import Attempt
+from peer.swarm.blame import LATE, Accusations, held_up
 from peer.swarm.control import LeaderControl, report
 from peer.swarm.formation import fill
 from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
-from protocol.identity import EMBEDDING, ReplicaId
+from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
@@ -43,6 +45,9 @@ class Leader:
     orders: dict[int, Orders] = field(default_factory=dict)
     attempt: int = 0
     announced: list[str] = field(default_factory=list)
+    accusations: Accusations = field(default_factory=Accusations)
+    late: PeerId | None = None
+    """Whom this stage waited for when the step in flight had lasted too long."""
 
     @property
     def replica(self) -> ReplicaId:
@@ -57,6 +62,7 @@ class Leader:
     async def serve(self) -> None:
         """Lead a group through all rounds."""
         outer, failures = self.here.outer, 0
+        self.here.overdue = self._watch
         await self.here.take_up()
         while not (outer.over or self.here.node.leaving):
             await self._fill_seats()
@@ -70,6 +76,8 @@ class Leader:
                     continue
             except (LostMemberError, PeerError, TimeoutError) as error:
                 self.here.node.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
+                if isinstance(error, BreachError):
+                    self._dismiss(error)
                 await self._halt(str(error) or SILENT)
                 await self._withdraw()
             await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
@@ -104,16 +112,42 @@ class Leader:
     def _call(self, stage: int, seat: Seat) -> None:
         """Open the control stream to a member."""
         stream = orders_to(stage, seat)
-        stream.on_message = lambda said: self._notice(said)
+        stream.on_message = lambda said: self._notice(stage, said)
         self.seats[stage], self.orders[stage] = seat, stream
         self.here.tasks.create_task(lead(seat, self.replica, self.here.node.reconciler.contacts, stream))
 
-    def _notice(self, said: pb.Report | HetpeerError) -> None:
+    def _notice(self, stage: int, said: pb.Report | HetpeerError) -> None:
         """A member is gone, or misses a neighbour: nobody should wait for anybody."""
         if isinstance(said, HetpeerError):
             self.here.interrupt(str(said))
         elif said.WhichOneof("kind") == "broken":
+            self._hear(stage, said.broken)
             self.here.interrupt(said.broken.reason[:200])
+
+    def _hear(self, stage: int, said: pb.Broken) -> None:
+        """The member of a stage may say that its neighbour broke the protocol. Who says so of a second one goes."""
+        accuser = self.seats[stage].peer_id if stage in self.seats else None
+        beside = {self.seats[each].peer_id for each in (stage - 1, stage + 1) if each in self.seats}
+        if accuser is not None and said.attempt == self.attempt and said.culprit in beside:
+            culprit = self.accusations.weigh(accuser, PeerId(said.culprit))
+            self._dismiss(BreachError(culprit, f"peer {accuser[-8:]} says of its neighbour: {said.reason[:200]}"))
+
+    def _watch(self, seconds: float) -> None:
+        """The step in flight has lasted so long: too long, if others are waited for."""
+        if seconds < self.here.pace.bound():
+            return
+        if (waits_for := self.here.waits_for) is not None:
+            self.late = waits_for
+            self.here.interrupt(f"an inner step has not ended in {seconds:.0f} s")
+        for stream in [stream for stream in self.orders.values() if stream.awaited]:
+            self._dismiss(stream.breach(f"has not reported its gradients in {seconds:.0f} s"))
+
+    def _dismiss(self, error: BreachError) -> None:
+        """Hang up on a member, and do not invite it again as long as it is avoided."""
+        self.here.node.reconciler.distrust.note(error.peer, error)
+        for stream in self.orders.values():
+            if stream.peer == error.peer:
+                stream.abort(str(error))
 
     def _forget_the_lost(self) -> None:
         for stage in [stage for stage, stream in self.orders.items() if stream.ended]:
@@ -124,7 +158,7 @@ class Leader:
         first.
 
         Raises:
-            LostMemberError, PeerError, TimeoutError: one does not.
+            LostMemberError, BreachError, TimeoutError: one does not.
         """
         node = self.here.node
         seats = {0: Seat(node.discovery.record.peer_id, node.discovery.record.address), **self.seats}
@@ -141,12 +175,12 @@ class Leader:
                 ready = (await report(stream, "ready")).ready
                 if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
                     different.append((stage, ready.round))
+                if ready.step > node.manifest.inner.steps:
+                    raise stream.breach(f"says that it has {ready.step} inner steps behind it, more than a round has")
                 furthest = max(furthest, ready.step)
         if different:
             await self._meet(different)
             return False
-        if furthest > node.manifest.inner.steps:
-            raise PeerError(f"a member says that it has {furthest} inner steps behind it, more than a round has")
         if furthest == node.manifest.inner.steps:
             await self._halt("a member has done the round's last step")
             await self._end_round()
@@ -229,17 +263,34 @@ class Leader:
                     await report(stream, "round_end")
 
     async def _halt(self, reason: str) -> None:
-        """Roll back the inner step in flight, here and at all members that are left."""
+        """Roll back the inner step in flight, here and at all members that are left. A member halts when its pass over
+        a microbatch ends, which takes less than a step may; where the step took too long, patience is over sooner."""
+        patience = self.here.pace.bound() / (1 if self.late is None else LATE)
         await self.here.abandon(reason)
         self._order(pb.Order(halt=pb.Halt(attempt=self.attempt)))
+        waited_for = {stream.peer: PeerId("") for stream in self.orders.values()}
         for stream in self.orders.values():
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    while (await stream.receive()).halted.attempt != self.attempt:
+                async with asyncio.timeout(min(ANSWER_SECONDS, patience)):
+                    while (halted := (await stream.receive()).halted).attempt != self.attempt:
                         pass
-            except (HetpeerError, TimeoutError):
+                waited_for[stream.peer] = PeerId(halted.waited_for)
+            except HetpeerError:
                 stream.abort("it did not halt")
+            except TimeoutError:
+                self._dismiss(stream.breach("did not halt"))
+        self._hold_to_account(waited_for)
         self._forget_the_lost()
+
+    def _hold_to_account(self, waited_for: Mapping[PeerId, PeerId]) -> None:
+        """Dismiss whoever has held the step up that was called off, if it lasted too long."""
+        first, self.late = self.late, None
+        if first is not None:
+            accuser, culprit = held_up(first, waited_for)
+            if all(stream.peer != culprit or stream.ended for stream in self.orders.values()):
+                return  # it is gone, and that was why
+            culprit = culprit if accuser is None else self.accusations.weigh(accuser, culprit)
+            self._dismiss(BreachError(culprit, f"peer {culprit[-8:]} held its group up"))
 
     def _order(self, order: pb.Order) -> None:
         for stream in self.orders.values():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from peer.events import GroupBroken, GroupFormed, Progress
+from peer.network.duplex import BreachError
 from peer.network.group import Membership, Reports, Seat
 from peer.network.pipeline import Attempt
 from peer.swarm.control import HaltedError, MemberControl
@@ -41,6 +42,8 @@ class Member:
             except (LostMemberError, PeerError) as error:
                 if outer.over or node.leaving:
                     break
+                if isinstance(error, BreachError):
+                    node.reconciler.distrust.note(error.peer, error)
                 node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
                 await self._dissolve(reports, str(error))
         node.group.ready = False
@@ -62,9 +65,11 @@ class Member:
 
         Raises:
             LostMemberError: it is gone.
-            PeerError: its orders make no sense.
+            BreachError: its orders make no sense.
         """
         reports.on_message = lambda said: self._notice(said)
+        self.here.overdue = lambda seconds: self._watch(reports, seconds)
+        rounds = self.here.node.manifest.outer.rounds
         while not (self.here.outer.over or self.here.node.leaving):
             order = await reports.receive()
             match order.WhichOneof("kind"):
@@ -74,13 +79,15 @@ class Member:
                     await self._train(order.go, reports)
                 case "halt":
                     await self.here.abandon("the leader called the step off")
-                    reports.send(pb.Report(halted=pb.Halted(attempt=order.halt.attempt)))
+                    self._say_halted(order.halt.attempt, reports)
                 case "end":
+                    if order.end.round > rounds:
+                        raise reports.breach(f"ended round {order.end.round} of {rounds}")
                     while self.here.outer.clock <= order.end.round:
                         await self.here.finish()
                     reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
                 case kind:
-                    raise PeerError(f"{reports.with_whom} ordered {kind} where nothing of the kind was due")
+                    raise reports.breach(f"ordered {kind} where nothing of the kind was due")
         reports.close()
 
     def _notice(self, said: pb.Order | HetpeerError) -> None:
@@ -88,12 +95,25 @@ class Member:
         if isinstance(said, HetpeerError) or said.WhichOneof("kind") == "halt":
             self.here.interrupt("the leader called the step off")
 
+    def _watch(self, reports: Reports, seconds: float) -> None:
+        """The step in flight has lasted so long. The leader has to find out why, and call it off: it has its own
+        patience for the step, and for all to halt, and as much again."""
+        if seconds >= 4 * self.here.pace.bound():
+            error = reports.breach(f"neither ended an inner step in {seconds:.0f} s nor called it off")
+            self.here.node.reconciler.distrust.note(reports.peer, error)
+            reports.abort(str(error))
+
+    def _say_halted(self, attempt: int, reports: Reports) -> None:
+        reports.send(pb.Report(halted=pb.Halted(attempt=attempt, waited_for=self.here.waited_for)))
+
     async def _begin(self, order: pb.Begin, membership: Membership, reports: Reports) -> None:
         """Load a round, or go on with the one that is loaded, and open the links."""
         node, outer = self.here.node, self.here.outer
         seats = {stage: Seat(PeerId(each.peer_id), each.address) for stage, each in enumerate(order.members)}
         if len(seats) != node.manifest.replicas.stages or seats[node.stage].peer_id != node.discovery.record.peer_id:
-            raise PeerError(f"{reports.with_whom} gave our seat to another")
+            raise reports.breach("gave our seat to another")
+        if order.round > node.manifest.outer.rounds or order.step > node.manifest.inner.steps:
+            raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
         while outer.clock < order.round and not outer.over:
             await self.here.finish()
         if outer.clock > order.round:
@@ -105,6 +125,11 @@ class Member:
         if seats != self.seats:
             node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
+        for stage in (node.stage - 1, node.stage + 1):
+            if stage in seats and (objection := node.reconciler.distrust.objection(seats[stage].peer_id)):
+                culprit = seats[stage].peer_id
+                reports.send(pb.Report(broken=pb.Broken(attempt=order.attempt, reason=objection, culprit=culprit)))
+                return
         self.here.open_links(self.attempt, seats)
         digest = self.here.embedding_digest
         ready = pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round, step=self.here.steps)
@@ -123,9 +148,9 @@ class Member:
         """Inner steps until the round's end, or until the leader calls the step off."""
         attempt = go.attempt
         if self.attempt is None or self.seats is None or self.attempt.number != attempt:
-            raise PeerError(f"{reports.with_whom} began attempt {attempt}, which is not ready")
+            raise reports.breach(f"began attempt {attempt}, which is not ready")
         if not self.here.steps <= go.step < self.here.node.manifest.inner.steps:
-            raise PeerError(f"{reports.with_whom} began at step {go.step}, where {self.here.steps} are done")
+            raise reports.breach(f"began at step {go.step}, where {self.here.steps} are done")
         self.here.steps = go.step
         self.here.call_downstream(self.attempt, self.seats)
         control = MemberControl(reports)
@@ -139,7 +164,13 @@ class Member:
             raise
         except HaltedError as error:
             await self.here.abandon(str(error))
-            reports.send(pb.Report(halted=pb.Halted(attempt=attempt)))
+            self._say_halted(attempt, reports)
+        except BreachError as error:
+            if error.peer == reports.peer:
+                raise
+            await self.here.abandon(str(error))
+            self.here.node.reconciler.distrust.note(error.peer, error)
+            reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200], culprit=error.peer)))
         except LostMemberError as error:
             if reports.ended:
                 raise

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from peer.compute.trainer import StageTrainer
@@ -10,6 +11,7 @@ from peer.data.batches import Batch
 from peer.events import RoundDone, StepDone
 from peer.network.group import Seat
 from peer.network.pipeline import Attempt, Link, call, link
+from peer.swarm.blame import StepPace
 from peer.swarm.control import Agreed, Control
 from peer.swarm.inner_step import PipelineStage
 from peer.swarm.node import Node
@@ -18,6 +20,9 @@ from peer.swarm.recovery import agree
 from peer.swarm.succession import Succession
 from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
+
+LOOK_SECONDS = 1.0
+"""So often whoever watches a step looks at it."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,11 @@ class StageRound:
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
     bytes_sent: int = 0
+    pace: StepPace = field(default_factory=StepPace)
+    overdue: Callable[[float], None] = lambda seconds: None
+    """Is told, again and again, for how long the step in flight has lasted."""
+    waited_for: str = ""
+    """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
     started: float = field(default_factory=time.monotonic)
 
     async def load(self, round: int, steps: int) -> None:
@@ -59,6 +69,7 @@ class StageRound:
     def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
         """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
         self.hang_up()
+        self.waited_for = ""
         node, upstream, downstream = self.node, None, None
         if node.stage > 0:
             upstream = self._link_to(node.stage - 1, seats)
@@ -77,26 +88,53 @@ class StageRound:
 
     def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
         seat = seats[stage]
-        return link(self.node.manifest, f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})")
+        return link(
+            self.node.manifest, seat.peer_id, f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
+        )
 
     def interrupt(self, reason: str) -> None:
         """End the links: whoever waits for a neighbour learns that the group is broken."""
         for each in self._links():
+            self.waited_for = each.peer if each.awaited else self.waited_for
             each.abort(reason)
+
+    @property
+    def waits_for(self) -> PeerId | None:
+        """The neighbour whose frame is due."""
+        return next((each.peer for each in self._links() if each.awaited), None)
 
     async def step(self, batch: Batch | None, control: Control) -> Agreed:
         """One inner step of this stage.
 
         Raises:
-            LostMemberError: somebody is gone; `abandon` before anything else.
+            LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
         """
         assert self.pipeline is not None
         await self.succession.inherit()
-        agreed = await self.pipeline.run(self.round, self.steps, batch, control)
+        with self._watched():
+            agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
         self.steps += 1
         self.outer.note_arrivals()
         return agreed
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A step, looked at while it lasts."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        looking = loop.call_later(LOOK_SECONDS, lambda: look())
+
+        def look() -> None:
+            nonlocal looking
+            looking = loop.call_later(LOOK_SECONDS, look)
+            self.overdue(loop.time() - began)
+
+        try:
+            yield
+        finally:
+            looking.cancel()
+        self.pace.remember(loop.time() - began)
 
     def hang_up(self) -> None:
         """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""

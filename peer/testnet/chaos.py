@@ -2,9 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from peer.testnet.faults import (
+    CONTRIBUTING,
     After,
+    Attacker,
+    AttackKind,
     Item,
     Join,
     Kill,
@@ -34,6 +38,7 @@ EXAMPLES = {
     "partition": "partition:group=0|group=1+datacenter=0@rounds=2-3",
     "slow": "slow:stage=1=1mbit@round=2+10s",
     "random": "random:7:6:kill+pause",
+    "attacker": "attacker:garbage",
 }
 
 
@@ -60,6 +65,7 @@ def _parse_item(item: str) -> Item:
         "partition": _partition,
         "slow": _slow,
         "random": _random,
+        "attacker": _attacker,
     }
     try:
         return read[kind](rest)
@@ -140,6 +146,13 @@ def _random_kind(word: str) -> RandomKind:
             raise ValueError(f"random faults are kill, pause, slow and partition, not {word!r}")
 
 
+def _attacker(text: str) -> Attacker:
+    for kind in get_args(AttackKind):
+        if text == kind:
+            return Attacker(kind)
+    raise ValueError(f"attacks are {', '.join(get_args(AttackKind))}, not {text!r}")
+
+
 def _target(text: str) -> Target:
     if text in ("bootstrap", "all"):
         return Target("bootstrap" if text == "bootstrap" else "all")
@@ -180,13 +193,18 @@ def _forbidden(seconds: float | None) -> None:
 
 def check(items: Iterable[Item], options: TestnetOptions) -> None:
     """Raises UserError where an item does not fit this swarm, and says what does."""
+    items = tuple(items)
+    if sum(isinstance(item, Attacker) for item in items) > 1:
+        raise UserError("--chaos: there is one attacker at most")
     for item in items:
         problems = [_misfit(target, options) for target in targets(item)]
         if isinstance(item, Join) and item.stage is not None:
             problems.append(_misfit(Target("volunteer", 0, item.stage), options))
         if isinstance(item, Random) and not options.groups:
             problems.append("random faults hit volunteers, and there are none")
-        if not isinstance(item, Random) and isinstance(item.when, Moment):
+        if isinstance(item, Attacker) and options.stages < 2 and item.kind not in CONTRIBUTING:
+            problems.append("it attacks a pipeline, which takes two stages")
+        if not isinstance(item, Random | Attacker) and isinstance(item.when, Moment):
             problems.append(_too_late(item.when, options))
         if isinstance(item, Partition) and item.sides is None and options.groups + options.datacenters < 2:
             problems.append("there is one replica, which stays whole")

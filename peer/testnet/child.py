@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from peer.events import Failed
+from peer.events import Event, Failed, Joined, to_line
 from peer.process import INTERRUPTED
 from protocol.errors import LostMemberError, UnreachableError
 
@@ -23,6 +23,9 @@ STOPPED = (0, INTERRUPTED)
 """How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
 
 LOG_LINES = 8
+
+STOP_SECONDS = 10.0
+KILL_SECONDS = 5.0
 
 Fate = Literal["killed", "left"]
 
@@ -46,6 +49,17 @@ class Child:
         await self.process.wait()
         if self.listening is not None:
             await asyncio.wait((self.listening,), timeout=LAST_WORDS_SECONDS)
+
+    async def wait_until_serving(self) -> bool:
+        """Wait until it serves; False: it has ended instead."""
+        serving = asyncio.ensure_future(self.serving.wait())
+        ending = asyncio.ensure_future(self.wait_until_ended())
+        try:
+            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            ending.cancel()
+        return self.serving.is_set()
 
     @property
     def running(self) -> bool:
@@ -82,6 +96,30 @@ class Child:
         with suppress(ProcessLookupError):
             (os.killpg if to_its_own else os.kill)(self.process.pid, number)
         return True
+
+
+def overhear(attacker: Child, event: Event) -> None:
+    """What an attacker says is no part of the report; it is kept beside its log."""
+    with attacker.log.with_suffix(".jsonl").open("a") as file:
+        file.write(to_line(event) + "\n")
+    if isinstance(event, Joined):
+        attacker.serving.set()
+
+
+async def stop(children: Iterable[Child]) -> None:
+    """Close every child's standard input; those that linger are terminated, then killed with all their own."""
+    children = list(children)
+    for child in children:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+    for end, seconds in ((None, STOP_SECONDS), (signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        left = [child for child in children if child.running]
+        if not left:
+            return
+        for child in left:
+            if end is not None:  # SIGTERM is for the child, which then ends its own
+                child.send(end, to_its_own=end is signal.SIGKILL)
+        await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
 
 
 def all_finished(children: Iterable[Child]) -> bool:

@@ -146,8 +146,36 @@ class Random:
         return f"random:{self.seed}:{_number(self.per_minute)}{kinds}"
 
 
+AttackKind = Literal[
+    "garbage",
+    "shapes",
+    "lengths",
+    "loris",
+    "spam",
+    "stale",
+    "equivocation",
+    "scaled",
+    "copied",
+    "flipped",
+]
+
+
+CONTRIBUTING: tuple[AttackKind, ...] = ("equivocation", "scaled", "copied", "flipped")
+"""Attacks of a datacenter, by what it contributes; the others are a volunteer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """One peer more, which attacks from the start (`peer/testnet/attacker.py`)."""
+
+    kind: AttackKind
+
+    def __str__(self) -> str:
+        return f"attacker:{self.kind}"
+
+
 Fault = Kill | Pause | Leave | Join | Partition | Slow
-Item = Fault | Random
+Item = Fault | Random | Attacker
 
 
 def _number(value: float) -> str:

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from peer.events import Injected
 from peer.testnet.child import Fate
-from peer.testnet.faults import Fault, Item, Join, Kill, Leave, Moment, Partition, Pause, Random, Slow, When
+from peer.testnet.faults import Attacker, Fault, Item, Join, Kill, Leave, Moment, Partition, Pause, Random, Slow, When
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.random_faults import draw
-from peer.testnet.swarm import Swarm
+from peer.testnet.swarm import ATTACKER, Swarm
 
 CHAOS = "chaos"
 """Who says `Injected`, where processes have names."""
@@ -59,7 +59,13 @@ class Injection:
         """Do everything at its time, until cancelled; then everything is undone that ends."""
         async with asyncio.TaskGroup() as tasks:
             for item in self.items:
+                if isinstance(item, Attacker):
+                    continue  # it has been there from the start
                 tasks.create_task(self._draw(item, tasks) if isinstance(item, Random) else self._do(item))
+
+    def attacks(self, attacker: Attacker) -> None:
+        """An attacker has joined."""
+        Record(next(self.numbers), attacker, self.tell).begun("joined", [ATTACKER])
 
     async def _draw(self, plan: Random, tasks: asyncio.TaskGroup) -> None:
         stages = 1 + max(self.swarm.stages.values())
@@ -184,7 +190,7 @@ class Record:
     """Tells what becomes of one fault."""
 
     number: int
-    fault: Fault
+    fault: Fault | Attacker
     tell: Callable[[Injected], None]
 
     def begun(self, action: str, processes: list[str], reason: str = "") -> None:

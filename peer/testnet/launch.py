@@ -1,6 +1,7 @@
 """The command line of each process of a testnet."""
 
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def arguments(
     if name in swarm.stages:
         return ["join", ticket, "--stage", str(swarm.stages[name]), *common]
     return ["replica", ticket, *common]
+
+
+def attack(kind: str, ticket: str) -> list[str]:
+    """What the attacker is started with."""
+    return [sys.executable, "-m", "peer.testnet.attacker", kind, ticket]
 
 
 def two_free_ports() -> int:

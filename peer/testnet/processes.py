@@ -7,37 +7,47 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peer.events import Evaluated, Event, Failed, Finished, Serving
+from peer.events import Evaluated, Event, Failed, Finished, Joined, Serving
 from peer.process import LINE_BYTES, heard
 from peer.report import Report
 from peer.screen import TestnetScreen
-from peer.testnet.child import Child, Fate, all_finished, all_gone, came_too_late, ended_from_outside, to_blame
+from peer.testnet.child import (
+    Child,
+    Fate,
+    all_finished,
+    all_gone,
+    came_too_late,
+    ended_from_outside,
+    overhear,
+    to_blame,
+)
+from peer.testnet.child import stop as stop_all
 from peer.testnet.event_log import EventLog
-from peer.testnet.faults import Item, ends_a_datacenter
+from peer.testnet.faults import CONTRIBUTING, Attacker, Item, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
-from peer.testnet.launch import arguments, two_free_ports
+from peer.testnet.launch import arguments, attack, two_free_ports
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
-from peer.testnet.swarm import BOOTSTRAP, Swarm
+from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm
 from protocol.errors import HetpeerError
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
 
 LAST_EVALUATION_SECONDS = 60.0
-STOP_SECONDS = 10.0
-KILL_SECONDS = 5.0
 
 STILL_SECONDS = 300.0
 """Under chaos: a swarm in which no process says anything for so long will not recover."""
 
-STRAGGLER_SECONDS = 45.0
-"""The same once a process has finished, and the others are about to."""
+STRAGGLER_SECONDS = 75.0
+"""The same once a process has finished, and the others are about to: they serve on for up to a minute where one, an
+attacker, never does."""
 
 NAMESPACE_PORT = 7700
 
@@ -66,6 +76,7 @@ class Testnet:
     tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     ended: asyncio.Queue[Child] = field(default_factory=asyncio.Queue)
     last_evaluation: asyncio.Event = field(default_factory=asyncio.Event)
+    all_joined: asyncio.Event = field(default_factory=asyncio.Event)
     injection: Injection = field(init=False)
     listen: str = "127.0.0.1:0"
     evaluate: bool = False
@@ -91,7 +102,7 @@ class Testnet:
                 stopping.cancel()
                 watching.cancel()
                 await asyncio.wait((watching,))
-                await self._stop()
+                await stop_all(self.children)
             if not watching.cancelled():
                 await watching
 
@@ -104,8 +115,10 @@ class Testnet:
         elif self.faults:
             self.listen = f"127.0.0.1:{two_free_ports()}"  # it may have to be found there again
         await self._wait_until_serving(await self.start(BOOTSTRAP))
+        await self._attack(among_the_first=True)
         for name in self.swarm.names[1:]:
             await self.start(name)
+        await self._attack(among_the_first=False)
         async with asyncio.TaskGroup() as tasks:
             injecting = tasks.create_task(self.injection.run())
             await self._wait_until_finished()
@@ -113,16 +126,17 @@ class Testnet:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.last_evaluation.wait(), LAST_EVALUATION_SECONDS)
 
-    async def start(self, name: str) -> Child:
-        """Start a process, or start it again with the folder it had."""
+    async def start(self, name: str, command: Sequence[str] = ()) -> Child:
+        """Start a process, or start it again with the folder it had; the attacker has a command of its own."""
         folder = self.directory / name.replace(", ", "-").replace(" ", "-")
         log = self.directory / f"{folder.name}.log"
         where = () if self.namespaces is None else await self.namespaces.enter(name)
+        said = self.listen, self.ticket, self.evaluate
+        asked = command or (*self.command, *arguments(name, self.swarm, self.options, self.directory, *said))
         with log.open("ab" if name in self._latest() else "wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *where,
-                *self.command,
-                *arguments(name, self.swarm, self.options, self.directory, self.listen, self.ticket, self.evaluate),
+                *asked,
                 "--dir",
                 str(folder),
                 "--json",
@@ -137,8 +151,20 @@ class Testnet:
         child = Child(name, process, log)
         self.children.append(child)
         child.listening = self.tasks.create_task(self._listen(child))
-        self.tasks.create_task(self._await_end(child))
+        if name != ATTACKER:
+            self.tasks.create_task(self._await_end(child))
         return child
+
+    async def _attack(self, among_the_first: bool) -> None:
+        """Start the attacker, if there is one: a volunteer before the others, so that a leader finds it, a datacenter
+        after them, so that it is not the one that evaluates."""
+        for item in self.faults:
+            if isinstance(item, Attacker) and among_the_first == (item.kind not in CONTRIBUTING):
+                if not among_the_first:
+                    await self.all_joined.wait()
+                await self._wait_until_serving(await self.start(ATTACKER, attack(item.kind, self.ticket)))
+                self.screen.add(ATTACKER)
+                self.injection.attacks(item)
 
     async def start_again(self, name: str) -> None:
         """Start a process that was killed. The bootstrap node serves before this returns: others need it."""
@@ -171,7 +197,7 @@ class Testnet:
     async def _listen(self, child: Child) -> None:
         assert child.process.stdout is not None
         async for event in heard(child.process.stdout):
-            self._hear(child, event)
+            (overhear if child.name == ATTACKER else self._hear)(child, event)
 
     async def _await_end(self, child: Child) -> None:
         await child.wait_until_ended()
@@ -185,6 +211,8 @@ class Testnet:
                 child.serving.set()
             case Evaluated(round) if round == self.options.rounds:
                 self.last_evaluation.set()
+            case Joined() if self.report.joined.keys() >= {*self.swarm.names[1:]}:
+                self.all_joined.set()
             case Finished():
                 child.finished = True
             case Failed():
@@ -200,17 +228,10 @@ class Testnet:
         self.swarm.take(process, event)
         self.injection.look()
 
-    async def _wait_until_serving(self, bootstrap: Child) -> None:
-        """Raises TestnetError where the bootstrap node ends instead."""
-        serving = asyncio.ensure_future(bootstrap.serving.wait())
-        ending = asyncio.ensure_future(bootstrap.wait_until_ended())
-        try:
-            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            serving.cancel()
-            ending.cancel()
-        if not bootstrap.serving.is_set() and not bootstrap.ended_as_meant:
-            raise TestnetError(bootstrap.obituary())
+    async def _wait_until_serving(self, child: Child) -> None:
+        """Raises TestnetError where it ends instead."""
+        if not await child.wait_until_serving() and not child.ended_as_meant:
+            raise TestnetError(child.obituary())
 
     async def _wait_until_finished(self) -> None:
         """Wait until all that chaos has not ended have finished.
@@ -238,7 +259,7 @@ class Testnet:
         return frozenset(child.name for child in [*ended_well, *nodes])
 
     def _trainees(self) -> list[Child]:
-        return [child for child in self._latest().values() if child.name != BOOTSTRAP]
+        return [child for child in self._latest().values() if child.name not in (BOOTSTRAP, ATTACKER)]
 
     def _patience(self) -> float | None:
         """For how long a silence may last; only chaos makes that a question."""
@@ -275,17 +296,3 @@ class Testnet:
                 break
             ended.append(child)
         return to_blame(ended)
-
-    async def _stop(self) -> None:
-        """Close every child's standard input; those that linger are terminated, then killed with all their own."""
-        for child in self.children:
-            if child.process.stdin is not None:
-                child.process.stdin.close()
-        for end, seconds in ((None, STOP_SECONDS), (signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-            left = [child for child in self.children if child.running]
-            if not left:
-                return
-            for child in left:
-                if end is not None:  # SIGTERM is for the child, which then ends its own
-                    child.send(end, to_its_own=end is signal.SIGKILL)
-            await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)

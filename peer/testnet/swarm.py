@@ -6,6 +6,7 @@ from peer.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, Step
 from peer.testnet.faults import Moment, Partition, Target
 
 BOOTSTRAP = "bootstrap"
+ATTACKER = "attacker"
 
 
 def volunteer(group: int, stage: int) -> str:

@@ -140,18 +140,22 @@ class Gradients(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Broken(_message.Message):
-    __slots__ = ("attempt", "reason")
+    __slots__ = ("attempt", "reason", "culprit")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CULPRIT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     reason: str
-    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    culprit: str
+    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ..., culprit: _Optional[str] = ...) -> None: ...
 
 class Halted(_message.Message):
-    __slots__ = ("attempt",)
+    __slots__ = ("attempt", "waited_for")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_FIELD_NUMBER: _ClassVar[int]
     attempt: int
-    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
+    waited_for: str
+    def __init__(self, attempt: _Optional[int] = ..., waited_for: _Optional[str] = ...) -> None: ...
 
 class RoundEnd(_message.Message):
     __slots__ = ("round",)

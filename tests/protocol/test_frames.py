@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.errors import FormatError
 from protocol.frames import (
+    LARGEST,
     BackwardFrame,
     ForwardFrame,
     FrameRules,
@@ -100,3 +104,24 @@ def test_an_empty_message_is_refused():
         unpack_forward(pb.Frame(), RULES, PLACE, DIGEST)
     with pytest.raises(FormatError):
         unpack_backward(pb.Frame(), RULES, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("wire", "dtype"),
+    [("bf16", torch.bfloat16), ("fp32", torch.float32)],
+)
+@given(value=st.floats(width=32))
+def test_a_value_is_in_range_if_it_is_a_number_that_fp16_could_hold(wire: str, dtype: torch.dtype, value: float):
+    rules = FrameRules(wire=wire, sequences=1, context=2, width=1, vocabulary=300)
+    values = torch.tensor([0.5, value]).to(dtype)
+    assert rules.in_range(values.view(torch.uint8).numpy().tobytes()) == bool((values.float().abs() <= LARGEST).all())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3.3e38, -70000.0])
+def test_a_frame_with_a_value_that_would_overflow_is_refused(value: float):
+    hostile = torch.full(RULES.shape, value).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
+        unpack_backward(pack(BackwardFrame(PLACE, hostile), RULES), RULES, PLACE)
+    message = pack(ForwardFrame(PLACE, hostile, TOKENS, DIGEST), RULES)
+    with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
+        unpack_forward(message, RULES, PLACE, DIGEST)

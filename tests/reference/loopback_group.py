@@ -13,7 +13,7 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.handoff import TorchThread
 from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
-from peer.network.pipeline import Attempt, PipelineService, call, link
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from peer.swarm.control import Control, LeaderControl, MemberControl
 from peer.swarm.inner_step import PipelineStage
 from protocol.channels import listen, options
@@ -88,7 +88,10 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
 
 
 def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
-    links = [(link(manifest, f"stage {i + 1}"), link(manifest, f"stage {i}")) for i in range(len(stages) - 1)]
+    def to(index: int) -> Link:
+        return link(manifest, stages[index].seat.peer_id, f"stage {index}")
+
+    links = [(to(i + 1), to(i)) for i in range(len(stages) - 1)]
     for index, each in enumerate(stages):
         upstream = links[index - 1][1] if index else None
         downstream = links[index][0] if index < len(links) else None

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
+from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
-from protocol.errors import FormatError, LostMemberError, PeerError
+from protocol.errors import LostMemberError, PeerError
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.schemas import pipeline_pb2 as pb
@@ -59,7 +60,7 @@ def test_a_frame_made_with_another_embedding_is_refused():
             batch = batches(run, 1)[0].numpy()
             first = asyncio.ensure_future(stages[0].stage.run(1, 0, batch, stages[0].control))
             try:
-                with pytest.raises(FormatError, match="was made with the token embedding 000000000000"):
+                with pytest.raises(BreachError, match="was made with the token embedding 000000000000"):
                     await stages[1].stage.run(1, 0, None, stages[1].control)
             finally:
                 first.cancel()

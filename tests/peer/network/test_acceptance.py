@@ -69,3 +69,28 @@ def test_what_is_void_is_void_after_a_crash_though_its_bytes_never_came(tmp_path
         assert ledger.chosen(1) == {}
 
     play(tmp_path, "ab", scene)
+
+
+def test_who_signs_two_contributions_of_one_name_is_avoided_and_who_passes_them_on_is_not(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, c = made.peers
+        first, second = await written(a, 1), await written(a, 2)
+        for peer in (c, b):  # b may fetch the bytes from c, too
+            await peer.acceptance.take(first.proof, [], a.outer.discovery.record)
+        assert b.acceptance.fetcher.distrust.objection(a.id) == ""
+        await b.acceptance.take(second.proof, [], c.outer.discovery.record)
+        assert "signed two contributions" in b.acceptance.fetcher.distrust.objection(a.id)
+        assert b.acceptance.fetcher.distrust.objection(c.id) == ""
+
+    play(tmp_path, "abc", scene)
+
+
+def test_a_contribution_that_is_written_down_twice_at_once_keeps_its_bytes(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        entry = await written(a, 1)
+        blob = a.acceptance.shelf.read(entry.sha256)
+        await asyncio.gather(*(b.acceptance._keep(entry, each) for each in (blob, b"", blob, b"")))
+        assert b.acceptance.shelf.read(entry.sha256) == blob
+
+    play(tmp_path, "ab", scene)

@@ -11,6 +11,7 @@ from protocol.identity import RunId
 from protocol.keys import Identity, load_or_create
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
+from tests.reference.loopback_peers import NoDht
 from tests.reference.small_manifest import small_manifest
 
 RUN, MANIFEST = RunId("ab" * 32), small_manifest()
@@ -49,3 +50,20 @@ def test_peers_find_each_other_and_each_others_news_and_no_stranger(tmp_path: Pa
             await first.stop()
 
     asyncio.run(scene())
+
+
+def test_who_is_avoided_is_not_there_and_is_again_afterwards(tmp_path: Path):
+    operator = load_or_create(tmp_path / "operator")
+    authority = Authority(RUN, operator.peer_id)
+    ours, theirs = (discovery(tmp_path / name, operator, NoDht(), authority) for name in ("a", "b"))
+    peer = theirs.record.peer_id
+    ours.meet(theirs.record, in_person=True)
+    avoided = {peer}
+    ours.objection = lambda each: "it broke the protocol" if each in avoided else ""
+    assert ours.peers() == (ours.record,)
+    ours.lose(peer)
+    assert ours.missed() == []
+    avoided.clear()
+    assert ours.missed() == [peer]
+    ours.meet(theirs.record, in_person=True)
+    assert ours.others() == (theirs.record,)

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from peer.network.pipeline import Attempt, PipelineService, call, link
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from protocol.channels import listen
 from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
@@ -19,6 +19,10 @@ ATTEMPT = Attempt(ReplicaId("r"), 1)
 SECONDS = 10.0
 
 
+def _link(neighbour: str) -> Link:
+    return link(MANIFEST, identity(neighbour).peer_id, neighbour)
+
+
 @pytest.mark.parametrize("first", ["the stage that called", "the stage that was called", "both at once"])
 def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_over_on_both(first: str):
     async def scene() -> None:
@@ -26,7 +30,7 @@ def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_
         pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()
-        upstream, downstream = link(MANIFEST, "stage 0"), link(MANIFEST, "stage 1")
+        upstream, downstream = _link("stage 0"), _link("stage 1")
         service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
         calling = asyncio.create_task(
             call(there("stage 1", address), contacts("stage 0", MANIFEST), ATTEMPT, downstream)

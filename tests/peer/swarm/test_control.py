@@ -4,16 +4,17 @@ import asyncio
 
 import pytest
 
-from peer.network.duplex import Duplex
+from peer.network.duplex import BreachError, Duplex
 from peer.optim.inner import clip_factor
 from peer.swarm.control import HaltedError, LeaderControl, MemberControl
-from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.errors import HetpeerError, LostMemberError
+from protocol.identity import PeerId
 from protocol.schemas import group_pb2 as pb
 
 
 def pair() -> tuple[Duplex, Duplex]:
     """Two ends of a conversation, joined in memory."""
-    one, other = Duplex("the member", 8), Duplex("the leader", 8)
+    one, other = Duplex(PeerId("m"), "the member", 8), Duplex(PeerId("l"), "the leader", 8)
     one._outgoing, other._outgoing = other._incoming, one._incoming
     return one, other
 
@@ -41,8 +42,10 @@ def test_leader_and_members_take_the_factor_of_the_whole_replica():
         pb.Report(gradients=pb.Gradients(round=2, step=0, squared_norm=1.0)),
         pb.Report(gradients=pb.Gradients(round=1, step=0, squared_norm=-1.0)),
         pb.Report(gradients=pb.Gradients(round=1, step=0, squared_norm=float("nan"))),
+        pb.Report(gradients=pb.Gradients(round=1, step=0, squared_norm=1e308)),
+        pb.Report(gradients=pb.Gradients(round=1, step=0, squared_norm=1.0, loss=float("nan"))),
     ],
-    ids=["ready", "empty", "another step", "another round", "negative norm", "no number"],
+    ids=["ready", "empty", "another step", "another round", "negative norm", "no number", "too large", "no loss"],
 )
 def test_a_leader_refuses_a_report_that_is_not_the_one_due(report: pb.Report):
     async def scene() -> None:
@@ -50,8 +53,9 @@ def test_a_leader_refuses_a_report_that_is_not_the_one_due(report: pb.Report):
         reports.send(report)
         await LeaderControl({1: orders}, clip=1.0).agree(1, 0, 1.0, None)
 
-    with pytest.raises(PeerError, match="the member"):
+    with pytest.raises(BreachError, match="the member") as error:
         asyncio.run(scene())
+    assert error.value.peer == "m"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The notation of faults: what is read is what is written, and what is wrong is named with a right example."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 from peer.testnet.chaos import EXAMPLES, check, parse
 from peer.testnet.faults import (
     After,
+    Attacker,
+    AttackKind,
     Fault,
     Item,
     Join,
@@ -62,7 +66,10 @@ kinds = st.lists(st.sampled_from(("kill", "pause", "slow", "partition")), min_si
 randoms = st.builds(Random, st.integers(0, 10**9 - 1), thousandths, kinds)
 
 
-@given(st.lists(faults | randoms, min_size=1, max_size=5))
+attackers = st.sampled_from(get_args(AttackKind)).map(Attacker)
+
+
+@given(st.lists(faults | randoms | attackers, min_size=1, max_size=5))
 def test_what_is_written_reads_back(items: list[Item]):
     assert parse(",".join(map(str, items))) == tuple(items)
 
@@ -85,6 +92,7 @@ def test_what_is_written_reads_back(items: list[Item]):
         ("slow:bootstrap=1mbit@round=2+10s", Slow(Target("bootstrap"), "1mbit", Moment(2), 10.0)),
         ("slow:stage=1=1mbit@round=2+10s", Slow(Target("volunteer", 0, 1), "1mbit", Moment(2), 10.0)),
         ("random:7:6", Random(7, 6.0)),
+        ("attacker:loris", Attacker("loris")),
         ("random:7:0.5:kill+pause", Random(7, 0.5, ("kill", "pause"))),
     ],
 )
@@ -122,6 +130,8 @@ def test_every_example_in_an_error_is_right(example: str):
         ("slow:stage=1=fast@round=1+3s", "a rate is a whole number"),
         ("random:7", "it takes a seed, how many faults a minute"),
         ("random:7:0", "it takes a seed, how many faults a minute"),
+        ("attacker:flowers", "attacks are garbage, shapes"),
+        ("attacker:loris@round=1", "attacks are garbage, shapes"),
         ("random:7:6:join", "random faults are kill, pause, slow and partition, not 'join'"),
     ],
 )
@@ -178,6 +188,22 @@ def test_one_replica_has_no_halves():
         check(parse("partition:half@rounds=1"), alone)
 
 
+@pytest.mark.parametrize(("kind", "fits"), [("garbage", False), ("scaled", True)])
+def test_who_attacks_a_pipeline_needs_one(kind: str, fits: bool):
+    whole = TestnetOptions("nano", groups=1, stages=1, datacenters=1, compression=1, rounds=6, inner_steps=20)
+    attacker = parse(f"attacker:{kind}")
+    if fits:
+        check(attacker, whole)
+    else:
+        with pytest.raises(UserError, match="which takes two stages"):
+            check(attacker, whole)
+
+
+def test_there_is_one_attacker():
+    with pytest.raises(UserError, match="one attacker at most"):
+        check(parse("attacker:garbage,attacker:spam"), OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("spec", "needed"),
     [
@@ -204,4 +230,4 @@ def test_who_evaluates_may_be_gone(spec: str, ends: bool):
 
 
 def test_faults_and_random_are_all_there_is():
-    assert set(EXAMPLES) == {kind.__name__.lower() for kind in (*Fault.__args__, Random)}
+    assert set(EXAMPLES) == {kind.__name__.lower() for kind in (*Fault.__args__, Random, Attacker)}

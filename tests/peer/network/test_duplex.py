@@ -1,0 +1,147 @@
+"""One conversation over a real gRPC stream: who breaks it is known, and who does not end it keeps nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from peer.network.duplex import BreachError, Duplex
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from protocol.channels import listen, options
+from protocol.errors import FormatError, LostMemberError
+from protocol.identity import ReplicaId
+from protocol.schemas import pipeline_pb2 as pb
+from protocol.schemas import pipeline_pb2_grpc
+from tests.reference.admitted import contacts, credentials, identity, there
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest()
+ATTEMPT = Attempt(ReplicaId("r"), 1)
+SECONDS = 20.0
+
+Handler = Callable[[Any, Any], Awaitable[None]]
+
+
+@asynccontextmanager
+async def calling(handler: Handler) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+    """The link to a stage behind ours that does what `handler` does, with bytes; and the task that carries it."""
+    raw = grpc.stream_stream_rpc_method_handler(handler)
+    server = grpc.aio.server(options=options(None))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetpeer.v1.Pipeline", {"Exchange": raw}),))
+    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
+    await server.start()
+    ours = contacts("stage 0", MANIFEST)
+    downstream = link(MANIFEST, identity("stage 1").peer_id, "stage 1")
+    carrying = asyncio.create_task(call(there("stage 1", address), ours, ATTEMPT, downstream))
+    try:
+        yield downstream, carrying
+    finally:
+        carrying.cancel()
+        await ours.close()
+        await server.stop(None)
+
+
+def run(scene: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scene, SECONDS)
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"\xff" * 50, "stage 1 sent bytes that are no message"),
+        (b"\x12\xff\xff\xff\xff\x07abc", "stage 1 sent bytes that are no message"),
+        (b"\x12" + bytes(8 << 20), "stage 1 sent a message that is larger than any"),
+    ],
+    ids=["garbage", "a length beyond the end", "too large"],
+)
+def test_a_server_that_sends_no_message_is_named(sent: bytes, words: str):
+    async def scene() -> None:
+        async def misbehave(requests: Any, context: Any) -> None:
+            await context.write(sent)
+            await asyncio.Event().wait()
+
+        async with calling(misbehave) as (downstream, _):
+            with pytest.raises(BreachError, match=words) as error:
+                await downstream.receive()
+            assert error.value.peer == identity("stage 1").peer_id
+
+    run(scene())
+
+
+def test_a_caller_that_sends_no_message_is_named():
+    async def scene() -> None:
+        server, service = grpc.aio.server(), PipelineService(MANIFEST)
+        pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
+        await server.start()
+        upstream, ours = link(MANIFEST, identity("stage 0").peer_id, "stage 0"), contacts("stage 0", MANIFEST)
+        service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
+        metadata = (("hetpeer-manifest", MANIFEST.digest), ("hetpeer-replica", "r"), ("hetpeer-attempt", "1"))
+        async with ours.alone(there("stage 1", address)) as channel:
+            stream: Any = channel.stream_stream("/hetpeer.v1.Pipeline/Exchange")(metadata=metadata)
+            await stream.write(b"\xff" * 50)
+            with pytest.raises(BreachError, match="no message") as error:
+                await upstream.receive()
+            assert error.value.peer == identity("stage 0").peer_id
+        await ours.close()
+        await server.stop(None)
+
+    run(scene())
+
+
+def test_a_server_that_neither_reads_nor_ends_the_stream_keeps_nobody_who_hangs_up():
+    async def scene() -> None:
+        async def hold(requests: Any, context: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with calling(hold) as (downstream, carrying):
+            for _ in range(200):  # more than gRPC holds for a reader that does not come
+                downstream.send(pb.Frame(forward=pb.Forward(tokens=bytes(60_000))))
+            downstream.abort("it does not read")
+            await carrying
+            with pytest.raises(LostMemberError, match="does not read"):
+                await downstream.receive()
+
+    run(scene())
+
+
+def test_a_server_that_does_not_end_the_stream_in_its_turn_is_hung_up_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peer.network.duplex.PARTING_SECONDS", 0.2)
+
+    async def scene() -> None:
+        async def hold(requests: Any, context: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with calling(hold) as (downstream, carrying):
+            downstream.close()
+            await carrying
+
+    run(scene())
+
+
+def test_what_does_not_parse_is_blamed_on_who_sent_it():
+    stream: Duplex[pb.Frame, pb.Frame] = Duplex(identity("stage 1").peer_id, "stage 1", 8)
+    with pytest.raises(BreachError, match="stage 1 sent what cannot be: no frame") as error, stream.blamed():
+        raise FormatError("no frame")
+    assert error.value.peer == identity("stage 1").peer_id
+
+
+def test_whether_somebody_waits_for_a_message_can_be_seen():
+    async def scene() -> None:
+        stream: Duplex[pb.Frame, pb.Frame] = Duplex(identity("stage 1").peer_id, "stage 1", 8)
+        assert not stream.awaited
+        waiting = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)
+        assert stream.awaited
+        stream.abort("over")
+        with pytest.raises(LostMemberError):
+            await waiting
+        assert not stream.awaited
+
+    run(scene())

@@ -1,0 +1,49 @@
+"""One attacker of each kind in a small swarm of real processes: it changes nothing that matters."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from peer.testnet.faults import AttackKind
+from tests.reference.processes import Outcome, completed_swarm
+
+SHAPE = ["--groups", "2", "--rounds", "6", "--inner-steps", "6", "--no-compare"]
+
+WITHIN_THE_RULES = ("flipped",)
+"""Nothing refuses what follows the rules: `--audit` and `clip` are for that."""
+
+MARGIN = 0.3
+"""Nats. The loss falls by about 0.5 in each of these four rounds, so a group that loses half a round to its attacker
+costs a quarter of that in a round's mean over three replicas, and one contribution more or less moves it as much. What
+an attack does to a real run is measured apart."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The final loss of the same swarm without an attacker."""
+    outcome = completed_swarm(tmp_path_factory.mktemp("undisturbed"), *SHAPE)
+    loss: float = outcome.report["rounds"][-1]["loss"]
+    return loss
+
+
+def attacker_said(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / "net" / "attacker.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(AttackKind) if kind not in WITHIN_THE_RULES])
+def test_a_run_with_an_attacker_ends_as_one_without(kind: str, undisturbed: float, tmp_path: Path):
+    outcome = completed_swarm(tmp_path, *SHAPE, "--chaos", f"attacker:{kind}")
+    said = attacker_said(tmp_path)
+    (attacker,) = {each["peer_id"] for each in said if each["event"] == "Joined"}
+    assert any(each.get("doing", "").startswith("attack: ") for each in said)
+    assert outcome.report["chaos"]["digests_equal"]
+    assert outcome.report["chaos"]["rounds_completed"] == 6
+    assert refused(outcome) <= {attacker}
+    assert abs(outcome.report["rounds"][-1]["loss"] - undisturbed) <= MARGIN
+
+
+def refused(outcome: Outcome) -> set[str]:
+    """Whom honest peers accused of breaking the protocol."""
+    return {line["peer"] for line in outcome.said("Refused")}
