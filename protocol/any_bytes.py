@@ -1,4 +1,5 @@
-"""Bytes that are no message are read as the empty message of their kind, which another peer may send as well.
+"""Bytes that are no message are read as the empty message of their kind, which another peer may send as well; in a
+stream, where the empty message may mean something, as `NO_MESSAGE`.
 
 gRPC itself writes a traceback to the log for each, and then hands them to nobody: whoever asked is given None.
 """
@@ -24,13 +25,31 @@ def or_empty(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
     return read_any
 
 
+NO_MESSAGE: object = object()
+
+
+def or_none(read: Callable[[bytes], Message]) -> Callable[[bytes], Message | object]:
+    """A reader of protobuf messages that says of other bytes that they are none."""
+
+    def read_any(data: bytes) -> Message | object:
+        try:
+            return read(data)
+        except DecodeError:
+            return NO_MESSAGE
+
+    return read_any
+
+
 class AnyBytes(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
     """Stands next to the handlers of a server."""
 
     async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
         """Let a handler's requests be any bytes."""
         handler = await continuation(details)
-        return handler and handler._replace(request_deserializer=or_empty(handler.request_deserializer))
+        if handler is None:
+            return None
+        reader = or_none if handler.request_streaming else or_empty
+        return handler._replace(request_deserializer=reader(handler.request_deserializer))
 
 
 class AnyAnswer(grpc.aio.Channel):
@@ -50,7 +69,7 @@ class AnyAnswer(grpc.aio.Channel):
         return self._channel.stream_unary(*method, **_any(how))
 
     def stream_stream(self, *method: Any, **how: Any) -> Any:
-        return self._channel.stream_stream(*method, **_any(how))
+        return self._channel.stream_stream(*method, **_any(how, or_none))
 
     async def __aenter__(self) -> "AnyAnswer":
         return self
@@ -71,6 +90,6 @@ class AnyAnswer(grpc.aio.Channel):
         await self._channel.channel_ready()
 
 
-def _any(how: dict[str, Any]) -> dict[str, Any]:
+def _any(how: dict[str, Any], reader: Callable[..., Callable[[bytes], Any]] = or_empty) -> dict[str, Any]:
     read = how.get("response_deserializer")
-    return how | {"response_deserializer": or_empty(read)} if read else how
+    return how | {"response_deserializer": reader(read)} if read else how

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
+from protocol.any_bytes import NO_MESSAGE
 from protocol.channels import EOF
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId
@@ -153,6 +154,9 @@ class Duplex(Generic[Outgoing, Incoming]):
         end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
         try:
             while (message := await self._heard(call)) is not EOF:
+                if message is NO_MESSAGE:
+                    end = self.breach("sent bytes that are no message")
+                    break
                 if self.beat is not None and not message.ByteSize():
                     continue
                 if self._incoming.qsize() >= self.most_pending:
@@ -160,8 +164,6 @@ class Duplex(Generic[Outgoing, Incoming]):
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
-        except (DecodeError, FormatError):  # the first where this side serves, the second where it calls
-            end = self.breach("sent bytes that are no message")
         except BROKEN as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")
