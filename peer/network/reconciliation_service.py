@@ -1,7 +1,7 @@
 """The answering side of reconciliation: what is compared, asked and told arrives here."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire, keys_to_wire
 from protocol.channels import caller, refuse, require_manifest
@@ -52,7 +52,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
             for signed in request.revocations:
                 self.reconciler.acceptance.revoke(signed)
         except FormatError as error:
-            await refuse(context, str(error))
+            await self._reproach(error, context)
         return pb.Heard()
 
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
@@ -61,9 +61,15 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         try:
             record = self.reconciler.hear(said, speaker)
         except FormatError as error:
-            self.reconciler.distrust.note(speaker, error)
-            await refuse(context, str(error))
+            await self._reproach(error, context)
         return record
+
+    async def _reproach(self, error: FormatError, context: Any) -> NoReturn:
+        """Tell a caller that it broke the protocol, then hang up."""
+        try:
+            await refuse(context, str(error))
+        finally:
+            self.reconciler.distrust.note(caller(context).peer, error)
 
 
 def _from_wire(theirs: pb.PartSummary) -> Summary:

@@ -13,48 +13,27 @@ from itertools import count
 from typing import Any
 
 import grpc
-import numpy as np
 
 from peer import daemon
-from peer.events import Progress
 from peer.network.reconciliation import Reconciler
-from peer.optim.bounds import largest_value
-from peer.process import print_json
 from peer.swarm import inner_step
 from peer.swarm.inner_step import PipelineStage
 from peer.swarm.node import Node
-from protocol.bitstream import Integers
+from peer.testnet.hostile import give, keep, replace, say
+from peer.testnet.poison import a_thousandfold, against_all, anothers, contributing, two_of_one_name
 from protocol.channels import handshake
-from protocol.contribution import SparseTensor, compose, decode, digest
 from protocol.errors import HetpeerError
 from protocol.frames import BackwardFrame, FrameRules, Place
 from protocol.frames import pack as honest_pack
-from protocol.identity import ContributionName, Part
+from protocol.identity import Part
 from protocol.limits import RECORD_SECONDS
 from protocol.records import PeerRecord
 from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 
-Publish = Callable[[Reconciler, Part, int, bytes], Coroutine[Any, Any, None]]
-
 HUGE = 2**31 - 1
-FACTOR = 1000
 STALE_ROUNDS = 2
 """Contributions are held back for so many rounds; as many the attacker is honest for, in a group."""
-
-ROOM = 0.98
-"""Of the bound: values are rounded on the wire, to 8 significant bits."""
-
-
-def say(what: str) -> None:
-    """Tell of an attack."""
-    print_json(Progress(f"attack: {what}"))
-
-
-def replace(where: object, name: str, by: object) -> None:
-    """From now on, `by` is what others find there."""
-    assert hasattr(where, name)
-    setattr(where, name, by)
 
 
 # In a pipeline, as the last stage: what it sends are gradients
@@ -215,82 +194,6 @@ async def _litter(node: Node, turn: int) -> None:
         until = time.time() + RECORD_SECONDS
         await discovery.dht.store(discovery.register.key(peer.peer_id), peer.peer_id, os.urandom(1000), until)
 
-
-# As a datacenter, by what it contributes
-
-
-async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> Any:
-    """To be fetched from here; the entry that stands for it."""
-    entry = reconciler.acceptance.signer.contribution(part, round, digest(blob), len(blob))
-    await asyncio.to_thread(reconciler.acceptance.shelf.put, entry, blob)
-    return entry
-
-
-async def give(reconciler: Reconciler, part: Part, round: int, blob: bytes, peers: Sequence[PeerRecord]) -> None:
-    """A contribution in this peer's name, to these."""
-    entry = await keep(reconciler, part, round, blob)
-    await asyncio.gather(*(reconciler._tell(peer, [entry]) for peer in peers))
-
-
-def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Integers], Integers]) -> bytes:
-    """A contribution in this peer's name with other values."""
-    made, me = decode(blob, reconciler.manifest), reconciler.discovery.record.peer_id
-    picked = {name: SparseTensor(each.offsets, change(each.values)) for name, each in made.tensors.items()}
-    name = ContributionName(made.name.part, made.name.round, me)
-    return compose(name, made.run, made.steps, picked, reconciler.manifest)[0]
-
-
-def contributing(otherwise: Publish) -> None:
-    """Publish something else than what this replica made, which is kept as its own."""
-
-    async def publish(self: Reconciler, part: Part, round: int, blob: bytes) -> None:
-        await keep(self, part, round, blob)
-        await otherwise(self, part, round, blob)
-
-    replace(Reconciler, "publish", publish)
-
-
-async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """One to every other peer, its negative to the rest."""
-    other = changed(blob, reconciler, lambda values: -values)
-    peers = reconciler.followers(part)
-    say(f"two contributions to {part} of round {round}")
-    await give(reconciler, part, round, blob, peers[::2])
-    await give(reconciler, part, round, other, peers[1::2])
-
-
-async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """Larger than any honest one."""
-
-    def scaled(values: Integers) -> Integers:
-        return np.clip(values.astype(np.int64) * FACTOR, -HUGE, HUGE).astype(np.int32)
-
-    say(f"{FACTOR} times a contribution to {part} of round {round}")
-    await give(reconciler, part, round, changed(blob, reconciler, scaled), reconciler.followers(part))
-
-
-async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """The first that comes, under this peer's name."""
-    ledger = reconciler.acceptance.ledgers[part]
-    while not (others := [sha256 for author, sha256 in ledger.chosen(round).items() if author != ledger.me]):
-        await reconciler.discovery.news.wait(1.0)
-    copy = changed(reconciler.acceptance.shelf.read(others[0]), reconciler, lambda values: values)
-    say(f"a copy to {part} of round {round}")
-    await honest_publish(reconciler, part, round, copy)
-
-
-async def against_all(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """Every sign the other way round, as large as the rules allow."""
-    bound = int(ROOM * largest_value(reconciler.manifest, part, round))
-
-    def flipped(values: Integers) -> Integers:
-        return (-np.sign(values) * bound).astype(np.int32)
-
-    say(f"a contribution to {part} of round {round} of ±{bound}")
-    await honest_publish(reconciler, part, round, changed(blob, reconciler, flipped))
-
-
-honest_publish = Reconciler.publish
 
 ATTACKS: dict[str, Callable[[], None]] = {
     "garbage": garbage,

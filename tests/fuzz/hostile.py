@@ -140,7 +140,7 @@ class Town:
             self.group.lease.take(Event.INVITED, replica, time.monotonic())
             self.group._invitation = Membership(replica, 0)
         if path.endswith("/Exchange"):
-            self.pipeline.expect(Attempt(replica, 1), me, link(MANIFEST, "stage 0"))
+            self.pipeline.expect(Attempt(replica, 1), me, link(MANIFEST, me, "stage 0"))
 
     def assert_calm(self, call: object) -> None:
         """Nothing has complained since the last time."""

@@ -57,7 +57,7 @@ class Services(run_pb2_grpc.RunServicer, blobs_pb2_grpc.BlobsServicer, pipeline_
     async def Exchange(self, request_iterator: Any, context: Any) -> None:
         async with self.answering():
             self.arrivals.put_nowait(caller(context).peer)
-            upstream: Duplex[Any, Any] = Duplex("the caller", 4)
+            upstream: Duplex[Any, Any] = Duplex(CALLER, "the caller", 4)
             await upstream.carry(context)
 
 
@@ -220,8 +220,8 @@ def test_cutting_off_a_peer_ends_its_open_calls_and_tells_it_why(call: Callable[
 
 def test_cutting_off_ends_a_stream_in_the_middle_and_no_other_peers():
     async def scene(on: Scene) -> None:
-        ours: Duplex[Any, Any] = Duplex("the server", 4)
-        theirs: Duplex[Any, Any] = Duplex("the server", 4)
+        ours: Duplex[Any, Any] = Duplex(CALLER, "the server", 4)
+        theirs: Duplex[Any, Any] = Duplex(CALLER, "the server", 4)
         async with channel_to(there("server", on.address), MANIFEST, credentials("another")) as others:
             carried = [
                 asyncio.create_task(link.carry(pipeline_pb2_grpc.PipelineStub(channel).Exchange()))

@@ -14,10 +14,10 @@ SHAPE = ["--groups", "2", "--rounds", "6", "--inner-steps", "6", "--no-compare"]
 WITHIN_THE_RULES = ("flipped",)
 """Nothing refuses what follows the rules: `--audit` and `clip` are for that."""
 
-MARGIN = 0.3
-"""Nats. The loss falls by about 0.5 in each of these four rounds, so a group that loses half a round to its attacker
-costs a quarter of that in a round's mean over three replicas, and one contribution more or less moves it as much. What
-an attack does to a real run is measured apart."""
+MARGIN = 0.5
+"""Nats: what the swarm gains in one of these six rounds. A round takes seconds here, and to find an attacker that
+stalls its group takes longer than that, so its group may miss some of them, as one replica of three. What an attack
+does to a real run is measured apart."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_run_with_an_attacker_ends_as_one_without(kind: str, undisturbed: floa
     assert outcome.report["chaos"]["digests_equal"]
     assert outcome.report["chaos"]["rounds_completed"] == 6
     assert refused(outcome) <= {attacker}
-    assert abs(outcome.report["rounds"][-1]["loss"] - undisturbed) <= MARGIN
+    assert outcome.report["rounds"][-1]["loss"] - undisturbed <= MARGIN
 
 
 def refused(outcome: Outcome) -> set[str]:

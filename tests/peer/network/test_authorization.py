@@ -109,7 +109,11 @@ def test_a_member_of_a_group_does_not_order_and_its_leader_goes_on():
 def test_only_the_stage_before_speaks_in_a_pipeline_and_only_once():
     async def scene() -> None:
         async with member() as (_, pipeline, to):
-            attempt, upstream, downstream = Attempt(REPLICA, 1), link(MANIFEST, "stage 0"), link(MANIFEST, "stage 1")
+            attempt, upstream, downstream = (
+                Attempt(REPLICA, 1),
+                link(MANIFEST, LEADER, "stage 0"),
+                link(MANIFEST, to.peer_id, "stage 1"),
+            )
             where = (*HANDSHAKE, (REPLICA_KEY, REPLICA), (ATTEMPT_KEY, "1"))
             pipeline.expect(attempt, LEADER, upstream)
             async with by("another member", to) as channel:
@@ -133,7 +137,7 @@ def test_only_the_stage_before_speaks_in_a_pipeline_and_only_once():
 def test_no_stream_of_another_attempt_gets_into_a_pipeline(number: str):
     async def scene() -> None:
         async with member() as (_, pipeline, to):
-            pipeline.expect(Attempt(REPLICA, 1), LEADER, link(MANIFEST, "stage 0"))
+            pipeline.expect(Attempt(REPLICA, 1), LEADER, link(MANIFEST, LEADER, "stage 0"))
             where = (*HANDSHAKE, (REPLICA_KEY, REPLICA), (ATTEMPT_KEY, number))
             async with by("leader", to) as channel:
                 with pytest.raises(grpc.aio.AioRpcError, match="expects no such neighbour"):

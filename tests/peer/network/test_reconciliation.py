@@ -4,14 +4,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import grpc
+import pytest
+
 from peer.network.spreading import FANOUT, HEARERS
-from protocol.channels import handshake
+from protocol.channels import handshake, listen
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.keys import load_or_create
 from protocol.ledger import Entry
 from protocol.manifest import Manifest
 from protocol.records import PeerRecord
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
+from tests.reference.admitted import certified
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -103,3 +108,36 @@ def test_what_is_on_its_way_is_waited_for_though_comparing_does_not(tmp_path: Pa
         assert holds(b, a, list(b.acceptance.ledgers))
 
     play(tmp_path, "ab", scene, small_manifest())
+
+
+def test_who_says_what_is_no_statement_is_told_so_and_avoided(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        async with a.outer.reconciler.contacts.to(b.outer.discovery.record) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError, match="signed"):
+                await stub.Tell(pb.News(statement=b"garbage"), metadata=handshake(made.manifest), timeout=10)
+        assert b.outer.reconciler.distrust.objection(a.id)
+
+    play(tmp_path, "ab", scene, small_manifest())
+
+
+def test_who_answers_with_bytes_that_are_no_message_is_avoided(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        (ours,) = made.peers
+        theirs = load_or_create(tmp_path / "theirs")
+
+        async def answer(request: bytes, context: object) -> bytes:
+            return b"\xff" * 50
+
+        handlers = {"Compare": grpc.unary_unary_rpc_method_handler(answer)}
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetpeer.v1.Reconciliation", handlers),))
+        port = listen(server, "127.0.0.1:0", certified(theirs, made.operator).serving())
+        await server.start()
+        record = PeerRecord(peer_id=theirs.peer_id, address=f"127.0.0.1:{port}", role="volunteer", stage=0, slot=0)
+        await ours.outer.reconciler.compare(record)
+        assert "no message" in ours.outer.reconciler.distrust.objection(theirs.peer_id)
+        await server.stop(None)
+
+    play(tmp_path, "a", scene, small_manifest())
