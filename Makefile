@@ -43,8 +43,9 @@ format: install ## Put the code in its usual form
 proto: install ## Generate protocol/schemas/*_pb2* again
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protocol/schemas/*.proto
 
-fuzz: $(FUZZED) ## Try TIME=600 seconds of malformed input on every reader, or on READER=name
+fuzz: $(FUZZED) ## Try malformed input on all readers and then all handlers, TIME=600 seconds each; or on READER=name alone
 	$(BIN)/python -m tests.fuzz.guided --time $(TIME) --reader '$(READER)' $(if $(AGAIN),--again $(AGAIN)) $(ARGS)
+	$(if $(READER),,HETPEER_FUZZ_SECONDS=$(TIME) $(BIN)/pytest -q tests/fuzz/test_handlers.py)
 
 bench: install ## Run each of benchmarks/
 	@for benchmark in benchmarks/*.py; do \

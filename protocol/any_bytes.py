@@ -13,12 +13,13 @@ from google.protobuf.message import DecodeError
 Message = TypeVar("Message")
 
 
-def or_empty(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
-    """A reader of protobuf messages to which all bytes are one."""
+def or_empty(read: Callable[[bytes], Message]) -> Callable[[bytes | None], Message]:
+    """A reader of protobuf messages to which all bytes are one; so is None, which a call that ended well without an
+    answer brings."""
 
-    def read_any(data: bytes) -> Message:
+    def read_any(data: bytes | None) -> Message:
         try:
-            return read(data)
+            return read(data or b"")
         except DecodeError:
             return read(b"")
 

@@ -16,7 +16,7 @@ from peer.network.discovery import Discovery
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
 from protocol.cards import Authority, Card, Role
-from protocol.certificates import private_key, public_key
+from protocol.certificates import private_key, public_key, read
 from protocol.channels import Credentials
 from protocol.errors import FormatError
 from protocol.keys import Identity
@@ -84,6 +84,7 @@ def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Creden
         chain, root = (folder / CERTIFICATE).read_bytes(), (folder / AUTHORITY).read_bytes()
         if (public_key(chain), public_key(root)) != (identity.public, ticket.authority):
             return None
+        read(chain)
     except (OSError, FormatError):
         return None
     return Credentials(private_key(identity), chain, root)

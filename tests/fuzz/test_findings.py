@@ -16,6 +16,7 @@ from peer.checkpoint import Checkpoint, candidates, write
 from peer.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
+from peer.network.remembered import CERTIFICATE
 from peer.network.shelf import Shelf
 from protocol import certificates, manifest, proofs, signed, snapshot
 from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError
@@ -26,7 +27,7 @@ from protocol.proofs import CONTRIBUTION
 from protocol.records import unpack
 from protocol.ticket import find
 from tests.fuzz import certified
-from tests.fuzz.disk import restore
+from tests.fuzz.disk import recall_with, restore
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, RUN, card
 from tests.fuzz.operators import BOOK, INVITATION, NOW, TOKEN, read_log
 from tests.fuzz.typed import EXPERIMENT, TICKET_FIELDS, members, read_ticket_body, wheel
@@ -159,3 +160,12 @@ def test_a_certificate_on_disk_that_is_too_long_is_none(tmp_path: Path):
     """Else the peer would find it whole, and break on when it ends."""
     with pytest.raises(FormatError):
         certificates.public_key(certified.CERTIFIED + b"\n" * 2**20)
+
+
+def test_a_certificate_on_disk_of_which_not_all_can_be_read_is_none():
+    """Its key is right, and its name no text: whether it has ended cannot be told."""
+    wrong = certified.content(certified.CERTIFIED).replace(b".hetpeer", b"\xffhetpeer")
+    made = certified.pem(certified.signed_anew(OPERATOR, wrong))
+    assert certificates.public_key(made) == AUTHOR.public
+    assert recall_with(CERTIFICATE)(certified.CERTIFIED) is not None
+    assert recall_with(CERTIFICATE)(made) is None

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY
 from protocol.channels import handshake
+from protocol.schemas.blobs_pb2 import FetchRequest
 from tests.fuzz.hostile import MANIFEST, METHODS, Call, Town
 from tests.fuzz.memory import resident
 from tests.fuzz.town import town
@@ -33,9 +35,10 @@ class Here:
         self.runner, self.town = runner, town
         self.ended: dict[str, Counter[str]] = {path: Counter() for path in METHODS}
 
-    def attempt(self, call: Call) -> None:
+    def attempt(self, call: Call) -> str:
         code = self.runner.run(self.town.attempt(call))
         self.ended[call.path][code.name] += 1
+        return code.name
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,20 @@ def test_a_message_that_is_none_is_refused_as_an_empty_one(here: Here, path: str
     for garbage in (b"\xff", b"\x0a\xff\xff\xff\xff\x07", b"\x07" * 1000):
         here.attempt(Call(path, [garbage], handshake(MANIFEST)))
     here.runner.run(here.town.assert_up())
+
+
+def test_an_offset_beyond_a_file_is_its_end(here: Here):
+    """The file would be sought at a place that no file has."""
+    for piece in here.town.victim.outer.followed.snapshots.pieces:
+        for offset in (2**31, 2**63, 2**64 - 1):
+            request = FetchRequest(sha256=piece, offset=offset).SerializeToString()
+            assert here.attempt(Call("/hetpeer.v1.Blobs/Fetch", [request], handshake(MANIFEST))) == "OK"
+
+
+def test_an_attempt_of_thousands_of_digits_is_one_that_nobody_expects(here: Here):
+    """Python reads no number of so many."""
+    metadata = (*handshake(MANIFEST), (REPLICA_KEY, here.town.caller.id), (ATTEMPT_KEY, "9" * 5000))
+    assert here.attempt(Call("/hetpeer.v1.Pipeline/Exchange", [], metadata)) == "FAILED_PRECONDITION"
 
 
 @settings(max_examples=5)

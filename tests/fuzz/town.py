@@ -45,6 +45,8 @@ from protocol.schemas import (
 from tests.fuzz.hostile import MANIFEST, Town
 from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
 
+PART = stage_part(1)
+
 
 @asynccontextmanager
 async def town(folder: Path) -> AsyncIterator[Town]:
@@ -63,15 +65,15 @@ async def town(folder: Path) -> AsyncIterator[Town]:
             pipeline_pb2_grpc.add_PipelineServicer_to_server(pipelines[peer], server)
 
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
-        caller, victim = await village.join("caller"), await village.join("victim", 1)
+        caller, victim = await village.join("caller", 1), await village.join("victim", 1)
         victim.succession.heritage, victim.succession.open = Heritage(), True
         for round in (1, 2):
             await village.round(round, [caller])
         record = victim.outer.discovery.record
         channel = channel_to(record, MANIFEST, caller.outer.reconciler.contacts.credentials)
         door = await _serve_door(village, stack)
-        snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[EMBEDDING].state
-        snapshots.write(EMBEDDING, 1, History(), [each.numpy() for each in state.grid.values()])
+        snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[PART].state
+        snapshots.write(PART, 1, History(), [each.numpy() for each in state.grid.values()])
         known, signed = _material(village, caller, victim)
         me = PeerId(victim.id)
         honest = _honest(caller, victim)
@@ -120,9 +122,9 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
     ledgers = victim.acceptance.ledgers.values()
     entries = [entry for ledger in ledgers for entry in ledger.all_entries()]
     snapshots = victim.outer.followed.snapshots
-    known = [EMBEDDING, stage_part(1), caller.id, victim.id, *snapshots.headers, *snapshots.pieces, "ab" * 32]
+    known = [PART, EMBEDDING, caller.id, victim.id, *snapshots.headers, *snapshots.pieces, "ab" * 32]
     known += [entry.sha256 for entry in entries]
-    made = [caller.signer.contribution(EMBEDDING, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
+    made = [caller.signer.contribution(PART, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
     proofs_made = [each.proof for each in (*entries, *made)]
     offers = [Bequest(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
     revoked = proofs.revoke(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))
@@ -140,9 +142,9 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
 def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     """Of each method, a request that is answered."""
     mine, theirs = caller.outer.reconciler, victim.outer.followed
-    statement, entries = mine.statement(), mine.acceptance.ledgers[EMBEDDING].all_entries()
+    statement, entries = mine.statement(), mine.acceptance.ledgers[PART].all_entries()
     keys = [int.from_bytes(entry.key, "big") for entry in entries]
-    held = reconciliation_pb2.PartKeys(part=EMBEDDING, keys=[*keys, 7])
+    held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
     place = pipeline_pb2.Place(round=3, step=1)
     offered = bequest.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
     requests = {
@@ -151,7 +153,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
         "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
         "Reconciliation/Compare": mine._comparison(whole=False),
-        "Reconciliation/Ask": reconciliation_pb2.Question(part=EMBEDDING, keys=keys),
+        "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),
         "Reconciliation/Tell": reconciliation_pb2.News(
             statement=statement, entries=map(entry_to_wire, entries), held=[held]
         ),
