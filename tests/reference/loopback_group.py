@@ -16,6 +16,7 @@ from peer.network.group import GroupService, Membership, Orders, Seat, invite, l
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from peer.swarm.control import Control, LeaderControl, MemberControl
 from peer.swarm.inner_step import PipelineStage
+from protocol.any_bytes import AnyBytes
 from protocol.channels import listen, options
 from protocol.frames import FrameRules
 from protocol.identity import ReplicaId
@@ -67,7 +68,7 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
 
 
 async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
-    server = grpc.aio.server(options=options(manifest))
+    server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
     port = listen(server, "127.0.0.1:0", credentials(f"stage {index}").serving())
     peer = identity(f"stage {index}").peer_id
     group = GroupService(manifest, index, peer)

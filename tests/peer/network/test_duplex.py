@@ -10,6 +10,7 @@ import pytest
 
 from peer.network.duplex import BreachError, Duplex
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from protocol.any_bytes import AnyBytes
 from protocol.channels import listen, options
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
@@ -29,7 +30,7 @@ Handler = Callable[[Any, Any], Awaitable[None]]
 async def calling(handler: Handler) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
     """The link to a stage behind ours that does what `handler` does, with bytes; and the task that carries it."""
     raw = grpc.stream_stream_rpc_method_handler(handler)
-    server = grpc.aio.server(options=options(None))
+    server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetpeer.v1.Pipeline", {"Exchange": raw}),))
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
     await server.start()
@@ -76,7 +77,7 @@ def test_a_server_that_sends_no_message_is_named(sent: bytes, words: str):
 
 def test_a_caller_that_sends_no_message_is_named():
     async def scene() -> None:
-        server, service = grpc.aio.server(), PipelineService(MANIFEST)
+        server, service = grpc.aio.server(interceptors=[AnyBytes()]), PipelineService(MANIFEST)
         pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
+from peer.network.duplex import BreachError
 from peer.network.pipeline import Link
-from protocol.errors import FormatError
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -54,7 +54,7 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
             for _ in range(2 if due == (1, 0) else 1):  # a step that is taken again begins with the same frame
                 link.send(sent[0])
             words = f"expected the frame of round {due[0]}, step {due[1]}, microbatch ., got that of round 1, step 0"
-            with pytest.raises(FormatError, match=words):
+            with pytest.raises(BreachError, match=words):
                 await victim.stage.run(*due, batch if direction == "backward" else None, victim.control)
             await victim.stage.abandon("a neighbour broke the protocol")
             assert all(map(torch.equal, weights(victim), before))

@@ -19,7 +19,7 @@ from peer.events import Event, Injected, Progress, StepDone
 from peer.process import first_error
 from peer.report import Report
 from peer.screen import TestnetScreen
-from peer.testnet import chaos, processes
+from peer.testnet import chaos, child, processes
 from peer.testnet.child import Child
 from peer.testnet.event_log import EventLog
 from peer.testnet.options import TestnetOptions, check_manifest, to_toml
@@ -334,8 +334,8 @@ def test_a_stop_closes_every_standard_input_which_is_enough(testnet: Callable[..
 def test_who_ignores_that_is_killed_with_its_own_children(
     testnet: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.1)
-    monkeypatch.setattr(processes, "KILL_SECONDS", 0.5)
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(child, "KILL_SECONDS", 0.5)
     outcome = testnet(WORK | {"stage 1": "ignore everything"}, stop_at=lambda said: isinstance(said[-1], Progress))
     own = [int(event.doing.split()[-1]) for event in outcome.said if isinstance(event, Progress)]
     assert outcome.left() == []
