@@ -251,7 +251,8 @@ def test_a_handler_that_does_not_answer_ends_after_the_deadline(monkeypatch: pyt
             async with connect(there("server", on.address), MANIFEST, credentials("caller")) as channel:
                 await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
         await on.services.left.wait()
-        assert not on.guard.allowances[CALLER].open
+        while on.guard.allowances[CALLER].open:  # the caller may hear of the end before the guard has noted it
+            await asyncio.sleep(0)
 
     play(scene)
 
