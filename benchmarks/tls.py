@@ -113,7 +113,7 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
         await require_manifest(context, self.manifest)
         if self.caller is not None:
             await speaks(context, self.caller, "the stage before this one")
-        upstream = link(self.manifest, "the stage before")
+        upstream = link(self.manifest, self.caller or PeerId("a caller without TLS"), "the stage before")
         answering = asyncio.create_task(self.answer(upstream))
         await upstream.carry(context)
         await answering
@@ -175,7 +175,7 @@ class Caller:
         """Of one stream that exchanges so many pairs of frames, after some that do not count."""
         rules, ahead = FrameRules.of(self.manifest), self.manifest.replicas.stages
         activations, tokens = payload(rules), np.zeros((rules.sequences, rules.context + 1), np.int64)
-        downstream = link(self.manifest, "the stage behind")
+        downstream = link(self.manifest, self.answers, "the stage behind")
 
         def send(number: int) -> None:
             frame = ForwardFrame(Place(1, 0, number), activations, tokens, EMBEDDING)

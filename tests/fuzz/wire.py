@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.network.duplex import BreachError
 from peer.network.reconciliation_service import _from_wire
 from peer.optim import bequest as bequests
 from peer.swarm.control import MemberControl
@@ -163,6 +164,9 @@ class OneOrder:
 
     def send(self, message: object) -> None:
         pass
+
+    def breach(self, what: str) -> BreachError:
+        return BreachError(AUTHOR.peer_id, what)
 
     async def receive(self) -> group_pb2.Order:
         return self.order
