@@ -33,8 +33,8 @@ def attacker_said(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (folder / "net" / "attacker.jsonl").read_text().splitlines()]
 
 
-ALWAYS = ("garbage", "equivocation", "loris")
-"""Of each sort one: in a pipeline, in contributions, in time. A run takes a minute; the others' come with the variable
+ALWAYS = ("garbage", "equivocation")
+"""Of each sort one: in a pipeline, and in contributions. A run takes a minute; the others' come with the variable
 `HETPEER_EVERY_ATTACKER`, as in `HETPEER_EVERY_ATTACKER=1 make test ARGS=tests/system/test_attackers.py`."""
 
 KINDS = [
