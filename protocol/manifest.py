@@ -146,7 +146,7 @@ class Evaluation(Section):
 
 
 class Manifest(Section):
-    """`run.toml` and checked. Two peers with one `digest` agree on every number of the run."""
+    """`run.toml`, parsed and checked. Two peers with one `digest` agree on every number of the run."""
 
     run: Run = Run()
     model: Model

@@ -68,7 +68,7 @@ def _tar(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _unpacked(file: IO[bytes]) -> IO[bytes]:
-    """Bounded before the tar is whose headers could ask for as much memory as there are bytes."""
+    """Bounded before the tar is parsed, whose headers could ask for as much memory as there are bytes."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     if not packed:

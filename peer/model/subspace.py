@@ -26,7 +26,7 @@ ORTHONORMAL_TOLERANCE = 1e-5
 class Boundary(Protocol):
     """What goes over the wire between two stages. Payloads are contiguous; what is decoded is fp32.
 
-    Token ids and the shape of a payload are checked where frames are not here.
+    Token ids and the shape of a payload are checked where frames are parsed, not here.
     """
 
     def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
