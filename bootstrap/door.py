@@ -81,7 +81,7 @@ class Door(run_pb2_grpc.RunServicer):
             certificate=certificate + (self.credentials.chain if self.own_card else b""),
             authority=self.credentials.root,
             port=self.port,
-            closed=await asyncio.to_thread(self.gatekeeper.is_closed),
+            closed=bool(invitation),
         )
 
     async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None) -> Card:

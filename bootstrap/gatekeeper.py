@@ -16,7 +16,7 @@ from protocol.identity import PeerId
 
 @dataclass(slots=True)
 class Gatekeeper:
-    """`folder` is the node's. Everything here waits for the disk: off the event loop."""
+    """`folder` is the node's. What welcomes and notes waits for the disk: off the event loop."""
 
     folder: Path
     rates: Rates = field(default_factory=Rates)
@@ -34,7 +34,7 @@ class Gatekeeper:
         self.rates.take(caller, invitations.invitation_id(token), time.monotonic())
 
     def require_welcome(self, peer: PeerId, token: bytes) -> str:
-        """The id of the invitation by which a peer may come in; empty in an open run.
+        """The id of the invitation by which a peer may come in; empty in an open run, and only there.
 
         Raises:
             RefusedError: it may not.
@@ -44,10 +44,6 @@ class Gatekeeper:
         if not invitations.is_closed(self.folder):
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
-
-    def is_closed(self) -> bool:
-        """Whether the run lets in only who has an invitation."""
-        return invitations.is_closed(self.folder)
 
     def objection(self, peer: PeerId) -> str:
         """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
