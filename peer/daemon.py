@@ -139,7 +139,6 @@ async def _joined(
     card, credentials = place.card, place.credentials
     distrust = Distrust(emit)
     contacts, guard = Contacts(manifest, credentials, distrust.objection), Guard(distrust.objection)
-
     server = grpc.aio.server(options=options(manifest), interceptors=[guard, AnyBytes()])
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"

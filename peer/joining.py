@@ -74,19 +74,21 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     Raises:
         HetpeerError: there is none; the message says why.
     """
-    _claim(settings.directory, descriptor)
-    known = card_of(settings.directory)
+    folder = settings.directory
+    await asyncio.to_thread(_claim, folder, descriptor)
+    known = card_of(folder)
     admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
-    remember_place(settings.directory, admitted.signed_card, admitted.credentials)
+    await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
     return admitted
 
 
 def _claim(directory: Path, descriptor: Descriptor) -> None:
     """A folder belongs to one run."""
     marker = directory / DESCRIPTOR
-    if marker.exists() and marker.read_bytes() != descriptor.canonical():
+    if not marker.exists():
+        write_atomically(marker, descriptor.canonical())
+    elif marker.read_bytes() != descriptor.canonical():
         raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
-    write_atomically(marker, descriptor.canonical())
 
 
 def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
