@@ -100,13 +100,13 @@ def revoke(options: RevokeOptions, terminal: Terminal) -> int:
         if operator.identity.peer_id != descriptor.operator:
             raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
 
-        return run(lambda stop: spread(options, operator, ticket, terminal), terminal)
+        return run(lambda stop: spread(options.peer, options.start, operator, ticket, terminal), terminal)
 
     return told(terminal.emit, work)
 
 
-async def spread(options: RevokeOptions, operator: Operator, ticket: Ticket, terminal: Terminal) -> None:
-    """Shut a peer out, and tell everybody who can be found.
+async def spread(given: str, start: int | None, operator: Operator, ticket: Ticket, terminal: Terminal) -> None:
+    """Shut a peer out, from a round on (None: from now), and tell everybody who can be found.
 
     Raises:
         HetpeerError: there is no such peer, or the node's folder cannot be written.
@@ -116,7 +116,7 @@ async def spread(options: RevokeOptions, operator: Operator, ticket: Ticket, ter
     except UnreachableError as error:
         terminal.emit(Progress(str(error)))
         here = ()
-    await _revoke(options, operator, here, terminal)
+    await _revoke(given, start, operator, here, terminal)
 
 
 async def _read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
@@ -137,13 +137,13 @@ async def _dht(ticket: Ticket, register: Register) -> AsyncIterator[Dht]:
             await dht.stop()
 
 
-async def _revoke(options: RevokeOptions, operator: Operator, here: Peers, terminal: Terminal) -> None:
+async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers, terminal: Terminal) -> None:
     """Put the peer on the node's list first: that holds, whoever can be told."""
     logged = (PeerId(entry.peer) for entry in logs.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
-    peer = one_peer(options.peer, [each.peer_id for each in here], logged)
-    revocation = _revocation(peer, options.start, [each.round for each in here if each.peer_id != peer])
+    peer = one_peer(given, [each.peer_id for each in here], logged)
+    revocation = _revocation(peer, asked, [each.round for each in here if each.peer_id != peer])
     signed = operator.sign(revocation) if revocation else b""
-    now, start = time.time(), revocation.start if revocation else options.start or 0
+    now, start = time.time(), revocation.start if revocation else asked or 0
     revoked.add(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
     since = f"from round {start} on" if start else ""
     logs.write(operator.folder, Entry(what="revoked", at=now, peer=peer, reason=since))

@@ -9,7 +9,7 @@ from bootstrap import invitations
 from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
-from peer.commands.admin import Operator, RevokeOptions, spread
+from peer.commands.admin import Operator, spread
 from peer.commands.invitations import duration
 from peer.commands.observer import Revoke, observe
 from peer.events import Progress, Serving, Suspected
@@ -170,6 +170,6 @@ def _revoke_with(ticket: Ticket, descriptor: Descriptor, folder: Path, terminal:
     ours = Operator(folder, load_or_create(folder), descriptor)
 
     async def revoke(suspected: Suspected) -> None:
-        await spread(RevokeOptions(suspected.peer, suspected.since, folder, None), ours, ticket, terminal)
+        await spread(suspected.peer, suspected.since, ours, ticket, terminal)
 
     return revoke
