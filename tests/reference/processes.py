@@ -25,6 +25,19 @@ TEXT = "\n\n".join(
 )
 """A small text, so that runs begin at once."""
 
+RUN = """
+[model]
+preset = "nano"
+layers = 2
+[replicas]
+groups = 1
+datacenters = {datacenters}
+[inner]
+sequences = {sequences}
+microbatch = {sequences}
+"""
+"""A run of two stages; what follows it goes into `[inner]`, or into tables of its own."""
+
 
 E = TypeVar("E")
 

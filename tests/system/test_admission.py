@@ -14,28 +14,15 @@ import pytest
 from bootstrap.invitations import ID_BYTES
 from peer.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
 from protocol import ticket as tickets
-from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer
+from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
-RUN = """
-[model]
-preset = "nano"
-layers = 2
-[replicas]
-groups = 1
-datacenters = 1
-[inner]
-steps = 6
-sequences = 2
-microbatch = 2
-[outer]
-rounds = 5000
-"""
+LONG_RUN = RUN.format(datacenters=1, sequences=2) + "steps = 6\n[outer]\nrounds = 5000\n"
 
 
 @pytest.fixture
 def created(tmp_path: Path) -> list[str]:
     """What a bootstrap node is started with; its folder is `operator`."""
-    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "run.toml").write_text(LONG_RUN)
     (tmp_path / "text.txt").write_text(TEXT)
     where = ["--listen", "127.0.0.1:0", "--dir", str(tmp_path / "operator")]
     return [str(tmp_path / "run.toml"), *where, "--data", str(tmp_path / "text.txt")]

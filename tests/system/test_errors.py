@@ -10,26 +10,15 @@ from pathlib import Path
 import pytest
 
 from protocol.ticket import Ticket
-from tests.reference.processes import HETPEER, serving
+from tests.reference.processes import HETPEER, RUN, serving
 
-RUN = """
-[model]
-preset = "nano"
-layers = 2
-[replicas]
-groups = 1
-datacenters = 1
-[inner]
-sequences = {sequences}
-microbatch = {sequences}
-"""
 SECONDS = 90
 
 
 @pytest.fixture(scope="module")
 def ticket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ticket]:
     """A run that is being served."""
-    with serving(RUN.format(sequences=2), tmp_path_factory.mktemp("run") / "small") as ticket:
+    with serving(RUN.format(datacenters=1, sequences=2), tmp_path_factory.mktemp("run") / "small") as ticket:
         yield ticket
 
 
@@ -78,7 +67,7 @@ def test_a_stage_out_of_range(fails: Callable[..., str], ticket: Ticket):
 
 
 def test_another_manifest_than_the_runs(fails: Callable[..., str], ticket: Ticket, tmp_path: Path):
-    (tmp_path / "other.toml").write_text(RUN.format(sequences=2) + "steps = 7\n")
+    (tmp_path / "other.toml").write_text(RUN.format(datacenters=1, sequences=2) + "steps = 7\n")
     said = fails("join", str(ticket), "--stage", "1", "--manifest", str(tmp_path / "other.toml"), code=3)
     assert "inner.steps: ours is 7, theirs is 50" in said
 
@@ -109,7 +98,7 @@ def test_a_device_that_is_missing(fails: Callable[..., str], ticket: Ticket):
 
 
 def test_too_little_memory_for_the_stage(fails: Callable[..., str], tmp_path: Path):
-    with serving(RUN.format(sequences=2**13), tmp_path / "large") as ticket:
+    with serving(RUN.format(datacenters=1, sequences=2**13), tmp_path / "large") as ticket:
         said = fails("join", str(ticket), "--stage", "1", "--device", "cpu", code=4)
     assert "not enough memory for stage 1: it takes about" in said
     assert "cpu has" in said

@@ -11,22 +11,9 @@ import pytest
 
 from peer.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.launch import two_free_ports
-from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer
+from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
-RUN = """
-[model]
-preset = "nano"
-layers = 2
-[replicas]
-groups = 1
-datacenters = {datacenters}
-[inner]
-steps = 6
-sequences = 2
-microbatch = 2
-[outer]
-rounds = 500
-"""
+LONG_RUN = RUN + "steps = 6\n[outer]\nrounds = 500\n"
 
 
 @dataclass
@@ -62,7 +49,7 @@ def swarm(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start(datacenters: int = 0) -> Swarm:
-            (tmp_path / "run.toml").write_text(RUN.format(datacenters=datacenters))
+            (tmp_path / "run.toml").write_text(LONG_RUN.format(datacenters=datacenters, sequences=2))
             text = tmp_path / "text.txt"
             text.write_text(TEXT)
             where = ["--listen", f"127.0.0.1:{two_free_ports()}", "--dir", str(tmp_path / "operator")]
