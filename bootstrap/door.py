@@ -15,7 +15,7 @@ from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of
-from protocol.records import Register
+from protocol.records import Register, common_round
 from protocol.run_files import Descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
@@ -82,6 +82,7 @@ class Door(run_pb2_grpc.RunServicer):
             authority=self.credentials.root,
             port=self.port,
             closed=bool(invitation),
+            trials=self.gatekeeper.tries_newcomers(),
         )
 
     async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None) -> Card:
@@ -103,7 +104,10 @@ class Door(run_pb2_grpc.RunServicer):
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())
-        return Card(peer, place.role, place.stage, place.slot)
+        begun = common_round((record.round for record in records), self.descriptor.manifest.outer.liars) > 0
+        new = (held is None or held.on_trial) and begun and place.role in ("volunteer", "datacenter")
+        on_trial = new and await asyncio.to_thread(self.gatekeeper.must_be_tried, peer)
+        return Card(peer, place.role, place.stage, place.slot, on_trial)
 
     def _held(self, peer: PeerId, shown: bytes) -> Card | None:
         """The place that a peer was given before, here or at another node of the run."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bootstrap import invitations, log
+from bootstrap import invitations, log, trials
 from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
@@ -45,6 +45,15 @@ class Gatekeeper:
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
 
+    def tries_newcomers(self) -> bool:
+        """Whether what newcomers contribute counts only after a trial."""
+        return trials.read(self.folder).required
+
+    def must_be_tried(self, peer: PeerId) -> bool:
+        """Whether a newcomer of a run that has begun has its trial still before it."""
+        known = trials.read(self.folder)
+        return known.required and peer not in known.stood
+
     def objection(self, peer: PeerId) -> str:
         """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
         try:
@@ -64,6 +73,7 @@ class Gatekeeper:
             role=card.role,
             stage=card.stage,
             slot=card.slot,
+            reason="on trial" if card.on_trial else "",
             address=host_of(caller),
             invitation=invitation,
         )

@@ -110,6 +110,14 @@ def bootstrap(
     certificate_life: Annotated[
         str, typer.Option(metavar="TIME", help="How long peers' certificates last; they are renewed in time.")
     ] = "3d",
+    trials: Annotated[
+        bool | None,
+        typer.Option(
+            "--trials/--no-trials",
+            help="Audit, and let what newcomers contribute count only once the audit has seen what it would do. "
+            "Default: as the run is; a new one has none.",
+        ),
+    ] = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -118,7 +126,7 @@ def bootstrap(
     from peer.commands.bootstrap import bootstrap as run
 
     options = BootstrapOptions(
-        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life
+        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life, trials
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from peer.network.renewal import keep_renewing
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
+from peer.network.trial import stand_trial
 from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
@@ -161,6 +163,7 @@ async def _joined(
             role=settings.role,
             stage=card.stage,
             slot=card.slot,
+            on_trial=card.on_trial,
         )
         signer = Signer(identity, authority, place.signed_card)
         discovery = Discovery(dht, signer, manifest, record, objection=distrust.objection)
@@ -191,6 +194,7 @@ async def _joined(
             torch_thread=torch_thread,
             emit=emit,
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
+            stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             audit=settings.audit,
         )
 
@@ -201,6 +205,7 @@ async def _joined(
                 node.shut_out.set_result(None)
 
         acceptance.revoked = revoked
+        acceptance.trials = {} if settings.audit else None
         _bind(server, node)
         emit(Progress("getting ready to compute"))
         await warming

@@ -154,6 +154,17 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """An audit has looked at what a peer on trial contributed to a round: what it would have gained, in nats per token,
+    and what is wrong with it; empty: nothing, and it may count from now on."""
+
+    round: int
+    peer: str
+    gain: float
+    objection: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Suspected:
     """An audit suspects a peer. `since`: the first round whose contribution did harm; 0 where no harm was measured, as
     with copies, of which nobody can tell who made the first."""
@@ -210,6 +221,7 @@ Event = (
     | Evaluated
     | Audited
     | Suspected
+    | Tried
     | Finished
     | Failed
     | Injected

@@ -33,6 +33,7 @@ from peer.events import (
     Serving,
     StepDone,
     Suspected,
+    Tried,
 )
 from peer.report import Report
 
@@ -100,6 +101,9 @@ def say(event: Event) -> str | None:
         case Audited(round, gains):
             each = ", ".join(f"{peer[-8:]} {gain:+.4f}" for peer, gain in sorted(gains.items(), key=lambda one: one[1]))
             return f"Audit of round {round}, gains in nats: {each}"
+        case Tried(round, peer, gain, objection):
+            verdict = f"not yet: {objection}" if objection else "they count from now on"
+            return f"Trial of peer {peer[-8:]}'s contributions: round {round} would gain {gain:+.4f} nats; {verdict}"
         case Suspected(peer, reason):
             return f"WARNING: peer {peer[-8:]} is suspected: {reason}"
         case Finished(rounds):
@@ -217,6 +221,7 @@ TOLD = (
     | Refused
     | Evaluated
     | Suspected
+    | Tried
     | Failed
 )
 """What a testnet tells where it has no live table."""

@@ -21,16 +21,26 @@ ROLES = (*get_args(Role), "gateway")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Who may take part, as what. `slot` decides which tokens the replica reads that this peer leads."""
+    """Who may take part, as what. `slot` decides which tokens the replica reads that this peer leads.
+
+    Who is `on_trial` takes part in everything, but what it contributes counts nowhere, until the operator has seen what
+    it would have done and gives it another card. A contribution counts if there is *any* card with which its author
+    signed it and that lets it count: so peers that were shown different cards agree in the end.
+    """
 
     peer: PeerId
     role: str
     stage: int
     slot: int
+    on_trial: bool = False
+
+    def authors(self, part: str) -> bool:
+        """Whether this peer's place is one that contributes to a part."""
+        return self.role == "datacenter" or (self.role == "volunteer" and part in parts_authored(self.stage))
 
     def may_author(self, part: str) -> bool:
         """Whether contributions of this peer to a part count."""
-        return self.role == "datacenter" or (self.role == "volunteer" and part in parts_authored(self.stage))
+        return self.authors(part) and not self.on_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +81,15 @@ class Authority:
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:
     """Admit a peer. `own_card` is the issuer's, if it is a gateway."""
-    return signed.sign(identity, KIND, [run, card.peer, card.role, card.stage, card.slot, own_card])
+    return signed.sign(identity, KIND, [run, card.peer, card.role, card.stage, card.slot, int(card.on_trial), own_card])
 
 
 def _parse(fields: list[Any]) -> tuple[Card, str, bytes]:
     match fields:
-        case [str(run), str(peer), str(role), int(stage), int(slot), bytes(by)] if (
-            role in ROLES and 1 <= len(peer) <= 64 and peer.isprintable() and 0 <= stage < 1024 and 0 <= slot < 2**31
+        case [str(run), str(peer), str(role), int(stage), int(slot), int(on_trial), bytes(by)] if (
+            role in ROLES
+            and (1 <= len(peer) <= 64 and peer.isprintable())
+            and (0 <= stage < 1024 and 0 <= slot < 2**31 and on_trial in (0, 1))
         ):
-            return Card(PeerId(peer), role, stage, slot), run, by
+            return Card(PeerId(peer), role, stage, slot, bool(on_trial)), run, by
     raise FormatError("a card with other fields than a card's")

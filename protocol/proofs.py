@@ -13,9 +13,9 @@ from protocol.ledger import Entry, Revocation
 CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Signer:
-    """This peer's key and card, and the run it signs for."""
+    """This peer's key and card, and the run it signs for. Who has stood its trial gets another card."""
 
     identity: Identity
     authority: Authority
@@ -38,17 +38,11 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
     """Check what another peer passed on. Receipts that are not for this entry, or do not hold, are left out.
 
     Raises:
-        FormatError: the author's signature does not hold, or it may not contribute to this part.
+        FormatError: the author's signature does not hold, or its contributions to this part do not count.
     """
-    author, fields = signed.read(proof, CONTRIBUTION)
-    match fields:
-        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
-            len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
-        ):
-            _card_of(author, card, authority, part)
-        case _:
-            raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
-    entry = Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof)
+    entry, author = _contribution(proof, authority)
+    if author.on_trial:
+        raise FormatError(f"peer {author.peer[-8:]} is on trial: what it contributes does not count yet")
     for receipt in receipts:
         holder = _holder(receipt, entry, authority)
         if holder is not None:
@@ -56,11 +50,28 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
     return entry
 
 
-def _card_of(peer: PeerId, card: bytes, authority: Authority, part: str) -> Card:
-    owner = authority.admitted(peer, card)
-    if not owner.may_author(part):
-        raise FormatError(f"peer {peer[-8:]} has no place that contributes to {part[:40]}")
-    return owner
+def read_trial(proof: bytes, authority: Authority) -> Entry | None:
+    """What a peer on trial contributed, which counts nowhere; None if its author is not on trial.
+
+    Raises:
+        FormatError: the author's signature does not hold, or it has no place that contributes to this part.
+    """
+    entry, author = _contribution(proof, authority)
+    return entry if author.on_trial else None
+
+
+def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
+    author, fields = signed.read(proof, CONTRIBUTION)
+    match fields:
+        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
+            len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
+        ):
+            owner = authority.admitted(author, card)
+        case _:
+            raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
+    if not owner.authors(part):
+        raise FormatError(f"peer {author[-8:]} has no place that contributes to {part[:40]}")
+    return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof), owner
 
 
 def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:
@@ -71,10 +82,10 @@ def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None
         expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
         if fields[:-1] != expected or not isinstance(fields[-1], bytes):
             return None
-        _card_of(holder, fields[-1], authority, name.part)
+        card = authority.admitted(holder, fields[-1])
     except FormatError:
         return None
-    return holder
+    return holder if card.may_author(name.part) else None
 
 
 def revoke(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:

@@ -4,7 +4,7 @@ A record travels as a signed message that carries the operator's word, or a gate
 whoever holds or reads it checks it without asking anybody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Literal
@@ -47,6 +47,7 @@ class PeerRecord(BaseModel):
     role: Role
     stage: int = Field(ge=0, le=1023, description="0 for a datacenter or observer, which hold all")
     slot: int = Field(ge=0, lt=2**20)
+    on_trial: bool = Field(False, description="what it contributes does not count yet: nobody waits for it")
     replica: ReplicaId | Literal[""] = ""
     round: int = Field(0, ge=0, lt=2**31)
     contributed: int = Field(0, ge=0, lt=2**31)
@@ -90,6 +91,13 @@ def expiration(record: PeerRecord) -> float:
     return record.sequence / 1000 + RECORD_SECONDS
 
 
+def common_round(finished: Iterable[int], liars: int) -> int:
+    """Of the last rounds that peers say they have finished, the latest that more than `liars` of them have: no liar
+    alone can push it. Of fewer peers, what all of them have; 0 of none."""
+    rounds = sorted(finished, reverse=True)
+    return rounds[min(liars, len(rounds) - 1)] if rounds else 0
+
+
 def pack(record: PeerRecord) -> bytes:
     """A record as it lies in a signed message."""
     packed: bytes = msgpack.packb(record.model_dump())
@@ -113,7 +121,8 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     if record.peer_id != signer:
         other = record.peer_id[:64] if record.peer_id.isprintable() else "another"
         raise FormatError(f"the record of {signer} speaks for {other}")
-    if (record.role, record.stage, record.slot) != (place.role, place.stage, place.slot):
+    said = record.role, record.stage, record.slot, record.on_trial
+    if said != (place.role, place.stage, place.slot, place.on_trial):
         raise FormatError(f"the record of {signer} names another place than its card")
     return record
 

@@ -46,7 +46,7 @@ def read(data: bytes, authority: Authority) -> Statement:
     match fields:
         case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
             record = unpack(packed, signer, card, authority)
-            trains = bool(record.replica)
+            trains = bool(record.replica) and not record.on_trial
             return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
     raise FormatError(f"peer {signer[-8:]} made no statement of this run")
 

@@ -18,7 +18,8 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke until-stdin-closes",
+    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
+    "until-stdin-closes",
     "join": "device dir json listen manifest stage threads until-stdin-closes",
     "replica": "audit device dir json listen manifest threads until-stdin-closes",
     "observe": "audit device dir json listen threads until-stdin-closes",

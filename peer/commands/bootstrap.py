@@ -5,14 +5,14 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bootstrap import invitations
+from bootstrap import invitations, trials
 from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
 from peer.commands.invitations import duration
-from peer.commands.observer import Revoke, observe
-from peer.events import Progress, Serving, Suspected
+from peer.commands.observer import Acquit, Revoke, observe
+from peer.events import Progress, Serving, Suspected, Tried
 from peer.home import home, locked, remember
 from peer.network import operator
 from peer.network.remembered import card_of, kept_credentials, remember_place
@@ -21,6 +21,7 @@ from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.atomic import write_atomically
 from protocol.errors import UnreachableError, UserError
+from protocol.identity import PeerId
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
@@ -35,7 +36,7 @@ OWN_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What the command line said. Revoking takes auditing, and auditing evaluating."""
+    """What the command line said. Revoking and trials take auditing, and auditing evaluating."""
 
     run_toml: Path | None
     listen: str
@@ -48,6 +49,7 @@ class BootstrapOptions:
     revoke: bool = False
     closed: bool | None = None
     certificate_life: str = "3d"
+    trials: bool | None = None
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -55,6 +57,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
 
     def serve() -> int:
         where, life = _listen_address(options), duration(options.certificate_life)
+        if options.join and options.trials is not None:
+            raise UserError("--trials is for the operator's own node: this one does as that one does")
         if options.join and options.revoke:
             raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
@@ -68,6 +72,9 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                 descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
 
             first_token = _close(options, folder)
+            if options.trials is not None:
+                trials.require(folder, options.trials)
+            audits = options.audit or options.revoke or (ticket is None and trials.read(folder).required)
 
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -85,8 +92,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     served, standing = descriptor, as_operator(load_or_create(folder), life)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(serve_node(served, folder, where, standing, tell, stop))
-                    if options.evaluate or options.audit or options.revoke:
-                        tasks.create_task(_observe(up, options, served, folder, terminal, stop))
+                    if options.evaluate or audits:
+                        tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
 
             return run(work, terminal)
 
@@ -133,6 +140,7 @@ async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: T
     remember_place(folder, place.signed_card, place.credentials)
     if place.closed:
         invitations.set_closed(folder, True)
+    trials.require(folder, place.trials)
     return descriptor, Standing(place.credentials, life, place.signed_card, ticket)
 
 
@@ -148,12 +156,14 @@ def _listen_address(options: BootstrapOptions) -> Listen:
 async def _observe(
     up: asyncio.Future[Ticket],
     options: BootstrapOptions,
+    audits: bool,
     descriptor: Descriptor,
     folder: Path,
     terminal: Terminal,
     stop: asyncio.Event,
 ) -> None:
-    """Keep an observer beside this node, which audits if it is to, and revoke whom it suspects if that is the policy.
+    """Keep an observer beside this node, which audits if it is to: let what newcomers contribute count once they have
+    stood their trial, and revoke whom it suspects if that is the policy.
 
     Raises:
         LostMemberError: it died.
@@ -162,7 +172,16 @@ async def _observe(
     if invitations.is_closed(folder):
         ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
     revoke = _revoke_with(ticket, descriptor, folder, terminal) if options.revoke else None
-    await observe(ticket, folder / "observer", terminal, stop, options.audit or options.revoke, revoke)
+    await observe(ticket, folder / "observer", terminal, stop, audits, revoke, _acquit_in(folder))
+
+
+def _acquit_in(folder: Path) -> Acquit:
+    """By this node's list, which it reads when a peer asks for its next card."""
+
+    async def acquit(tried: Tried) -> None:
+        await asyncio.to_thread(trials.note_stood, folder, PeerId(tried.peer))
+
+    return acquit
 
 
 def _revoke_with(ticket: Ticket, descriptor: Descriptor, folder: Path, terminal: Terminal) -> Revoke:

@@ -4,9 +4,10 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from peer.events import Progress, Suspected
+from peer.events import Progress, Suspected, Tried
 from peer.process import LINE_BYTES, Terminal, heard
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.ticket import ENVIRONMENT, Ticket
@@ -21,6 +22,9 @@ MOST_RETRY_SECONDS = 300.0
 Revoke = Callable[[Suspected], Awaitable[None]]
 """Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""
 
+Acquit = Callable[[Tried], Awaitable[None]]
+"""Lets what a peer on trial contributes count. Raises HetpeerError where that cannot be done now."""
+
 
 async def observe(
     ticket: Ticket,
@@ -29,10 +33,11 @@ async def observe(
     stop: asyncio.Event,
     audit: bool = False,
     revoke: Revoke | None = None,
+    acquit: Acquit | None = None,
     command: tuple[str, ...] = (sys.executable, "-m", "peer.cli"),
 ) -> None:
     """Keep an observer with this folder until `stop` is set; it stops when its standard input closes. What it says,
-    this process says; `revoke` is told of whom it suspects of harm.
+    this process says; `revoke` is told of whom it suspects of harm, `acquit` of who has stood its trial.
 
     Raises:
         LostMemberError: it died.
@@ -49,13 +54,17 @@ async def observe(
     )
     assert observer.stdin is not None and observer.stdout is not None
     async with asyncio.TaskGroup() as tasks:
-        revoking: set[asyncio.Task[None]] = set()
+        acting: set[asyncio.Task[None]] = set()
 
         async def listen(stdout: asyncio.StreamReader) -> None:
             async for event in heard(stdout):
                 terminal.emit(event)
                 if isinstance(event, Suspected) and event.since and revoke is not None:
-                    revoking.add(tasks.create_task(_carry_out(revoke, event, terminal)))
+                    work = _carry_out(partial(revoke, event), f"peer {event.peer[-8:]} is not revoked yet", terminal)
+                    acting.add(tasks.create_task(work))
+                if isinstance(event, Tried) and not event.objection and acquit is not None:
+                    work = _carry_out(partial(acquit, event), f"peer {event.peer[-8:]} stays on trial", terminal)
+                    acting.add(tasks.create_task(work))
 
         listening = tasks.create_task(listen(observer.stdout))
         ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
@@ -66,19 +75,19 @@ async def observe(
             observer.stdin.close()
             code = await ended
             await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
-            for task in (listening, *revoking):
+            for task in (listening, *acting):
                 task.cancel()
     if code and not stop.is_set():
         raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")
 
 
-async def _carry_out(revoke: Revoke, suspected: Suspected, terminal: Terminal) -> None:
+async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
     """Try until it is done: an observer tells of each peer once."""
     pause = RETRY_SECONDS
     while True:
         try:
-            return await revoke(suspected)
+            return await act()
         except HetpeerError as error:
-            terminal.emit(Progress(f"peer {suspected.peer[-8:]} is not revoked yet: {error}"))
+            terminal.emit(Progress(f"{otherwise}: {error}"))
         await asyncio.sleep(pause)
         pause = min(MOST_RETRY_SECONDS, 2 * pause)

@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 def peer_rows(peers: Sequence[PeerRecord]) -> list[Row]:
     """What each peer says of itself."""
-    names = ("peer_id", "role", "stage", "slot", "replica", "round", "contributed", "address")
+    names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")
     return [{name: getattr(peer, name) for name in names} for peer in peers]
 
 
@@ -43,7 +43,8 @@ def peers_table(peers: Sequence[PeerRecord]) -> Table:
     names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
     table = _table(*names)
     for peer in peers:
-        cells = (peer.peer_id[-8:], peer.role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
+        role = f"{peer.role}, on trial" if peer.on_trial else peer.role
+        cells = (peer.peer_id[-8:], role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
         _add(table, *cells, peer.contributed or "–", peer.address)
     return table
 

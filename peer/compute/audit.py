@@ -63,11 +63,17 @@ def silenced(grid: Grid, contributions: Sequence[Contribution], author: PeerId, 
     A weight that would leave the grid stays at its edge: this is for measuring only, and two authors that push a weight
     in opposite directions must not be able to stop an audit.
     """
-    layout = part_layout(manifest, contributions[0].name.part)
     kept = [silence(each) if each.name.author == author else each for each in contributions]
-    before, after = (outer_term(each, layout, manifest) for each in (contributions, kept))
+    return exchanged(grid, contributions, kept, manifest)
+
+
+def exchanged(grid: Grid, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest) -> Grid:
+    """θ of a part, in which F(before) is, as it would be with F(after): int32, a new grid. `before` may be empty."""
+    layout = part_layout(manifest, after[0].name.part)
+    out = outer_term(before, layout, manifest) if before else dict.fromkeys(layout, 0)
+    into = outer_term(after, layout, manifest)
     return {
-        name: (tensor.to(torch.int64) + before[name] - after[name]).clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+        name: (tensor.to(torch.int64) + out[name] - into[name]).clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
         for name, tensor in grid.items()
     }
 
@@ -83,6 +89,18 @@ def gain(evaluator: Evaluator, grids: Mapping[Part, Grid], sets: Sets, author: P
     """What an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at θ."""
     without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
     return held_out_loss(evaluator, {**grids, **without}) - loss
+
+
+def trial_gain(
+    evaluator: Evaluator, grids: Mapping[Part, Grid], sets: Sets, tried: Mapping[Part, Contribution]
+) -> float:
+    """What contributions that count nowhere would gain, each in the set of its part, which may be empty."""
+    (author,) = {each.name.author for each in tried.values()}
+    wider = {part: [*sets[part], each] for part, each in tried.items()}
+    manifest = evaluator.manifest
+    with_them = {part: exchanged(grids[part], sets[part], wider[part], manifest) for part in tried}
+    would_be = {**grids, **with_them}
+    return gain(evaluator, would_be, wider, author, held_out_loss(evaluator, would_be))
 
 
 def overlap(one: Contribution, other: Contribution, manifest: Manifest) -> Overlap:

@@ -14,9 +14,12 @@ from protocol.errors import FormatError, PeerError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
-from protocol.proofs import Signer, read_entry, read_revocation
+from protocol.proofs import Signer, read_entry, read_revocation, read_trial
 from protocol.reconciliation import lacking
 from protocol.records import PeerRecord
+
+MOST_TRIALS = 64
+"""So many contributions of peers on trial an auditor holds: one of each author and part, until it has looked."""
 
 MOST_INVALID = 4096
 """So many contributions that were found invalid are remembered, not to be fetched again."""
@@ -43,6 +46,8 @@ class Acceptance:
     check: Check = nothing_is_valid
     revoked: Callable[[PeerId], None] = lambda author: None
     """Is told whom the operator has taken out."""
+    trials: dict[tuple[PeerId, Part], tuple[int, bytes]] | None = None
+    """Where this peer audits: the last round and contribution of each peer on trial."""
     revocations: dict[Revocation, bytes] = field(default_factory=dict)
     vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
     """While catching up: who says that an entry was accepted in time."""
@@ -57,9 +62,11 @@ class Acceptance:
     """What is being written down, by hash: a file has one writer at a time."""
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
-        """Keep this peer's own contribution; None if it is too late for it."""
+        """Keep this peer's own contribution; None if it is too late for it. On trial, it is there to be looked at."""
         entry = self.signer.contribution(part, round, digest(blob), len(blob))
         await asyncio.to_thread(self.shelf.put, entry, blob)
+        if read_trial(entry.proof, self.signer.authority) is not None:
+            return entry
         if self.ledgers[part].take(entry) is not Standing.ACCEPTED:
             return None
         self.news.ring()
@@ -72,12 +79,14 @@ class Acceptance:
         Raises:
             FormatError: it, or what it stands for, is not valid.
         """
+        if (trial := read_trial(proof, self.signer.authority)) is not None:
+            await self._take_trial(trial, sender)
+            return []
         entry = read_entry(proof, receipts, self.signer.authority)
         ledger = self.ledgers.get(entry.name.part)
         if ledger is None or entry.sha256 in self.invalid:
             return []
-        if entry.size > max_bytes(self.manifest, entry.name.part):
-            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
+        self._require_possible(entry)
         known = set(ledger.versions(entry.name))
         vouched = self._is_vouched(entry)
         standing = ledger.offer(entry, vouched)
@@ -94,6 +103,30 @@ class Acceptance:
             finally:
                 self.fetcher.wanted.drop(entry.key)
         return await self._attest(ledger, entry.name, known)
+
+    async def _take_trial(self, entry: Entry, sender: PeerRecord) -> None:
+        """What counts nowhere: an auditor fetches it, everybody else lets it pass."""
+        part, round, author = entry.name.part, entry.name.round, entry.name.author
+        ledger, trials = self.ledgers.get(part), self.trials
+        if ledger is None or trials is None or entry.sha256 in self.invalid:
+            return
+        if not ledger.window.is_open(ledger.clock, round) or round <= trials.get((author, part), (0, b""))[0]:
+            return
+        self._require_possible(entry)
+        if (blob := await self.fetcher.bring(entry, sender)) is None:
+            return
+        try:
+            await self._check(blob, entry)
+        finally:
+            self.fetcher.wanted.drop(entry.key)
+        trials.pop((author, part), None)
+        trials[author, part] = round, blob
+        for old in list(trials)[:-MOST_TRIALS]:
+            del trials[old]
+
+    def _require_possible(self, entry: Entry) -> None:
+        if entry.size > max_bytes(self.manifest, entry.name.part):
+            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
 
     async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
         """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on. Without

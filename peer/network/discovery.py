@@ -12,7 +12,7 @@ from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register, expiration, sign
+from protocol.records import PeerRecord, Register, common_round, expiration, sign
 
 Peers = tuple[PeerRecord, ...]
 
@@ -133,7 +133,5 @@ class Discovery:
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
 
     def common_round(self, liars: int) -> int:
-        """The latest round that more than `liars` others say they have finished: no liar alone can push it. Of fewer
-        others, what all of them say; 0 without any."""
-        rounds = sorted((peer.round for peer in self.others()), reverse=True)
-        return rounds[min(liars, len(rounds) - 1)] if rounds else 0
+        """The round that the others have finished (`protocol.records.common_round`)."""
+        return common_round((peer.round for peer in self.others()), liars)

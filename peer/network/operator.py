@@ -47,6 +47,8 @@ class Admitted:
     node: Node
     closed: bool
     """Whether the run lets in only who has an invitation."""
+    trials: bool
+    """Whether what newcomers contribute counts only after a trial."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -102,7 +104,8 @@ async def register(
             raise FormatError(f"{node.address} names another authority than the ticket")
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
-        return Admitted(given, reply.card, credentials, Node(node.peer_id, f"{host}:{reply.port}"), reply.closed)
+        shown = Node(node.peer_id, f"{host}:{reply.port}")
+        return Admitted(given, reply.card, credentials, shown, reply.closed, reply.trials)
 
     return await _at_a_door(ticket, ask)
 

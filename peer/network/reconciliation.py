@@ -12,7 +12,7 @@ from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distrust import Distrust
-from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, follows, partners, some
+from peer.network.spreading import HEARERS, TELL_SECONDS, compare_seconds, first_hearers, follows, partners, some
 from protocol import statement
 from protocol.channels import Reachable, handshake
 from protocol.claims import Claim
@@ -60,7 +60,7 @@ class Reconciler:
         """Keep and announce this peer's own contribution."""
         entry = await self.acceptance.own(part, round, blob)
         if entry is not None:
-            for peer in some(self.followers(part), FANOUT, random):
+            for peer in first_hearers(self.discovery.record, self.followers(part), random):
                 self.start(self._tell(peer, [entry]))
 
     def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:

@@ -90,6 +90,14 @@ def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
     return peer.role != "volunteer" or part in parts_followed(manifest, peer.stage)
 
 
+def first_hearers(author: PeerRecord, followers: Sequence[PeerRecord], chance: Chance) -> list[PeerRecord]:
+    """Whom an author tells of its contribution at once. What is on trial nobody tells on, and the operator's auditor is
+    an observer: so observers hear it."""
+    if not author.on_trial:
+        return some(followers, FANOUT, chance)
+    return some([peer for peer in followers if peer.role == "observer"], HEARERS, chance)
+
+
 @dataclass(slots=True)
 class Wanted(Generic[Key, Source]):
     """What this peer lacks of what others have said they hold, and who said so.

@@ -11,6 +11,7 @@ from peer.events import Audited, Suspected
 from peer.swarm.followed import Followed
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.trials import hold_trials
 from peer.swarm.verdicts import Pair, Verdicts
 from protocol.identity import Part, PeerId
 
@@ -32,7 +33,12 @@ class Auditor:
     looked_at: set[tuple[Part, int, PeerId]] = field(default_factory=set)
 
     async def audit(self, outer: OuterLoop) -> None:
-        """Measure what has come into θ since the last time, late contributions too, and tell what it did."""
+        """Measure what has come into θ since the last time, late contributions too, and tell what it did; and what
+        newcomers on trial would do."""
+        await self._audit_what_counts(outer)
+        await hold_trials(self.node, self.evaluator, outer)
+
+    async def _audit_what_counts(self, outer: OuterLoop) -> None:
         followed, run = outer.followed, self.node.torch_thread.run
         drawn = self.draw(self.unseen(followed))
         if not drawn or self.node.leaving:

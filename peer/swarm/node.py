@@ -59,6 +59,8 @@ class Node:
     emit: Listener
     keep_certified: Callable[[], Coroutine[Any, Any, None]]
     """Renews this peer's certificate for as long as it lives."""
+    stand_trial: Callable[[], Coroutine[Any, Any, None]]
+    """Until what this peer contributes counts."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
     shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -98,6 +100,7 @@ class Node:
                 tasks.create_task(self.discovery.keep_reading()),
                 tasks.create_task(keep_remembering(self.directory, self.discovery)),
                 tasks.create_task(self.keep_certified()),
+                tasks.create_task(self.stand_trial()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()

@@ -147,23 +147,24 @@ class OuterLoop:
         await self.settle()
         if self.discovery.record.contributed < round:
             await self.save({})
-        self.seen = {due: seen for due, seen in self.seen.items() if due > self._last_settled}
+        self.seen = {due: seen for due, seen in self.seen.items() if due > self.last_settled}
         self._seen(self.clock)
         await self.discovery.publish()
         return counts
 
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
-        await self.followed.settle(self.clock, self._last_settled)
+        await self.followed.settle(self.clock, self.last_settled)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:
         """One part of it."""
-        await self.followed.settle_part(part, self.clock, self._last_settled)
+        await self.followed.settle_part(part, self.clock, self.last_settled)
         self.tell_claims()
 
     @property
-    def _last_settled(self) -> int:
+    def last_settled(self) -> int:
+        """The last round whose contributions are in the grids."""
         return self.manifest.outer.last_applied(self.clock - 1)
 
     def tell_claims(self) -> None:

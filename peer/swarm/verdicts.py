@@ -44,6 +44,18 @@ class Suspicion:
     since: int = 0
 
 
+def objection(gain: float, alike: float) -> str:
+    """Why what a newcomer contributed on trial should not count; empty: it may.
+
+    `alike` is the largest share of places, beyond chance, that it has in common with another's.
+    """
+    if gain < -FLOOR_NATS:
+        return f"held-out loss would be {-gain:.3f} nats higher with it"
+    if alike >= COPIED_PLACES:
+        return f"{alike:.0%} of its places are another's"
+    return ""
+
+
 @dataclass(slots=True)
 class Verdicts:
     """The running verdict on each author: its gains in nats per token by round, of its last audits."""

@@ -15,8 +15,8 @@ def replicas(peers: Peers) -> frozenset[ReplicaId]:
 
 
 def authors(peers: Peers, part: Part) -> Peers:
-    """Peers that make contributions to a part, one of each replica."""
-    return tuple(peer for peer in peers if peer.replica and writes(peer, part))
+    """Peers that make contributions to a part that count, one of each replica."""
+    return tuple(peer for peer in peers if peer.replica and writes(peer, part) and not peer.on_trial)
 
 
 def writes(peer: PeerRecord, part: Part) -> bool:

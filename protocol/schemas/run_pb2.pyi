@@ -43,7 +43,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed")
+    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class RegisterReply(_message.Message):
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
     card: bytes
@@ -58,4 +59,5 @@ class RegisterReply(_message.Message):
     authority: bytes
     port: int
     closed: bool
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ...) -> None: ...
+    trials: bool
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ...) -> None: ...

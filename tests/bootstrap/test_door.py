@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bootstrap import invitations, revoked
+from bootstrap import invitations, revoked, trials
 from bootstrap.admission import Admission
 from bootstrap.door import GATEWAY_SECONDS, Door
 from bootstrap.gatekeeper import Gatekeeper
@@ -33,7 +33,8 @@ from protocol.channels import Credentials, connect, handshake, knock, listen, op
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.guard import Guard
 from protocol.keys import Identity
-from protocol.records import Register
+from protocol.proofs import Signer
+from protocol.records import PeerRecord, Register, sign
 from protocol.run_files import RunFile, describe, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.ticket import Ticket
@@ -47,11 +48,21 @@ LIFE = 600.0
 DESCRIPTOR = describe(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)])
 
 
-class NobodyThere:
-    """A DHT without records."""
+@dataclass
+class Records:
+    """A DHT that holds what a test has put there."""
+
+    values: dict[str, object] = field(default_factory=dict)
 
     async def read_all(self) -> dict[str, object]:
-        return {}
+        return self.values
+
+    def put(self, who: Identity, round: int) -> None:
+        """A datacenter that has finished this round says so."""
+        card = issue(OPERATOR, DESCRIPTOR.run_id, Card(who.peer_id, "datacenter", 0, 0))
+        signer = Signer(who, Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), card)
+        record = PeerRecord(peer_id=who.peer_id, address="h:1", role="datacenter", stage=0, slot=0, round=round)
+        self.values[who.peer_id] = sign(signer, record)
 
 
 @dataclass
@@ -61,6 +72,7 @@ class House:
     folder: Path
     door: Door
     ticket: Ticket
+    records: Records
     said: list[str] = field(default_factory=list)
     """Every error that a caller was shown."""
 
@@ -98,14 +110,15 @@ def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Standin
         peers_port = listen(peers_server, "127.0.0.1:0", by.credentials.serving())
         register = Register(Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), MANIFEST)
         places = Admission(MANIFEST), who, by.credentials, peers_port, by.certificate_seconds, gatekeeper, by.card
-        door = Door(DESCRIPTOR, NobodyThere(), register, *places)  # type: ignore[arg-type]
+        records = Records()
+        door = Door(DESCRIPTOR, records, register, *places)  # type: ignore[arg-type]
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, lambda sha256: BLOB), peers_server)
         await door_server.start()
         await peers_server.start()
         try:
             address = f"127.0.0.1:{door_port}"
-            await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ())))
+            await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
         finally:
             await door_server.stop(None)
             await peers_server.stop(None)
@@ -410,5 +423,54 @@ def test_a_wrong_door_and_one_that_is_away_do_not_hide_the_one_that_opens(tmp_pa
             away = f"127.0.0.1:{unused.getsockname()[1]}"
             many = replace(house.ticket, doors=(wrong, away, *house.ticket.doors))
             assert await nodes.describe(many) == DESCRIPTOR
+
+    play(tmp_path, scene)
+
+
+def test_who_comes_when_the_run_has_begun_is_on_trial_until_it_has_stood_it(tmp_path: Path):
+    async def scene(house: House) -> None:
+        trials.require(house.folder, True)
+        founder = await house.register(stage=1)
+        assert (founder.card.on_trial, founder.trials) == (False, True)
+        house.records.put(GATEWAY, round=1)
+        newcomer = await house.register(BOB, stage=1)
+        assert newcomer.card.on_trial
+        assert last(house.folder, 1)[0].reason == "on trial"
+        assert (await house.register(BOB, card=newcomer.signed_card)).card.on_trial
+        trials.note_stood(house.folder, BOB.peer_id)
+        assert not (await house.register(BOB, card=newcomer.signed_card)).card.on_trial
+        assert not (await house.register(card=founder.signed_card)).card.on_trial
+        assert (await house.register()).card.on_trial  # without its card it is a newcomer
+
+    play(tmp_path, scene)
+
+
+def test_nobody_is_tried_who_contributes_nothing_or_where_no_trials_are_asked_for(tmp_path: Path):
+    async def scene(house: House) -> None:
+        house.records.put(GATEWAY, round=1)
+        given = await house.register()
+        assert (given.card.on_trial, given.trials) == (False, False)
+        trials.require(house.folder, True)
+        assert not (await house.register(BOB, role="observer")).card.on_trial
+
+    play(tmp_path, scene)
+
+
+def test_a_liar_alone_does_not_put_the_founders_on_trial(tmp_path: Path):
+    async def scene(house: House) -> None:
+        trials.require(house.folder, True)
+        house.records.put(GATEWAY, round=9)
+        house.records.put(BOB, round=0)
+        assert MANIFEST.outer.liars == 1
+        assert not (await house.register()).card.on_trial
+
+    play(tmp_path, scene)
+
+
+def test_a_damaged_list_of_trials_lets_nobody_in(tmp_path: Path):
+    async def scene(house: House) -> None:
+        house.records.put(GATEWAY, round=1)
+        (house.folder / trials.TRIALS).write_text("{")
+        await house.refused(RefusedError, "cannot keep its records")
 
     play(tmp_path, scene)

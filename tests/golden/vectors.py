@@ -150,7 +150,7 @@ def _frame(vector: Vector) -> pipeline_pb2.Frame:
 
 
 def _card(vector: Vector, values: Values) -> bytes:
-    card = Card(values["peer"], values["role"], values["stage"], values["slot"])
+    card = Card(values["peer"], values["role"], values["stage"], values["slot"], bool(values["on_trial"]))
     by = _card(vector, values["by"]) if values["by"] else b""
     return issue(vector.identity(values["issuer"]), RunId(values["run"]), card, by)
 
@@ -265,6 +265,7 @@ def _read_card(data: bytes) -> Values:
     gateway = _read_card(by) if by else None
     card = Authority(run, gateway["issuer"] if gateway else issuer).read(data)
     said = {"issuer": issuer, "run": run, "peer": card.peer, "role": card.role, "stage": card.stage, "slot": card.slot}
+    said["on_trial"] = int(card.on_trial)
     return said | {"by": gateway}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.events import Audited, Evaluated, Failed, Listeners, RoundDone, StepDone, Suspected, from_line, to_line
+from peer.events import Audited, Evaluated, Failed, Listeners, RoundDone, StepDone, Suspected, Tried, from_line, to_line
 
 EVENTS = [
     StepDone(1, 2, None, 1024),
@@ -10,6 +10,7 @@ EVENTS = [
     Evaluated(1, 2.5, 2.25),
     Audited(3, {"QmA": 0.125, "QmB": -0.5}),
     Suspected("QmB", "the loss is higher with it", 2),
+    Tried(4, "QmC", 0.25, "a copy"),
     Failed("no such thing", 4),
 ]
 

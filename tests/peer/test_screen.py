@@ -18,6 +18,7 @@ from peer.events import (
     RoundDone,
     StepDone,
     Suspected,
+    Tried,
 )
 from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
 from tests.peer.test_report import report
@@ -66,6 +67,12 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
 def test_an_audit_tells_the_worst_first():
     assert say(Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5})) == (
         "Audit of round 4, gains in nats: Evilevil -0.5000, Goodgood +0.0200"
+    )
+    assert say(Tried(4, "QmNewcomer", 0.02)) == (
+        "Trial of peer Newcomer's contributions: round 4 would gain +0.0200 nats; they count from now on"
+    )
+    assert say(Tried(4, "QmNewcomer", -0.5, "it would do harm")) == (
+        "Trial of peer Newcomer's contributions: round 4 would gain -0.5000 nats; not yet: it would do harm"
     )
     assert say(Suspected("QmEvilevil", "it does harm", 2)) == "WARNING: peer Evilevil is suspected: it does harm"
 

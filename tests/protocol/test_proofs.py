@@ -10,7 +10,7 @@ from protocol.errors import FormatError
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.keys import Identity, load_or_create
 from protocol.ledger import Revocation
-from protocol.proofs import Signer, read_entry, read_revocation, revoke
+from protocol.proofs import Signer, read_entry, read_revocation, read_trial, revoke
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 
@@ -25,9 +25,16 @@ def authority(operator: Identity) -> Authority:
     return Authority(RUN, operator.peer_id)
 
 
-def signer(folder: Path, operator: Identity, authority: Authority, role: str = "volunteer", stage: int = 1) -> Signer:
+def signer(
+    folder: Path,
+    operator: Identity,
+    authority: Authority,
+    role: str = "volunteer",
+    stage: int = 1,
+    on_trial: bool = False,
+) -> Signer:
     identity = load_or_create(folder)
-    card = issue(operator, RUN, Card(identity.peer_id, role, stage, 0))
+    card = issue(operator, RUN, Card(identity.peer_id, role, stage, 0, on_trial))
     return Signer(identity, authority, card)
 
 
@@ -89,6 +96,28 @@ def test_only_those_with_a_place_in_a_part_contribute_to_it(
     entry = signer(tmp_path / "a", operator, authority, role, stage).contribution(stage_part(1), 3, "cd" * 32, 100)
     with pytest.raises(FormatError, match="no place that contributes to stage-1"):
         read_entry(entry.proof, [], authority)
+
+
+def test_what_is_contributed_on_trial_counts_nowhere_and_with_the_next_card_it_does(
+    tmp_path: Path, operator: Identity, authority: Authority
+):
+    newcomer = signer(tmp_path / "n", operator, authority, on_trial=True)
+    entry = newcomer.contribution(stage_part(1), 3, "cd" * 32, 100)
+    with pytest.raises(FormatError, match="on trial"):
+        read_entry(entry.proof, [], authority)
+    tried = read_trial(entry.proof, authority)
+    assert tried is not None
+    assert (tried.name, tried.sha256, tried.size) == (entry.name, entry.sha256, entry.size)
+    newcomer.card = issue(operator, RUN, Card(newcomer.identity.peer_id, "volunteer", 1, 0))
+    later = newcomer.contribution(stage_part(1), 3, "cd" * 32, 100)
+    assert read_trial(later.proof, authority) is None
+    assert read_entry(later.proof, [], authority).key == entry.key
+
+
+def test_a_receipt_of_who_is_on_trial_is_none(tmp_path: Path, operator: Identity, authority: Authority):
+    entry = signer(tmp_path / "a", operator, authority).contribution(stage_part(1), 3, "cd" * 32, 100)
+    newcomer = signer(tmp_path / "n", operator, authority, on_trial=True)
+    assert read_entry(entry.proof, [newcomer.receipt(entry)], authority).receipts == {}
 
 
 def test_a_revocation_is_the_operators(tmp_path: Path, operator: Identity, authority: Authority):

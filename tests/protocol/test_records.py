@@ -110,7 +110,7 @@ def test_another_run_is_another_run(way: str, me: Signer, tmp_path: Path, operat
 
 
 @in_both_ways
-@pytest.mark.parametrize("change", [{"role": "datacenter"}, {"stage": 0}, {"slot": 8}])
+@pytest.mark.parametrize("change", [{"role": "datacenter"}, {"stage": 0}, {"slot": 8}, {"on_trial": True}])
 def test_a_peer_has_the_place_that_its_card_names(way: str, me: Signer, change: dict[str, object]):
     with pytest.raises(FormatError, match="another place than its card"):
         read_as(way, signed_as(way, me, record_of(me, **change)), me)

@@ -120,9 +120,12 @@ class Village:
     def authority(self) -> Authority:
         return Authority(RUN, self.operator.peer_id)
 
-    async def join(self, name: str, stage: int | None = None) -> LoopbackPeer:
-        """One more datacenter, or volunteer of `stage` without a group, that knows the others and is known to them."""
-        peer = await self.start(name, stage)
+    async def join(
+        self, name: str, stage: int | None = None, observes: bool = False, on_trial: bool = False
+    ) -> LoopbackPeer:
+        """One more datacenter, or observer, or volunteer of `stage` without a group, that knows the others and is known
+        to them."""
+        peer = await self.start(name, stage, observes, on_trial)
         self.peers.append(peer)
         self.introduce()
         return peer
@@ -170,7 +173,9 @@ class Village:
             await peer.at(round)
         self.introduce()
 
-    async def start(self, name: str, stage: int | None = None) -> LoopbackPeer:
+    async def start(
+        self, name: str, stage: int | None = None, observes: bool = False, on_trial: bool = False
+    ) -> LoopbackPeer:
         """A peer with this folder, which may have been another's before."""
         manifest, folder = self.manifest, self.folder / name
         identity = load_or_create(folder)
@@ -178,16 +183,17 @@ class Village:
         server = grpc.aio.server(options=options(manifest), interceptors=self.interceptors)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', shown.serving())}"
         whole, place = list(model_layout(manifest)), stage or 0
-        role: Role = "datacenter" if stage is None else "volunteer"
+        role: Role = "observer" if observes else "datacenter" if stage is None else "volunteer"
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
             role=role,
             stage=place,
             slot=0,
-            replica=identity.peer_id if stage is None else "",
+            on_trial=on_trial,
+            replica=identity.peer_id if role == "datacenter" else "",
         )
-        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, 0))
+        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, 0, on_trial))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
             Discovery(NoDht(), signer, manifest, record),
@@ -196,7 +202,7 @@ class Village:
         )
         window = Window(manifest.outer.grace, manifest.outer.liars)
         followed_parts = whole if stage is None else parts_followed(manifest, stage)
-        authored = whole if stage is None else parts_authored(stage)
+        authored = {"observer": [], "datacenter": whole, "volunteer": parts_authored(place)}[role]
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
         distrust = Distrust(said.append)

@@ -333,8 +333,16 @@ def holds(key: Point, r: int, s: int, digest: bytes) -> bool:
 
 
 def card(data: bytes) -> dict[str, Any]:
-    issuer, (run, peer, role, stage, slot, by) = signed(data, "card")
-    said = {"issuer": issuer, "run": run, "peer": peer, "role": role, "stage": stage, "slot": slot}
+    issuer, (run, peer, role, stage, slot, on_trial, by) = signed(data, "card")
+    said = {
+        "issuer": issuer,
+        "run": run,
+        "peer": peer,
+        "role": role,
+        "stage": stage,
+        "slot": slot,
+        "on_trial": on_trial,
+    }
     return said | {"by": card(by) if by else None}
 
 
@@ -385,7 +393,10 @@ def said_with(packed: bytes, peer: str, run: str, own: bytes) -> dict[str, Any]:
     record, place = msgpack(packed), card(own)
     require(record["peer_id"] == place["peer"] == peer, "it speaks for another")
     require(place["run"] == run, "a card of another run")
-    require(all(record[field] == place[field] for field in ("role", "stage", "slot")), "another place than its card's")
+    require(
+        all(record[field] == place[field] for field in ("role", "stage", "slot", "on_trial")),
+        "another place than its card's",
+    )
     return {"run": run, "record": record, "card": place}
 
 

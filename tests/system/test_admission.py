@@ -1,4 +1,5 @@
-"""Real processes: certificates are renewed while a run goes on, and a closed run keeps its secret."""
+"""Real processes: certificates are renewed while a run goes on, who comes late stands its trial, and a closed run keeps
+its secret."""
 
 import base64
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.invitations import ID_BYTES
-from peer.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
+from peer.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, Tried, to_line
 from protocol import ticket as tickets
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
@@ -78,6 +79,31 @@ def test_certificates_are_renewed_twice_in_a_run_that_does_not_notice(
     ).stdout
     assert log.count('"renewed"') >= 6
     for peer in peers.values():
+        peer.leave()
+
+
+def test_who_comes_to_a_run_that_has_begun_counts_after_its_trial(tmp_path: Path, created: list[str], stack: ExitStack):
+    operator = stack.enter_context(Peer("bootstrap", *created, "--trials"))
+    ticket = operator.wait_for(Serving).ticket
+    peers = joined(stack, tmp_path, ticket)
+    peers["leader"].wait_for(RoundDone, lambda event: event.round == 2)
+    where = ["--dir", str(tmp_path / "newcomer"), "--device", "cpu", "--threads", "1"]
+    newcomer = stack.enter_context(Peer("replica", ticket, *where))
+    name = newcomer.wait_for(Joined).peer_id
+    newcomer.wait_for(Progress, lambda event: event.doing.startswith("on trial"))
+    stood = operator.wait_for(Tried, lambda event: event.peer == name and not event.objection)
+    assert stood.gain > 0
+    newcomer.wait_for(Progress, lambda event: event.doing.startswith("the trial is over"))
+    counted = newcomer.wait_for(RoundDone, lambda event: event.contributions["embedding"] == 3)
+    assert counted.round > stood.round
+    for event in [event for event in newcomer.said if isinstance(event, RoundDone) and event.round <= stood.round]:
+        assert event.contributions["embedding"] <= 2
+    for peer in peers.values():
+        same = peer.wait_for(RoundDone, lambda event: event.round == counted.round)
+        assert same.digests["embedding"] == counted.digests["embedding"]
+    tried = {event.peer for event in operator.said if isinstance(event, Tried)}
+    assert tried == {name}  # nobody who was there at the beginning
+    for peer in (newcomer, *peers.values()):
         peer.leave()
 
 

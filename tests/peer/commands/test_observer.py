@@ -9,7 +9,7 @@ import pytest
 from peer.commands import observer
 from peer.commands.bootstrap import BootstrapOptions, bootstrap
 from peer.commands.observer import observe
-from peer.events import Event, Failed, Finished, Progress, Suspected, to_line
+from peer.events import Event, Failed, Finished, Progress, Suspected, Tried, to_line
 from peer.process import Terminal, first_error
 from peer.testnet.launch import arguments
 from peer.testnet.options import TestnetOptions
@@ -19,7 +19,11 @@ from protocol.identity import RunId
 from protocol.ticket import Ticket
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:1",), ())
+STOOD, FAILED = Tried(4, "QmGood", 0.02), Tried(4, "QmPoor", -0.5, "it would do harm")
 HARM, COPY = Suspected("QmEvil", "the loss is higher with it", 3), Suspected("QmCopy", "one copies")
+
+acquitted: list[str] = []
+"""Who has stood its trial in the scene played last."""
 
 SCRIPT = """
 import sys
@@ -38,6 +42,7 @@ def play(
     `refused` attempts fail."""
     said: list[Event] = []
     tried: list[Suspected] = []
+    acquitted.clear()
 
     async def scene() -> None:
         stop = asyncio.Event()
@@ -49,10 +54,14 @@ def play(
             if len(tried) - refused == revoked:
                 stop.set()
 
+        async def acquit(tried: Tried) -> None:
+            acquitted.append(tried.peer)
+            stop.set()
+
         last = '{{"event": "Progress", "doing": "{flags}"}}'
         script = SCRIPT.format(lines=[to_line(each) for each in events], serves=serves, last=last, code=code)
         command = (sys.executable, "-c", script)
-        await observe(TICKET, Path("folder"), Terminal(said.append), stop, audit, revoke, command)
+        await observe(TICKET, Path("folder"), Terminal(said.append), stop, audit, revoke, acquit, command)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
     return said, tried[refused:]
@@ -72,6 +81,12 @@ def test_whom_it_suspects_of_harm_is_revoked_and_copies_are_not():
     said, revoked = play(COPY, HARM, revoked=1)
     assert revoked == [HARM]
     assert said[:2] == [COPY, HARM]
+
+
+def test_who_has_stood_its_trial_is_acquitted_and_who_has_not_is_not():
+    said, _ = play(FAILED, STOOD)
+    assert said[:2] == [FAILED, STOOD]
+    assert acquitted == ["QmGood"]
 
 
 def test_a_revocation_that_nobody_heard_is_tried_again(monkeypatch: pytest.MonkeyPatch):

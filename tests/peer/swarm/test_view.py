@@ -5,8 +5,9 @@ from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.records import PeerRecord
 
 
-def peer(name: str, role="volunteer", stage=0, replica="", round=0, contributed=0) -> PeerRecord:
+def peer(name: str, role="volunteer", stage=0, replica="", round=0, contributed=0, on_trial=False) -> PeerRecord:
     fields = {"role": role, "stage": stage, "replica": replica, "round": round, "contributed": contributed}
+    fields["on_trial"] = on_trial
     return PeerRecord.model_validate({"peer_id": PeerId(name), "address": "h:1", "slot": 0} | fields)
 
 
@@ -26,6 +27,12 @@ def test_each_replica_has_one_author_of_each_part():
     assert authors(SWARM, stage_part(1)) == (MEMBER, DATACENTER)
     assert authors(SWARM, stage_part(0)) == (LEADER, DATACENTER)
     assert authors(SWARM, EMBEDDING) == (LEADER, DATACENTER)
+
+
+def test_nobody_waits_for_who_is_on_trial():
+    newcomer = peer("n", role="datacenter", replica="n", on_trial=True)
+    assert authors((*SWARM, newcomer), EMBEDDING) == (LEADER, DATACENTER)
+    assert awaited((*SWARM, newcomer), EMBEDDING, 1) == {"a", "d"}
 
 
 def test_a_volunteer_without_a_group_is_free():
