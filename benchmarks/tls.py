@@ -122,12 +122,13 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
         gradients = payload(self.rules)
         for number in count():
             try:
-                message = await upstream.receive()
+                messages = [await upstream.receive() for _ in range(self.rules.messages)]
             except LostMemberError:
                 return
             place = Place(1, 0, number)
-            unpack_forward(message, self.rules, place, EMBEDDING)
-            upstream.send(pack(BackwardFrame(place, gradients), self.rules))
+            unpack_forward(messages, self.rules, place, EMBEDDING)
+            for message in pack(BackwardFrame(place, gradients), self.rules):
+                upstream.send(message)
 
 
 async def answer(folder: Path, manifest: Manifest) -> None:
@@ -180,7 +181,8 @@ class Caller:
 
         def send(number: int) -> None:
             frame = ForwardFrame(Place(1, 0, number), activations, tokens, EMBEDDING)
-            downstream.send(pack(frame, rules))
+            for message in pack(frame, rules):
+                downstream.send(message)
 
         async with self.channel(side) as channel:
             stub = pipeline_pb2_grpc.PipelineStub(channel)
@@ -192,7 +194,8 @@ class Caller:
             for number in range(total):
                 if number == warm_up:
                     begin = time.perf_counter()
-                unpack_backward(await downstream.receive(), rules, Place(1, 0, number))
+                messages = [await downstream.receive() for _ in range(rules.messages)]
+                unpack_backward(messages, rules, Place(1, 0, number))
                 if number + ahead < total:
                     send(number + ahead)
             seconds = time.perf_counter() - begin

@@ -1,15 +1,18 @@
 """The frames of a pipeline: what one stage sends to its neighbour, checked once at the edge.
 
+A frame takes as many messages as its tensor has pieces: the first says what it is and has the first piece.
 A frame is refused before its tensor is touched unless its number format, shape, size, place and
 embedding are exactly those that this stage expects next.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import FormatError
+from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 
@@ -79,12 +82,22 @@ class FrameRules:
         """[b, L, k] of activations and gradients."""
         return self.sequences, self.context, self.width
 
-    def tensor(self, data: bytes) -> pb.Tensor:
-        """Wrap wire bytes that our own torch thread made."""
-        return pb.Tensor(format=FORMATS[self.wire], shape=self.shape, data=data)
+    @property
+    def tensor_bytes(self) -> int:
+        """Of activations, and of gradients."""
+        return self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
 
-    def check_tensor(self, tensor: pb.Tensor, place: Place) -> bytes:
-        """The bytes of a neighbour's tensor.
+    @property
+    def messages(self) -> int:
+        """Of one frame."""
+        return -(-self.tensor_bytes // CHUNK_BYTES)
+
+    def tensor(self, data: bytes) -> pb.Tensor:
+        """Wrap the first piece of wire bytes that our own torch thread made."""
+        return pb.Tensor(format=FORMATS[self.wire], shape=self.shape, data=data[:CHUNK_BYTES])
+
+    def check_tensor(self, tensor: pb.Tensor, rest: Sequence[pb.Frame], place: Place) -> bytes:
+        """The bytes of a neighbour's tensor; `rest` are the messages behind the first.
 
         Raises:
             FormatError: another number format, shape or size than the manifest's, or a value that is too large or no
@@ -94,10 +107,12 @@ class FrameRules:
             raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {self.wire}")
         if len(tensor.shape) != len(self.shape) or tuple(tensor.shape) != self.shape:
             raise FormatError(f"frame of {place}: shape {tensor.shape[:8]}, expected {list(self.shape)}")
-        data = tensor.data
-        expected = self.sequences * self.context * self.width * BYTES_PER_VALUE[self.wire]
-        if len(data) != expected:
-            raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {expected}")
+        pieces = [tensor.data, *(each.rest for each in rest)]
+        if any(len(piece) != CHUNK_BYTES for piece in pieces[:-1]):
+            raise FormatError(f"frame of {place}: a piece of its tensor has not {CHUNK_BYTES} bytes")
+        data = b"".join(pieces) if rest else tensor.data
+        if len(data) != self.tensor_bytes:
+            raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {self.tensor_bytes}")
         if not self.in_range(data):
             raise FormatError(f"frame of {place}: a value is not a number, or beyond ±{LARGEST:.0f}")
         return data
@@ -124,8 +139,14 @@ class FrameRules:
         return tokens.astype(np.int64)
 
 
-def pack(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> pb.Frame:
-    """A frame as it goes on the wire."""
+def pack(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
+    """A frame as it goes on the wire: `FrameRules.messages` of them."""
+    data = frame.gradients if isinstance(frame, BackwardFrame) else frame.activations
+    rest = range(CHUNK_BYTES, len(data), CHUNK_BYTES)
+    return [_head(frame, rules), *(pb.Frame(rest=data[at : at + CHUNK_BYTES]) for at in rest)]
+
+
+def _head(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> pb.Frame:
     place = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
     if isinstance(frame, BackwardFrame):
         return pb.Frame(backward=pb.Backward(place=place, gradients=rules.tensor(frame.gradients)))
@@ -139,15 +160,16 @@ def pack(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> pb.Frame:
     )
 
 
-def unpack_forward(message: pb.Frame, rules: FrameRules, expected: Place, embedding: str) -> ForwardFrame:
-    """Check what the stage before us sent.
+def unpack_forward(messages: Sequence[pb.Frame], rules: FrameRules, expected: Place, embedding: str) -> ForwardFrame:
+    """Check what the stage before us sent: `FrameRules.messages` of them.
 
     Raises:
         FormatError: it is not the forward frame of `expected`, or was made with another embedding.
     """
-    if message.WhichOneof("kind") != "forward":
-        raise FormatError(f"expected the forward frame of {expected}, got {message.WhichOneof('kind')}")
-    forward = message.forward
+    head, *rest = messages
+    if head.WhichOneof("kind") != "forward":
+        raise FormatError(f"expected the forward frame of {expected}, got {head.WhichOneof('kind')}")
+    forward = head.forward
     check_place(forward.place, expected)
     if forward.embedding_digest != bytes.fromhex(embedding):
         raise FormatError(
@@ -156,22 +178,23 @@ def unpack_forward(message: pb.Frame, rules: FrameRules, expected: Place, embedd
         )
     return ForwardFrame(
         expected,
-        rules.check_tensor(forward.activations, expected),
+        rules.check_tensor(forward.activations, rest, expected),
         rules.check_tokens(forward.tokens, expected),
         embedding,
     )
 
 
-def unpack_backward(message: pb.Frame, rules: FrameRules, expected: Place) -> BackwardFrame:
-    """Check what the stage behind us sent.
+def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: Place) -> BackwardFrame:
+    """Check what the stage behind us sent: `FrameRules.messages` of them.
 
     Raises:
         FormatError: it is not the backward frame of `expected`.
     """
-    if message.WhichOneof("kind") != "backward":
-        raise FormatError(f"expected the backward frame of {expected}, got {message.WhichOneof('kind')}")
-    check_place(message.backward.place, expected)
-    return BackwardFrame(expected, rules.check_tensor(message.backward.gradients, expected))
+    head, *rest = messages
+    if head.WhichOneof("kind") != "backward":
+        raise FormatError(f"expected the backward frame of {expected}, got {head.WhichOneof('kind')}")
+    check_place(head.backward.place, expected)
+    return BackwardFrame(expected, rules.check_tensor(head.backward.gradients, rest, expected))
 
 
 def check_place(place: pb.Place, expected: Place) -> None:

@@ -3,7 +3,8 @@
 from protocol.manifest import Manifest
 
 CHUNK_BYTES = 256 * 1024
-"""One message of a blob: large enough for full speed over TLS, small enough not to stall the loop (10 ms a MiB)."""
+"""One message of a blob, or of a frame's tensor: large enough for full speed over TLS, small enough not to stall the
+loop (10 ms a MiB)."""
 
 DESCRIPTOR_BYTES = 1024 * 1024
 """A run's descriptor: the manifest (1 KiB) and a line for each file; 1024 stages take 150 KiB."""
@@ -53,12 +54,8 @@ HEARTBEAT_SECONDS = 15.0
 """How often a record is renewed: it survives three lost renewals."""
 
 
-def frame_bytes(manifest: Manifest) -> int:
-    """The largest frame of a pipeline: an uncompressed microbatch in fp32, its token ids, and slack."""
-    tokens = manifest.inner.microbatch * (manifest.model.context + 1)
-    return tokens * (4 * manifest.model.d + 4) + MESSAGE_SLACK_BYTES
-
-
 def message_bytes(manifest: Manifest | None) -> int:
-    """The largest message of any service of a run."""
-    return max(CHUNK_BYTES + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES, frame_bytes(manifest) if manifest else 0)
+    """The largest message of any service of a run: a piece of a frame's tensor with a microbatch's token ids and slack,
+    or a descriptor."""
+    tokens = manifest.inner.microbatch * (manifest.model.context + 1) if manifest else 0
+    return max(CHUNK_BYTES + 4 * tokens + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES)

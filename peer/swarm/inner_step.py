@@ -24,6 +24,7 @@ from protocol.frames import (
     unpack_backward,
     unpack_forward,
 )
+from protocol.schemas import pipeline_pb2 as pb
 
 TokenIds = npt.NDArray[np.int64]
 
@@ -78,7 +79,7 @@ class PipelineStage:
             return [out]
         if self.downstream is not None:
             self._require_in_range(out, self.upstream)
-            self.downstream.send(pack(ForwardFrame(place, out, tokens, self.embedding_digest), self.rules))
+            self._send(self.downstream, ForwardFrame(place, out, tokens, self.embedding_digest))
         return []
 
     async def _receive_forward(self, place: Place, batch: Batch | None) -> tuple[TokenIds, bytes | None]:
@@ -86,22 +87,30 @@ class PipelineStage:
             assert batch is not None
             start = place.microbatch * self.rules.sequences
             return batch[start : start + self.rules.sequences], None
-        message = await self.upstream.receive()
+        messages = await self._receive(self.upstream)
         with self.upstream.blamed():
-            frame = unpack_forward(message, self.rules, place, self.embedding_digest)
+            frame = unpack_forward(messages, self.rules, place, self.embedding_digest)
         return frame.tokens, frame.activations
 
     async def _backward(self, place: Place) -> None:
         """One backward pass."""
         gradients = None
         if self.downstream is not None:
-            message = await self.downstream.receive()
+            messages = await self._receive(self.downstream)
             with self.downstream.blamed():
-                gradients = unpack_backward(message, self.rules, place).gradients
+                gradients = unpack_backward(messages, self.rules, place).gradients
         out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
         if self.upstream is not None and out is not None:
             self._require_in_range(out, self.downstream or self.upstream)
-            self.upstream.send(pack(BackwardFrame(place, out), self.rules))
+            self._send(self.upstream, BackwardFrame(place, out))
+
+    def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
+        for message in pack(frame, self.rules):
+            link.send(message)
+
+    async def _receive(self, link: Link) -> list[pb.Frame]:
+        """The messages of the next frame."""
+        return [await link.receive() for _ in range(self.rules.messages)]
 
     def _require_in_range(self, out: bytes, source: Link | None) -> None:
         """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.

@@ -80,14 +80,14 @@ def shapes() -> None:
     """Frames of another shape, and of another size than their shape."""
     turns = count()
 
-    def pack(frame: Any, rules: FrameRules) -> pipeline.Frame:
-        message = honest_pack(frame, rules)
-        tensor = message.backward.gradients
+    def pack(frame: Any, rules: FrameRules) -> list[pipeline.Frame]:
+        messages = honest_pack(frame, rules)
+        tensor = messages[0].backward.gradients
         if next(turns) % 2:
             tensor.shape[0] += 1
         tensor.data = tensor.data[:-2]
         say(f"a frame of shape {list(tensor.shape)} in {len(tensor.data)} bytes")
-        return message
+        return messages
 
     replace(inner_step, "pack", pack)
 
@@ -109,7 +109,7 @@ def stale() -> None:
     """Contributions of old rounds, told again and again; and after two honest rounds frames of the round before."""
     held: list[tuple[Part, int, bytes]] = []
 
-    def pack(frame: Any, rules: FrameRules) -> pipeline.Frame:
+    def pack(frame: Any, rules: FrameRules) -> list[pipeline.Frame]:
         place = frame.place
         if place.round > STALE_ROUNDS:
             say(f"a frame of round {place.round - 1}")

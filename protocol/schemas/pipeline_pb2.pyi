@@ -17,12 +17,14 @@ BF16: Format
 FP32: Format
 
 class Frame(_message.Message):
-    __slots__ = ("forward", "backward")
+    __slots__ = ("forward", "backward", "rest")
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     forward: Forward
     backward: Backward
-    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ...) -> None: ...
+    rest: bytes
+    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("round", "step", "microbatch")

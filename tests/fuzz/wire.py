@@ -136,22 +136,23 @@ CONTRIBUTIONS = (
 def forward() -> bytes:
     tokens = np.arange(RULES.sequences * (RULES.context + 1)).reshape(RULES.sequences, -1)
     frame = ForwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2), tokens, EMBEDDING_DIGEST)
-    return frames.pack(frame, RULES).SerializeToString()
+    (message,) = frames.pack(frame, RULES)
+    return message.SerializeToString()
 
 
 def read_forward(data: bytes) -> Place:
     message = from_protobuf(pipeline_pb2.Frame, data)
-    frame = frames.unpack_forward(message, RULES, PLACE, EMBEDDING_DIGEST)
+    frame = frames.unpack_forward([message], RULES, PLACE, EMBEDDING_DIGEST)
     assert frame.tokens.shape == (RULES.sequences, RULES.context + 1)
     assert int(frame.tokens.max()) < MANIFEST.model.vocabulary
     return frame.place
 
 
 def read_backward(data: bytes) -> Place:
-    return frames.unpack_backward(from_protobuf(pipeline_pb2.Frame, data), RULES, PLACE).place
+    return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).place
 
 
-BACKWARD = frames.pack(BackwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2)), RULES)
+(BACKWARD,) = frames.pack(BackwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2)), RULES)
 
 
 class OneOrder:

@@ -84,7 +84,8 @@ def encode(vector: Vector) -> bytes:
         case "contribution":
             return _contribution(vector)
         case "frame":
-            return _frame(vector).SerializeToString()
+            (message,) = _frame(vector)
+            return message.SerializeToString()
         case "snapshot header":
             history = History({PeerId(who): [(a, b) for a, b in rounds] for who, rounds in values["history"].items()})
             return Header(values["part"], values["round"], history, tuple(values["pieces"])).to_bytes()
@@ -136,7 +137,7 @@ def _contribution(vector: Vector) -> bytes:
     return compose(name, values["run"], values["steps"], picked, manifest)[0]
 
 
-def _frame(vector: Vector) -> pipeline_pb2.Frame:
+def _frame(vector: Vector) -> list[pipeline_pb2.Frame]:
     values, rules = vector.values, FrameRules.of(vector.manifest)
     place = Place(values["round"], values["step"], values["microbatch"])
 
@@ -241,7 +242,7 @@ def _read_contribution(data: bytes, manifest: Manifest) -> Values:
 def _read_frame(data: bytes, vector: Vector) -> Values:
     values, rules = vector.values, FrameRules.of(vector.manifest)
     place = Place(values["round"], values["step"], values["microbatch"])
-    message = pipeline_pb2.Frame.FromString(data)
+    messages = [pipeline_pb2.Frame.FromString(data)]
 
     def floats(raw: bytes) -> list[float]:
         found: list[float] = from_bytes(raw, rules.shape, rules.wire, torch.device("cpu")).float().ravel().tolist()
@@ -249,8 +250,8 @@ def _read_frame(data: bytes, vector: Vector) -> Values:
 
     said = {"kind": values["kind"], "round": place.round, "step": place.step, "microbatch": place.microbatch}
     if values["kind"] == "backward":
-        return said | {"gradients": floats(unpack_backward(message, rules, place).gradients)}
-    frame = unpack_forward(message, rules, place, values["embedding_digest"])
+        return said | {"gradients": floats(unpack_backward(messages, rules, place).gradients)}
+    frame = unpack_forward(messages, rules, place, values["embedding_digest"])
     said |= {"activations": floats(frame.activations), "tokens": frame.tokens.ravel().tolist()}
     return said | {"embedding_digest": frame.embedding_digest}
 

@@ -1,5 +1,7 @@
 """Frames: what a stage accepts from its neighbour, and what it refuses."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from protocol.frames import (
     unpack_backward,
     unpack_forward,
 )
+from protocol.limits import CHUNK_BYTES
 from protocol.schemas import pipeline_pb2 as pb
 
 RULES = FrameRules(wire="bf16", sequences=2, context=4, width=3, vocabulary=300)
@@ -26,7 +29,7 @@ TOKENS = np.arange(10, dtype=np.int64).reshape(2, 5) + 290
 PAYLOAD = bytes(range(48))
 
 
-def forward() -> pb.Frame:
+def forward() -> list[pb.Frame]:
     return pack(ForwardFrame(PLACE, PAYLOAD, TOKENS, DIGEST), RULES)
 
 
@@ -40,6 +43,37 @@ def test_a_forward_frame_round_trips_with_token_ids_as_integers():
 def test_a_backward_frame_round_trips():
     message = pack(BackwardFrame(PLACE, PAYLOAD), RULES)
     assert unpack_backward(message, RULES, PLACE) == BackwardFrame(PLACE, PAYLOAD)
+
+
+LARGE = FrameRules(wire="bf16", sequences=4, context=128, width=300, vocabulary=300)
+
+
+def test_a_large_tensor_goes_in_pieces_that_together_are_it():
+    data = np.random.default_rng(0).integers(0, 0x3F00, LARGE.tensor_bytes // 2).astype("<u2").tobytes()
+    messages = pack(BackwardFrame(PLACE, data), LARGE)
+    assert len(messages) == LARGE.messages == 2
+    assert max(message.ByteSize() for message in messages) < CHUNK_BYTES + 64
+    assert unpack_backward(messages, LARGE, PLACE) == BackwardFrame(PLACE, data)
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"00", lambda data: b""])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_piece_of_another_length_is_refused(which: int, change: Callable[[bytes], bytes]):
+    messages = pack(BackwardFrame(PLACE, bytes(LARGE.tensor_bytes)), LARGE)
+    if which:
+        messages[1].rest = change(messages[1].rest)
+    else:
+        messages[0].backward.gradients.data = change(messages[0].backward.gradients.data)
+    with pytest.raises(FormatError, match=r"a piece of its tensor has not|bytes of tensor, expected"):
+        unpack_backward(messages, LARGE, PLACE)
+
+
+def test_another_frame_is_no_piece_of_this_one():
+    messages = pack(BackwardFrame(PLACE, bytes(LARGE.tensor_bytes)), LARGE)
+    with pytest.raises(FormatError):
+        unpack_backward([messages[0], messages[0]], LARGE, PLACE)
+    with pytest.raises(FormatError):
+        unpack_backward([messages[1], messages[1]], LARGE, PLACE)
 
 
 def damage_format(frame: pb.Frame) -> None:
@@ -94,16 +128,16 @@ def damage_kind(frame: pb.Frame) -> None:
 )
 def test_a_frame_that_is_not_the_one_due_is_refused_in_words(damage, words: str):
     frame = forward()
-    damage(frame)
+    damage(frame[0])
     with pytest.raises(FormatError, match=words):
         unpack_forward(frame, RULES, PLACE, DIGEST)
 
 
 def test_an_empty_message_is_refused():
     with pytest.raises(FormatError):
-        unpack_forward(pb.Frame(), RULES, PLACE, DIGEST)
+        unpack_forward([pb.Frame()], RULES, PLACE, DIGEST)
     with pytest.raises(FormatError):
-        unpack_backward(pb.Frame(), RULES, PLACE)
+        unpack_backward([pb.Frame()], RULES, PLACE)
 
 
 @pytest.mark.parametrize(

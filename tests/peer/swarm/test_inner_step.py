@@ -1,4 +1,5 @@
-"""Frames of an older time, replayed on a live link: refused in words, and the weights are as before."""
+"""Frames on a live link: in one piece or in many they make the same step; of an older time they are refused in words, and
+the weights are as before."""
 
 import asyncio
 
@@ -7,6 +8,7 @@ import torch
 
 from peer.network.duplex import BreachError
 from peer.network.pipeline import Link
+from protocol.frames import FrameRules
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -63,3 +65,22 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
             )
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatch):
+    async def scene() -> tuple[float, list[torch.Tensor], int]:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            assert stages[0].stage is not None
+            assert stages[0].stage.downstream is not None
+            sent = recorded(stages[0].stage.downstream)
+            loss = await inner_step(stages, 1, 0, batches(RUN, 1)[0].numpy())
+            return loss, [weight for each in stages for weight in weights(each)], len(sent)
+
+    loss, whole, frames = asyncio.run(asyncio.wait_for(scene(), 60))
+    monkeypatch.setattr("protocol.frames.CHUNK_BYTES", 48)
+    assert FrameRules.of(RUN).messages > 3
+    again, in_pieces, messages = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert (again, messages) == (loss, frames * FrameRules.of(RUN).messages)
+    assert all(map(torch.equal, whole, in_pieces))
