@@ -1,4 +1,4 @@
-"""Frames on a live link: in one piece or in many they make the same step; of an older time they are refused in words, and
+"""Frames on a live link: in one piece or in many they make the same step; of an older time they are refused, and
 the weights are as before."""
 
 import asyncio
