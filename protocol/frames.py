@@ -20,6 +20,10 @@ LARGEST = 65504.0
 """Of a frame's values: fp16's largest. Models of this kind are trained in half precision, so activations and gradients
 keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it meets."""
 
+MOST_IN_FLIGHT = 4
+"""Microbatches in flight at a stage, for each stage there is, at most: they hold memory, here and at the stage behind.
+At 4, links may take three times what the passes do, and no pass waits."""
+
 FORMATS = {"bf16": pb.Format.BF16, "fp32": pb.Format.FP32}
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from protocol.errors import ManifestError
-from protocol.presets import PRESETS
+from protocol.presets import OUTER_PRESETS, PRESETS, filled
 from protocol.tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
-"""One microbatch, whole and in fp32, must fit into one gRPC message, which holds less than 2 GiB."""
+"""One microbatch, whole and in fp32: a stage holds some of them."""
 
 
 class Run(Section):
@@ -42,13 +42,7 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def fill_from_preset(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "preset" not in given:
-            return given
-        sizes = dict(given)
-        name = sizes.pop("preset")
-        if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(PRESETS)}")
-        return PRESETS[name] | sizes
+        return filled(given, PRESETS)
 
     @model_validator(mode="after")
     def heads_divide(self) -> "Model":
@@ -95,7 +89,8 @@ class Inner(Section):
 
 
 class Outer(Section):
-    """The outer step: SparseLoCo (paper, equations 1 and 2).
+    """The outer step: SparseLoCo (paper, equations 1 and 2). `preset = "paper"` fills in the paper's setting where a
+    field is not given; the defaults are what was best at equal bytes (docs/results.md, Beyond 2).
 
     θ after round t is θ_t = θ_genesis − Σ F(S_s) over s ≤ t − `delay`; after the last round, over all. Inner loop t
     starts from θ_{t−1}, and Δ_t is its start less its end. With `overlap` the delay is 1, so that no inner loop waits
@@ -106,17 +101,22 @@ class Outer(Section):
     """
 
     rounds: int = Field(100, ge=1, lt=2**31)
-    top_k: int = Field(32, ge=1, le=4096, description="values kept of each full chunk")
+    top_k: int = Field(86, ge=1, le=4096, description="values kept of each full chunk")
     chunk_side: int = Field(64, ge=1, le=64, description="a chunk is a block of side × side")
     beta: float = Field(0.95, ge=0, le=1, description="decay of the error feedback")
     learning_rate: float = Field(1.0, gt=0, le=16, description="η")
     aggregate: Literal["all", "senders"] = "all"
     clip: Literal["none", "median"] = Field("none", description="cut contributions to the medians of the round's set")
-    values: Literal["bf16", "2bit"] = "bf16"
+    values: Literal["bf16", "2bit"] = "2bit"
     overlap: bool = Field(False, description="go on at once; contributions are applied one boundary later")
     grace: int = Field(3, ge=2, le=64, description="rounds in which a late contribution needs no receipts")
     liars: int = Field(1, ge=0, le=16, description="peers of a part that may lie without splitting the others")
     patience: float = Field(3.0, gt=0, le=100, description="how long a slow replica is waited for, in usual delays")
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        return filled(given, OUTER_PRESETS)
 
     @model_validator(mode="after")
     def top_k_fits(self) -> "Outer":

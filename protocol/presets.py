@@ -1,8 +1,11 @@
-"""Sizes of the models that have a name.
+"""Sizes of the models, and settings of the outer exchange, that have a name.
 
 The paper's three are its Tables 6 and 9, with the two errata that make the stated parameter counts
 come out (1B has d = 2048; 512M has an FFN of 5440). The small ones are for one machine.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 PRESETS: dict[str, dict[str, int]] = {
     # name: layers, d, heads, kv_heads, ffn, context, vocabulary
@@ -70,3 +73,22 @@ PRESETS: dict[str, dict[str, int]] = {
         "vocabulary": 32000,
     },
 }
+
+OUTER_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
+}
+
+
+def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A table with what its `preset` says in the place of what it does not.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if not isinstance(given, dict) or "preset" not in given:
+        return given
+    fields = dict(given)
+    name = fields.pop("preset")
+    if not isinstance(name, str) or name not in presets:
+        raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(presets)}")
+    return {**presets[name], **fields}

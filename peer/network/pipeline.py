@@ -8,7 +8,7 @@ from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
 from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
-from protocol.frames import FrameRules
+from protocol.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.identity import PeerId, ReplicaId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
@@ -30,8 +30,8 @@ class Attempt:
 
 
 def link(manifest: Manifest, neighbour: PeerId, with_whom: str) -> Link:
-    """A link to a neighbour, not yet connected. 1F1B runs at most one microbatch a stage ahead."""
-    most_pending = (manifest.replicas.stages + 1) * FrameRules.of(manifest).messages
+    """A link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets it."""
+    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * FrameRules.of(manifest).messages
     return Duplex(neighbour, with_whom, most_pending)
 
 

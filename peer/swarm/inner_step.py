@@ -1,6 +1,12 @@
-"""One inner step of one stage: 1F1B over its microbatches, then AdamW with the replica's clip factor."""
+"""One inner step of one stage: its microbatches forward and back, then AdamW with the replica's clip factor."""
 
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +14,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.payload import from_bytes, to_bytes
-from peer.compute.schedule import Forward, one_forward_one_backward
+from peer.compute.schedule import Backward, Forward, Schedule, depth_for, least_depth
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.handoff import TorchThread
@@ -29,6 +35,69 @@ from protocol.schemas import pipeline_pb2 as pb
 TokenIds = npt.NDArray[np.int64]
 
 
+Frame = TypeVar("Frame")
+Read = Callable[[list[pb.Frame], Place], Frame]
+
+
+class Incoming(Generic[Frame]):
+    """The frames of one neighbour in this step, in order: the next one is read and checked while the stage computes."""
+
+    def __init__(self, link: Link, rules: FrameRules, places: Iterator[Place], read: Read[Frame]) -> None:
+        self.link = link
+        self.rules = rules
+        self.read = read
+        self.came: list[float] = []
+        """When each frame was here, by the loop's clock."""
+        self.places = places
+        self.task: asyncio.Task[Frame] | None = None
+        self._ask()
+
+    @property
+    def here(self) -> bool:
+        """Whether the next frame is, or the news that none will be."""
+        return self.task is not None and self.task.done()
+
+    def take(self) -> Frame:
+        """The next frame, which is here.
+
+        Raises:
+            LostMemberError: the neighbour is gone.
+            BreachError: it broke the protocol.
+        """
+        assert self.task is not None
+        frame = self.task.result()
+        self._ask()
+        return frame
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        if self.task is not None and not self.task.cancel() and not self.task.cancelled():
+            self.task.exception()  # nobody asked for it
+
+    def _ask(self) -> None:
+        place = next(self.places, None)
+        self.task = asyncio.create_task(self._next(place)) if place is not None else None
+
+    async def _next(self, place: Place) -> Frame:
+        messages = [await self.link.receive() for _ in range(self.rules.messages)]
+        self.came.append(asyncio.get_running_loop().time())
+        with self.link.blamed():
+            return await asyncio.to_thread(self.read, messages, place)
+
+
+@dataclass(slots=True)
+class Pace:
+    """What the microbatches of this step take, in seconds: `passes` of each on the torch thread, and when the first was
+    sent on."""
+
+    passes: dict[int, float] = field(default_factory=dict)
+    sent: float = 0.0
+
+    def add(self, microbatch: int, seconds: float) -> None:
+        """A pass of a microbatch took so long."""
+        self.passes[microbatch] = self.passes.get(microbatch, 0.0) + seconds
+
+
 @dataclass(slots=True)
 class PipelineStage:
     """A stage and its neighbours. `upstream` is None at the first stage, `downstream` at the last."""
@@ -39,6 +108,10 @@ class PipelineStage:
     upstream: Link | None
     downstream: Link | None
     embedding_digest: str = "00" * 32
+    depth: int = 0
+    """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
+    waiting: Link | None = None
+    """Whose frame is due now, while this stage has nothing to do."""
 
     async def run(self, round: int, step: int, batch: Batch | None, control: Control) -> Agreed:
         """Take inner step `step` (from 0) of `round` (from 1). `batch` [sequences, L + 1] is stage 0's.
@@ -49,20 +122,54 @@ class PipelineStage:
             BreachError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
-        losses: list[float] = []
-        actions = one_forward_one_backward(self.trainer.index, manifest.replicas.stages, manifest.inner.microbatches)
-        for action in actions:
-            place = Place(round, step, action.microbatch)
-            if isinstance(action, Forward):
-                losses += await self._forward(place, batch)
-            else:
-                await self._backward(place)
+        losses = await self._pass_all(round, step, batch)
         squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
         loss = sum(losses) / len(losses) if losses else None
         agreed = await control.agree(round, step, squared_norm, loss)
         overall = (round - 1) * manifest.inner.steps + step
         await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
         return agreed
+
+    async def _pass_all(self, round: int, step: int, batch: Batch | None) -> list[float]:
+        """All microbatches forward and back; the losses, at the last stage."""
+        stage, manifest = self.trainer.index, self.trainer.manifest
+        stages, microbatches = manifest.replicas.stages, manifest.inner.microbatches
+        todo = Schedule(stage, stages, microbatches, self.depth or least_depth(stage, stages))
+        before = self._incoming(self.upstream, round, step, self._read_forward)
+        behind = self._incoming(self.downstream, round, step, self._read_backward)
+        pace, losses = Pace(), list[float]()
+        try:
+            while not todo.done:
+                match todo.next(before is None or before.here, behind is None or behind.here):
+                    case Forward(microbatch):
+                        losses += await self._forward(Place(round, step, microbatch), batch, before, pace)
+                    case Backward(microbatch):
+                        await self._backward(Place(round, step, microbatch), behind, pace)
+                    case None:
+                        await self._wait(todo, before, behind)
+        finally:
+            for incoming in (before, behind):
+                if incoming is not None:
+                    incoming.stop()
+        if behind is not None:
+            trip, passes = behind.came[0] - pace.sent, median(pace.passes.values())
+            self.depth = depth_for(trip, passes, stage, stages)
+        return losses
+
+    def _incoming(self, link: Link | None, round: int, step: int, read: Read[Frame]) -> Incoming[Frame] | None:
+        if link is None:
+            return None
+        places = (Place(round, step, each) for each in range(self.trainer.manifest.inner.microbatches))
+        return Incoming(link, self.rules, places, read)
+
+    async def _wait(self, todo: Schedule, *neighbours: Incoming[Any] | None) -> None:
+        """Until another frame is here."""
+        self.waiting = self.upstream if isinstance(todo.due, Forward) else self.downstream
+        coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
+        try:
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.waiting = None
 
     async def abandon(self, reason: str) -> None:
         """Hang up, and forget the inner step in flight."""
@@ -71,46 +178,51 @@ class PipelineStage:
                 link.abort(reason)
         await self.torch_thread.run(self.trainer.abandon)
 
-    async def _forward(self, place: Place, batch: Batch | None) -> list[float]:
+    async def _forward(
+        self, place: Place, batch: Batch | None, before: Incoming[ForwardFrame] | None, pace: Pace
+    ) -> list[float]:
         """One forward pass; [loss] at the last stage, else []."""
-        tokens, activations = await self._receive_forward(place, batch)
-        out = await self.torch_thread.run(self._compute_forward, place.microbatch, tokens, activations)
+        if before is None:
+            assert batch is not None
+            start = place.microbatch * self.rules.sequences
+            tokens, activations = batch[start : start + self.rules.sequences], None
+        else:
+            frame = before.take()
+            tokens, activations = frame.tokens, frame.activations
+        with self._timed(place.microbatch, pace):
+            out = await self.torch_thread.run(self._compute_forward, place.microbatch, tokens, activations)
         if isinstance(out, float):
             return [out]
         if self.downstream is not None:
             self._require_in_range(out, self.upstream)
             self._send(self.downstream, ForwardFrame(place, out, tokens, self.embedding_digest))
+            pace.sent = pace.sent or asyncio.get_running_loop().time()
         return []
 
-    async def _receive_forward(self, place: Place, batch: Batch | None) -> tuple[TokenIds, bytes | None]:
-        if self.upstream is None:
-            assert batch is not None
-            start = place.microbatch * self.rules.sequences
-            return batch[start : start + self.rules.sequences], None
-        messages = await self._receive(self.upstream)
-        with self.upstream.blamed():
-            frame = unpack_forward(messages, self.rules, place, self.embedding_digest)
-        return frame.tokens, frame.activations
-
-    async def _backward(self, place: Place) -> None:
+    async def _backward(self, place: Place, behind: Incoming[BackwardFrame] | None, pace: Pace) -> None:
         """One backward pass."""
-        gradients = None
-        if self.downstream is not None:
-            messages = await self._receive(self.downstream)
-            with self.downstream.blamed():
-                gradients = unpack_backward(messages, self.rules, place).gradients
-        out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
+        gradients = behind.take().gradients if behind is not None else None
+        with self._timed(place.microbatch, pace):
+            out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
         if self.upstream is not None and out is not None:
             self._require_in_range(out, self.downstream or self.upstream)
             self._send(self.upstream, BackwardFrame(place, out))
+
+    @contextmanager
+    def _timed(self, microbatch: int, pace: Pace) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        pace.add(microbatch, time.monotonic() - begun)
 
     def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
         for message in pack(frame, self.rules):
             link.send(message)
 
-    async def _receive(self, link: Link) -> list[pb.Frame]:
-        """The messages of the next frame."""
-        return [await link.receive() for _ in range(self.rules.messages)]
+    def _read_forward(self, messages: list[pb.Frame], place: Place) -> ForwardFrame:
+        return unpack_forward(messages, self.rules, place, self.embedding_digest)
+
+    def _read_backward(self, messages: list[pb.Frame], place: Place) -> BackwardFrame:
+        return unpack_backward(messages, self.rules, place)
 
     def _require_in_range(self, out: bytes, source: Link | None) -> None:
         """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.

@@ -94,14 +94,15 @@ class StageRound:
 
     def interrupt(self, reason: str) -> None:
         """End the links: whoever waits for a neighbour learns that the group is broken."""
+        self.waited_for = self.waits_for or self.waited_for
         for each in self._links():
-            self.waited_for = each.peer if each.awaited else self.waited_for
             each.abort(reason)
 
     @property
     def waits_for(self) -> PeerId | None:
         """The neighbour whose frame is due."""
-        return next((each.peer for each in self._links() if each.awaited), None)
+        waiting = self.pipeline.waiting if self.pipeline is not None else None
+        return waiting.peer if waiting is not None else None
 
     async def step(self, batch: Batch | None, control: Control) -> Agreed:
         """One inner step of this stage.

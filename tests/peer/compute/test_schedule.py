@@ -1,50 +1,108 @@
-"""1F1B."""
+"""The order of passes: what it keeps whatever comes late, and that it does not stand still."""
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.compute.schedule import Backward, Forward, one_forward_one_backward
+from peer.compute.schedule import SPARE, Action, Backward, Forward, Schedule, depth_for, least_depth
+from protocol.frames import MOST_IN_FLIGHT
+from tests.reference.virtual_pipeline import play
 
-pipelines = st.tuples(st.integers(1, 6), st.integers(1, 12))
+pipelines = st.tuples(st.integers(1, 5), st.integers(1, 12))
+
+
+def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list[Action]:
+    """The textbook's order: as many forward passes as there are stages behind, then one of each."""
+    ahead = min(stages - 1 - stage, microbatches)
+    actions: list[Action] = [Forward(each) for each in range(ahead)]
+    for microbatch in range(microbatches):
+        if microbatch + ahead < microbatches:
+            actions.append(Forward(microbatch + ahead))
+        actions.append(Backward(microbatch))
+    return actions
 
 
 @given(pipelines)
-def test_every_microbatch_goes_forward_then_backward_in_order(pipeline: tuple[int, int]):
+def test_over_links_that_take_no_time_it_is_1f1b(pipeline: tuple[int, int]):
     stages, microbatches = pipeline
-    for stage in range(stages):
-        actions = list(one_forward_one_backward(stage, stages, microbatches))
+    depths = [least_depth(stage, stages) for stage in range(stages)]
+    played = play(stages, microbatches, depths, lambda *_: 1.0, lambda *_: 0.0)
+    assert played.actions == [one_forward_one_backward(stage, stages, microbatches) for stage in range(stages)]
+    assert played.seconds == 2 * (microbatches + stages - 1)
+
+
+@given(pipelines, st.data())
+def test_whatever_is_late_all_go_forward_and_back_in_order_and_no_more_are_in_flight_than_allowed(
+    pipeline: tuple[int, int], data: st.DataObject
+):
+    stages, microbatches = pipeline
+    depths = [data.draw(st.integers(1, 3 * stages)) for _ in range(stages)]
+    some_time = st.floats(0.0, 5.0)
+    played = play(
+        stages, microbatches, depths, lambda *_: data.draw(some_time), lambda *_: data.draw(some_time), latency=0.5
+    )
+    for actions, depth, most in zip(played.actions, depths, played.most_in_flight, strict=True):
         assert [each.microbatch for each in actions if isinstance(each, Forward)] == list(range(microbatches))
         assert [each.microbatch for each in actions if isinstance(each, Backward)] == list(range(microbatches))
-        for number in range(microbatches):
-            assert actions.index(Forward(number)) < actions.index(Backward(number))
+        assert all(actions.index(Forward(each)) < actions.index(Backward(each)) for each in range(microbatches))
+        assert most <= depth
 
 
-@given(pipelines)
-def test_no_stage_holds_more_microbatches_than_there_are_stages_from_it_on(pipeline: tuple[int, int]):
-    stages, microbatches = pipeline
-    for stage in range(stages):
-        held = most = 0
-        for action in one_forward_one_backward(stage, stages, microbatches):
-            held += 1 if isinstance(action, Forward) else -1
-            most = max(most, held)
-        assert most == min(stages - stage, microbatches)
+def bound(stages: int, microbatches: int, passes: float, carry: float, latency: float) -> float:
+    """The step's time by the model of `reference-numbers`: the slower of passes and link for all microbatches but one,
+    and the way of that one through all stages and back."""
+    hop = carry + latency
+    return (microbatches - 1) * max(passes, carry) + stages * passes + 2 * (stages - 1) * hop
 
 
-@given(pipelines)
-def test_stages_never_wait_for_each_other_in_a_circle(pipeline: tuple[int, int]):
-    """Run all stages against each other: an action waits for the neighbour's of the same microbatch."""
-    stages, microbatches = pipeline
-    todo = [list(one_forward_one_backward(stage, stages, microbatches)) for stage in range(stages)]
-    done: set[tuple[int, Forward | Backward]] = set()
+@pytest.mark.parametrize("carry", [0.0, 0.1, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("latency", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("stages", [2, 4, 6])
+def test_with_the_depth_that_the_first_microbatch_shows_the_next_step_hides_its_links(
+    stages: int, carry: float, latency: float
+):
+    """Passes take 1, a third of it forward; a link is busy for `carry` with a frame."""
+    passes = {Forward: 1 / 3, Backward: 2 / 3}
 
-    def possible(stage: int, action: Forward | Backward) -> bool:
-        neighbour = stage - 1 if isinstance(action, Forward) else stage + 1
-        return not 0 <= neighbour < stages or (neighbour, action) in done
+    def step(depths: list[int]) -> tuple[float, list[float]]:
+        played = play(stages, 64, depths, lambda _, action: passes[type(action)], lambda *_: carry, latency)
+        return played.seconds, played.trips
 
-    while any(todo):
-        moved = False
-        for stage, actions in enumerate(todo):
-            while actions and possible(stage, actions[0]):
-                done.add((stage, actions.pop(0)))
-                moved = True
-        assert moved
+    shallow, trips = step([least_depth(stage, stages) for stage in range(stages)])
+    deep, _ = step([*(depth_for(trip, 1.0, stage, stages) for stage, trip in enumerate(trips)), 1])
+    assert deep <= shallow
+    assert deep <= 1.035 * bound(stages, 64, 1.0, carry, latency)
+
+
+def test_1f1b_alone_stands_still_over_a_slow_link():
+    """What a link takes is added to every round trip of a microbatch: 4 stages, a frame takes 0.2 of the passes."""
+    played = play(4, 64, [4, 3, 2, 1], lambda *_: 0.5, lambda *_: 0.2)
+    deeper = play(4, 64, [8, 6, 5, 1], lambda *_: 0.5, lambda *_: 0.2)
+    assert played.seconds > 1.2 * bound(4, 64, 1.0, 0.2, 0.0)
+    assert deeper.seconds < 1.01 * bound(4, 64, 1.0, 0.2, 0.0)
+
+
+@given(st.integers(2, 6), st.floats(0, 100), st.floats(1e-3, 10), st.data())
+def test_a_depth_is_at_least_that_of_1f1b_and_bounded(stages: int, trip: float, passes: float, data: st.DataObject):
+    stage = data.draw(st.integers(0, stages - 2))
+    depth = depth_for(trip, passes, stage, stages)
+    assert least_depth(stage, stages) <= depth <= max(MOST_IN_FLIGHT * stages, least_depth(stage, stages))
+    assert depth_for(trip, 0.0, stage, stages) == least_depth(stage, stages)
+    if least_depth(stage, stages) < depth < MOST_IN_FLIGHT * stages:
+        assert depth == 1 + math.ceil(trip / passes) + SPARE
+
+
+@given(st.integers(2, 6), st.integers(1, 12), st.data())
+def test_once_every_frame_has_come_no_two_neighbours_wait_for_each_other(
+    stages: int, microbatches: int, data: st.DataObject
+):
+    """Two neighbours between which nothing is under way: what one has sent, the other has taken, or cannot take yet."""
+    stage = data.draw(st.integers(0, stages - 2))
+    forwards = data.draw(st.integers(0, microbatches))
+    backwards = data.draw(st.integers(0, forwards))
+    one = Schedule(stage, stages, microbatches, 99, forwards, backwards)
+    other = Schedule(stage + 1, stages, microbatches, 99, forwards, backwards)
+    if not one.done:
+        assert not (isinstance(one.due, Backward) and isinstance(other.due, Forward))

@@ -168,7 +168,9 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
     assert "0 of 6 runs" in path.read_text()
 
 
-@pytest.mark.parametrize("experiment", ["paper/table2", "paper/table4", "beyond/boundary", "beyond/boundary-best"])
+@pytest.mark.parametrize(
+    "experiment", ["paper/table2", "paper/table4", "beyond/boundary", "beyond/boundary-best", "beyond/outer-best"]
+)
 def test_what_the_documents_tell_is_still_what_these_experiments_ask(experiment: str):
     asked = cases(load(ROOT / f"examples/{experiment}.toml", "small"))
     assert len(of(asked, read(ROOT / "docs/results"))) == len({case.id for case in asked})

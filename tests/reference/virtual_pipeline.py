@@ -1,0 +1,90 @@
+"""A pipeline in virtual time: stages that follow `Schedule` over links that carry one frame after another."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peer.compute.schedule import Action, Backward, Forward, Schedule
+
+
+@dataclass
+class Played:
+    """What became of one inner step. `actions` of each stage in order; `waited`: in whom each stage saw the fault
+    whenever it stood still (stage, neighbour), with no frame under way."""
+
+    seconds: float = 0.0
+    busy: list[float] = field(default_factory=list)
+    actions: list[list[Action]] = field(default_factory=list)
+    most_in_flight: list[int] = field(default_factory=list)
+    trips: list[float] = field(default_factory=list)
+    """From the first forward pass of each stage but the last until its gradients came."""
+
+
+def play(
+    stages: int,
+    microbatches: int,
+    depths: list[int],
+    seconds: Callable[[int, Action], float],
+    carry: Callable[[int, Action], float],
+    latency: float = 0.0,
+) -> Played:
+    """One inner step. A pass of a stage takes `seconds(stage, action)`; its frame then occupies the link to the next
+    stage, in its direction, for `carry(stage, action)`, and is there `latency` later."""
+    todo = [Schedule(stage, stages, microbatches, depths[stage]) for stage in range(stages)]
+    here: list[set[Action]] = [set() for _ in range(stages)]
+    free_at: dict[tuple[int, type], float] = {}
+    busy_until: list[float | None] = [None] * stages
+    played = Played(busy=[0.0] * stages, actions=[[] for _ in range(stages)], most_in_flight=[0] * stages)
+    sent, came = {}, {}
+    events: list[tuple[float, int, Callable[[], None]]] = []
+    number = 0
+
+    def at(when: float, what: Callable[[], None]) -> None:
+        nonlocal number
+        number += 1
+        heapq.heappush(events, (when, number, what))
+
+    def look(stage: int) -> None:
+        if busy_until[stage] is not None:
+            return
+        each = todo[stage]
+        activations = stage == 0 or Forward(each.forwards) in here[stage]
+        gradients = stage == stages - 1 or Backward(each.backwards) in here[stage]
+        action = each.next(activations, gradients)
+        if action is None:
+            return
+        played.actions[stage].append(action)
+        played.most_in_flight[stage] = max(played.most_in_flight[stage], each.in_flight)
+        took = seconds(stage, action)
+        played.busy[stage] += took
+        busy_until[stage] = now + took
+        at(now + took, lambda: end(stage, action))
+
+    def end(stage: int, action: Action) -> None:
+        busy_until[stage] = None
+        there = stage + 1 if isinstance(action, Forward) else stage - 1
+        if isinstance(action, Forward) and action.microbatch == 0:
+            sent[stage] = now
+        if 0 <= there < stages:
+            way = stage, type(action)
+            begin = max(now, free_at.get(way, 0.0))
+            free_at[way] = begin + carry(stage, action)
+            at(free_at[way] + latency, lambda: arrive(there, action))
+        look(stage)
+
+    def arrive(stage: int, action: Action) -> None:
+        if action == Backward(0):
+            came[stage] = now
+        here[stage].add(action)
+        look(stage)
+
+    now = 0.0
+    for stage in range(stages):
+        look(stage)
+    while events:
+        now, _, what = heapq.heappop(events)
+        what()
+    assert all(each.done for each in todo), "they wait for each other in a circle"
+    played.seconds = now
+    played.trips = [came[stage] - sent[stage] for stage in range(stages - 1)]
+    return played
