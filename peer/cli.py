@@ -13,6 +13,7 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
+from peer.cli_plan import plan
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
@@ -263,6 +264,10 @@ def testnet(
     sys.exit(run(options, terminal()))
 
 
+app.command(
+    epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
+    "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"
+)(plan)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

@@ -99,6 +99,14 @@ def max_bytes(manifest: Manifest, part: Part) -> int:
     return total
 
 
+def expected_bytes(manifest: Manifest, part: Part) -> float:
+    """How long a contribution to this part is, near enough to plan by."""
+    return sum(
+        grid.kept * rice.expected_bits(grid) / 8 + payload_bytes(grid.kept, manifest.outer.values)
+        for grid in grids(manifest, part).values()
+    )
+
+
 def decode(blob: bytes, manifest: Manifest) -> Contribution:
     """Parse and check a contribution that a peer sent.
 

@@ -68,6 +68,14 @@ def elements(layout: Layout) -> int:
     return total
 
 
+def operations_per_token(manifest: Manifest) -> float:
+    """Floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and the
+    attention's 6 · L · d a layer (half of the square, as it is causal)."""
+    model = manifest.model
+    weights = sum(elements(layout) for part, layout in model_layout(manifest).items() if part != EMBEDDING)
+    return 6.0 * weights + 6.0 * model.layers * model.context * model.d
+
+
 def parameter_count(manifest: Manifest) -> int:
     """Parameters of the whole model."""
     return sum(elements(layout) for layout in model_layout(manifest).values())

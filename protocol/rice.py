@@ -27,6 +27,14 @@ def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
     return pack_unary(gaps, r), pack_fixed(gaps, r)
 
 
+def expected_bits(grid: ChunkGrid) -> float:
+    """Bits of an offset, if each is kept with equal chance: a geometric gap, in unary above the lowest r bits."""
+    size, k = (grid.size, grid.k) if grid.full else (grid.tail, grid.tail_k)
+    r = parameter(grid)
+    above = (1 - k / size) ** (1 << r)
+    return 1 + r + above / (1 - above)
+
+
 def longest_unary_bytes(grid: ChunkGrid) -> int:
     """No valid unary stream is longer: gaps of a chunk sum to less than its size."""
     r = parameter(grid)

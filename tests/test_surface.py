@@ -29,6 +29,7 @@ FLAGS = {
     "lab run": "data device dir json report threads",
     "lab sweep": "data device jobs json list out save-minutes scale threads",
     "lab report": "out scale",
+    "plan": "down figure2 json latency measured model overlap teraflops up",
     "lab prepare": "texts",
 }
 

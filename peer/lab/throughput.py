@@ -4,20 +4,8 @@ import time
 
 import torch
 
-from protocol.identity import EMBEDDING
-from protocol.layout import elements, model_layout
-from protocol.manifest import Manifest, Model
-
 PEAK_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 2048}
 PEAK_TRIES = 8
-
-
-def operations_per_token(manifest: Manifest) -> float:
-    """Floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and the
-    attention's 6 · L · d a layer (half of the square, as it is causal)."""
-    model: Model = manifest.model
-    weights = sum(elements(layout) for part, layout in model_layout(manifest).items() if part != EMBEDDING)
-    return 6.0 * weights + 6.0 * model.layers * model.context * model.d
 
 
 def peak_operations(device: torch.device, dtype: torch.dtype) -> float:

@@ -15,9 +15,10 @@ from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
 from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
-from peer.lab.throughput import operations_per_token, peak_operations
+from peer.lab.throughput import peak_operations
 from protocol.errors import HetpeerError
 from protocol.frames import BYTES_PER_VALUE
+from protocol.layout import operations_per_token
 from protocol.manifest import Manifest, check
 from protocol.run_files import Descriptor
 

@@ -27,9 +27,11 @@ def play(
     seconds: Callable[[int, Action], float],
     carry: Callable[[int, Action], float],
     latency: float = 0.0,
+    one_uplink: bool = False,
 ) -> Played:
     """One inner step. A pass of a stage takes `seconds(stage, action)`; its frame then occupies the link to the next
-    stage, in its direction, for `carry(stage, action)`, and is there `latency` later."""
+    stage, in its direction, for `carry(stage, action)`, and is there `latency` later. With `one_uplink` a stage sends
+    to both its neighbours over the same."""
     todo = [Schedule(stage, stages, microbatches, depths[stage]) for stage in range(stages)]
     here: list[set[Action]] = [set() for _ in range(stages)]
     free_at: dict[tuple[int, type], float] = {}
@@ -66,7 +68,7 @@ def play(
         if isinstance(action, Forward) and action.microbatch == 0:
             sent[stage] = now
         if 0 <= there < stages:
-            way = stage, type(action)
+            way = stage, object if one_uplink else type(action)
             begin = max(now, free_at.get(way, 0.0))
             free_at[way] = begin + carry(stage, action)
             at(free_at[way] + latency, lambda: arrive(there, action))

@@ -1,0 +1,115 @@
+"""The analytic model of a round: the field's numbers, the schedule in virtual time, and what it says is in the way."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.compute.schedule import Forward, depth_for, least_depth
+from peer.optim.outer import OuterState
+from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
+from peer.planning.model import Volunteer, Work, best_compression, round_of, step_of, work_of
+from protocol.contribution import expected_bytes
+from protocol.identity import PeerId, RunId, stage_part
+from protocol.manifest import check
+from tests.reference.loopback_peers import genesis, moved
+from tests.reference.small_manifest import small_manifest
+from tests.reference.virtual_pipeline import play
+
+
+@pytest.mark.parametrize(
+    ("ratio", "megabits", "expected"),
+    [(8, 80, 97.9), (8, 100, 98.3), (8, 200, 99.1), (8, 500, 99.7), (8, 1000, 99.8), (24, 100, 99.4), (24, 80, 99.3)],
+)
+def test_where_links_are_hidden_it_is_the_papers_figure_2(ratio: int, megabits: int, expected: float):
+    step = step_of(seventy_billion(ratio), volunteer(megabits, latency=0.0))
+    assert 100 * step.utilization == pytest.approx(expected, abs=0.15)
+
+
+def test_a_stage_in_the_middle_has_one_uplink_for_both_directions():
+    """The paper's 60 % for whole activations at 100 Mb/s needs 200 of a home."""
+    step = step_of(seventy_billion(1), volunteer(200, latency=0.0))
+    assert 100 * step.utilization == pytest.approx(60.0, abs=3.0)
+    assert step_of(seventy_billion(1), volunteer(100, latency=0.0)).utilization < 0.35
+
+
+def test_counting_the_outer_round_costs_ten_points_at_100_megabits():
+    """The note's table counts M − 1 downloads and one upload; we count as many up as down, at once."""
+    half = seventy_billion(8)
+    work = Work(**{**{name: getattr(half, name) for name in half.__slots__}, "microbatches": 32})
+    counted = round_of(work, volunteer(100, latency=0.0))
+    assert 100 * counted.utilization == pytest.approx(88.1, abs=1.5)
+    assert counted.limit in ("upload", "download")
+
+
+def test_with_overlap_the_outer_round_is_hidden_as_far_as_the_link_has_room():
+    on = volunteer(100, latency=0.02)
+    alone = step_of(seventy_billion(8), on).utilization
+    assert round_of(seventy_billion(8), on, overlap=True).utilization == pytest.approx(alone, abs=1e-9)
+    busy = volunteer(25, latency=0.02)
+    work = seventy_billion(8)
+    hidden, counted = round_of(work, busy, overlap=True), round_of(work, busy)
+    assert 0 < hidden.exchange < counted.exchange
+
+
+def test_figure_3s_bars():
+    assert [
+        100 * step_of(half_a_billion(ratio), volunteer(1000, A100, 0.0)).utilization for ratio in (8, 24, 96)
+    ] == pytest.approx([78.6, 91.7, 97.8], abs=8.0)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+@given(carry=st.floats(0.0, 1.5), latency=st.floats(0.0, 0.5))
+def test_the_schedule_in_virtual_time_takes_what_the_model_says(stages: int, carry: float, latency: float):
+    """Passes take 1 s."""
+    seconds = {True: 1 / 3, False: 2 / 3}
+
+    def step(depths: list[int]) -> tuple[float, list[float]]:
+        played = play(
+            stages,
+            48,
+            depths,
+            lambda _, action: seconds[isinstance(action, Forward)],
+            lambda *_: carry,
+            latency,
+            one_uplink=True,
+        )
+        return played.seconds, played.trips
+
+    _, trips = step([least_depth(stage, stages) for stage in range(stages)])
+    took, _ = step([*(depth_for(trip, 1.0, stage, stages) for stage, trip in enumerate(trips)), 1])
+    work = Work(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0, 1)
+    model = step_of(work, Volunteer(1.0, 0.5, 0.5, latency))
+    assert took == pytest.approx(model.seconds, rel=0.06)
+
+
+def test_a_manifests_work_is_what_its_stages_really_send():
+    manifest = small_manifest(outer={"chunk_side": 8, "top_k": 4})
+    work = work_of(manifest)
+    tokens = manifest.inner.microbatch * manifest.model.context
+    assert work.backward_bytes == tokens * manifest.k * 2
+    assert work.forward_bytes == work.backward_bytes + 4 * manifest.inner.microbatch * (manifest.model.context + 1)
+    assert work_of(manifest, 1).backward_bytes == tokens * manifest.model.d * 2
+    assert work.tokens == manifest.tokens_per_step
+
+
+@pytest.mark.parametrize("outer", [{"values": "2bit", "top_k": 86}, {"values": "bf16", "top_k": 32}, {"top_k": 400}])
+def test_a_contribution_is_as_long_as_expected(outer: dict[str, object]):
+    manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}, "outer": outer})
+    part = stage_part(1)
+    state = OuterState.begin(manifest, part, genesis(manifest, part), True)
+    blob, _ = state.contribute(RunId("ab" * 32), 1, PeerId("Qm" + "x" * 44), 1, moved(manifest, 1)[part])
+    assert expected_bytes(manifest, part) == pytest.approx(len(blob), rel=0.02)
+
+
+def test_the_least_compression_that_hides_the_links_is_found_and_what_else_would_help_is_said():
+    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+    home = Volunteer(1e12, 20e6, 100e6, 0.02)
+    choices = [1, 2, 4, 8, 16, 32, 64, 128]
+    best = best_compression(manifest, home, choices)
+    assert best is not None
+    assert step_of(work_of(manifest, best), home).utilization >= 0.97
+    assert all(step_of(work_of(manifest, each), home).utilization < 0.97 for each in choices if each < best)
+    assert round_of(work_of(manifest, 1), home).limit == "upload"
+    assert round_of(work_of(manifest, 1), Volunteer(1e12, 20e6, 10e6, 0.02)).limit == "download"
+    assert round_of(work_of(manifest, 8), Volunteer(1e11, 20e6, 100e6, 0.02)).limit == "compute"
+    assert best_compression(manifest, Volunteer(30e12, 1e3, 1e3, 0.02), choices) is None
