@@ -60,7 +60,7 @@ def test_a_restart_finds_its_run_and_rewrites_nothing(run: Path) -> None:
 
 
 def test_a_folder_with_another_run_is_left_alone(run: Path) -> None:
-    with pytest.raises(ManifestError, match=r"outer\.top_k: ours is 16, theirs is 32"):
+    with pytest.raises(ManifestError, match=r"outer\.top_k: ours is 16, theirs is 86"):
         create_run(small_manifest(outer={"top_k": 16}), run)
 
 

@@ -251,7 +251,7 @@ def test_how_offsets_are_counted_changes_the_bytes_alone(values: str, overlap: b
 
 def test_what_the_lab_counts_is_what_the_protocol_writes():
     """A value is two bytes in the protocol's contributions and four where it is exact; all else is the same."""
-    run = manifest(outer={"rounds": 1})
+    run = manifest(outer={"rounds": 1, "values": "bf16"})
     written, counted = small_lab(run), small_lab(run, Switches(values="exact"))
     for lab in (written, counted):
         lab.method.round(lab.bench, 1, nobody)
