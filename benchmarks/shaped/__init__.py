@@ -1,0 +1,1 @@
+"""Hosts in network namespaces, on links with a rate and a delay."""

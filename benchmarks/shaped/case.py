@@ -1,0 +1,47 @@
+"""The paper's case, 70 billion weights in four stages, scaled so that small links carry it: see `../utilization.py`."""
+
+from peer.planning.model import Volunteer, Work, round_of
+from protocol.manifest import Manifest, check
+
+STAGES, MICROBATCHES, D = 4, 64, 8192
+TOKENS, PAPERS_TOKENS = 20, 2048
+TIME = 0.1
+PASSES = 6 * 70e9 / STAGES * PAPERS_TOKENS / 125e12 * TIME
+"""Seconds of a microbatch at a stage."""
+
+BYTES = TOKENS / PAPERS_TOKENS
+RATE = BYTES / TIME
+LATENCY = 0.02
+STEPS, PAPERS_STEPS = 3, 50
+REPLICAS = 8
+CONTRIBUTION = 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
+"""Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits."""
+
+COMPRESSIONS = (1, 8, 24, 96)
+MEGABITS = (80, 100, 200, 500, 1000)
+
+
+def manifest_of(compression: int) -> Manifest:
+    """The scaled run."""
+    ratio = next(each for each in range(compression, 2 * compression) if D % each == 0)
+    model = {"layers": 4, "d": D, "heads": 64, "kv_heads": 64, "ffn": 8, "context": TOKENS, "vocabulary": 258}
+    replicas = {"stages": STAGES, "compression": ratio}
+    return check({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
+
+
+def modelled(manifest: Manifest, megabits: float, outer: bool) -> float:
+    """What `peer.planning.model` says of the same."""
+    frame = 2.0 * TOKENS * manifest.k
+    work = Work(
+        operations=PASSES,
+        forward_bytes=frame + 4 * TOKENS,
+        backward_bytes=frame,
+        microbatches=MICROBATCHES,
+        stages=STAGES,
+        steps=STEPS,
+        replicas=REPLICAS if outer else 1,
+        contribution=CONTRIBUTION,
+        tokens=MICROBATCHES * TOKENS,
+    )
+    rate = megabits * 1e6 * RATE
+    return round_of(work, Volunteer(1.0, rate, rate, LATENCY), overlap=True).utilization

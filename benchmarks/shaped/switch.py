@@ -1,0 +1,112 @@
+"""A switch in user space, since this kernel may have no netem: a process of its own.
+
+Each host has a TAP device as its `eth0`. Every packet is there `delay` after it was sent, and after those before it on
+the receiver's way down, which has a rate. What a host sends is shaped in its own namespace (`tc tbf`). On its standard
+input it is told the rate, in bits a second, whenever that changes, and how many of the hosts have it, the first ones.
+"""
+
+import fcntl
+import heapq
+import os
+import selectors
+import struct
+import subprocess
+import sys
+import time
+
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+LONGEST = 2048
+"""A packet of Ethernet has 1514 bytes."""
+
+QUEUE_SECONDS = 0.2
+"""What would wait longer on the way down is lost: a home router's buffer."""
+
+
+def tap(name: str, namespace: str, address: str) -> int:
+    """A TAP device that is `eth0` in a namespace; what goes through it can be read and written here."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+    for command in (
+        ("link", "set", name, "netns", namespace),
+        ("-n", namespace, "link", "set", name, "name", "eth0"),
+        ("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0"),
+        ("-n", namespace, "link", "set", "eth0", "up"),
+    ):
+        subprocess.run(("ip", *command), check=True)
+    return device
+
+
+class Switch:
+    """Packets under way, and where each address was last seen."""
+
+    def __init__(self, devices: list[int], delay: float) -> None:
+        self.devices = devices
+        self.delay = delay
+        self.rates = [0.0] * len(devices)
+        self.free_at = [0.0] * len(devices)
+        self.where: dict[bytes, int] = {}
+        self.under_way: list[tuple[float, int, int, bytes]] = []
+        self.count = self.lost = 0
+
+    def take(self, sender: int, packet: bytes) -> None:
+        """A host has sent a packet."""
+        self.where[packet[6:12]] = sender
+        known = self.where.get(packet[:6])
+        others = [each for each in range(len(self.devices)) if each != sender]
+        for receiver in others if known is None else [known]:
+            self._send(receiver, packet)
+
+    def _send(self, receiver: int, packet: bytes) -> None:
+        now = time.monotonic()
+        begin = max(now + self.delay, self.free_at[receiver])
+        if begin - now - self.delay > QUEUE_SECONDS:
+            self.lost += 1
+            return
+        rate = self.rates[receiver]
+        there = begin + 8 * len(packet) / rate if rate else begin
+        self.free_at[receiver] = there
+        self.count += 1
+        heapq.heappush(self.under_way, (there, self.count, receiver, packet))
+
+    def deliver(self) -> float | None:
+        """Hand over what has arrived; seconds until the next packet does."""
+        while self.under_way:
+            left = self.under_way[0][0] - time.monotonic()
+            if left > 0:
+                return left
+            *_, receiver, packet = heapq.heappop(self.under_way)
+            try:
+                os.write(self.devices[receiver], packet)
+            except BlockingIOError:
+                self.lost += 1
+        return None
+
+
+def main() -> None:
+    """`switch.py DELAY_SECONDS NAMESPACE=ADDRESS …`; says when it is ready, and ends with its standard input."""
+    hosts = [each.split("=") for each in sys.argv[2:]]
+    prefix = f"t{os.getpid()}"
+    switch = Switch([tap(f"{prefix}-{i}", *host) for i, host in enumerate(hosts)], float(sys.argv[1]))
+    waiting = selectors.DefaultSelector()
+    for number, device in enumerate(switch.devices):
+        waiting.register(device, selectors.EVENT_READ, number)
+    waiting.register(sys.stdin, selectors.EVENT_READ, None)
+    print("ready", flush=True)
+    while True:
+        for key, _ in waiting.select(switch.deliver()):
+            if key.data is None:
+                line = sys.stdin.readline()
+                if not line:
+                    return
+                rate, count = line.split()
+                switch.rates[: int(count)] = [float(rate)] * int(count)
+                continue
+            try:
+                while True:
+                    switch.take(key.data, os.read(switch.devices[key.data], LONGEST))
+            except BlockingIOError:
+                continue
+
+
+if __name__ == "__main__":
+    main()

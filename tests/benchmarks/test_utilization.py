@@ -1,0 +1,71 @@
+"""The hosts that the benchmark measures on, and what it takes for the same by the model."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.shaped import case
+from benchmarks.shaped.hosts import hosts, missing
+
+ECHO = """
+import socket, sys
+listening = socket.create_server((sys.argv[1], 7000))
+print("up", flush=True)
+connection, _ = listening.accept()
+taken = 0
+while data := connection.recv(65536):
+    taken += len(data)
+    connection.sendall(b"." if len(data) == 1 else b"")
+    if taken > 1 and taken % 1_000_000 == 1:
+        connection.sendall(b"!")
+"""
+
+ASK = """
+import json, socket, sys, time
+connection = socket.create_connection((sys.argv[1], 7000), 10)
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+begun = time.monotonic()
+connection.sendall(b"1"); connection.recv(1)
+trip = time.monotonic() - begun
+begun = time.monotonic()
+connection.sendall(bytes(1_000_000)); connection.recv(1)
+print(json.dumps([trip, time.monotonic() - begun]))
+"""
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_hosts_have_the_delay_and_the_rate_that_they_are_given():
+    """A rate can only be held from above here: a loaded machine is slower."""
+    with hosts(2, 0.02) as on:
+        on.limit(8, 2)
+        command = [*on.enter(0), sys.executable, "-c", ECHO, on.address(0)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+            assert serving.stdout is not None
+            assert serving.stdout.readline() == "up\n"
+            asked = subprocess.run(
+                [*on.enter(1), sys.executable, "-c", ASK, on.address(0)], capture_output=True, text=True, timeout=60
+            )
+            serving.kill()
+    trip, seconds = json.loads(asked.stdout)
+    assert trip >= 0.04
+    assert seconds >= 0.9  # a megabyte at 8 Mb/s
+    assert not any(name.startswith(f"hetpeer-bench-{os.getpid()}") for name in os.listdir("/run/netns"))
+
+
+@pytest.mark.parametrize("compression", case.COMPRESSIONS)
+def test_the_scaled_run_has_the_papers_ratio_of_compute_to_bytes(compression: int):
+    manifest = case.manifest_of(compression)
+    seconds = 8 * 2 * case.TOKENS * manifest.k / (100e6 * case.RATE)
+    papers = 8 * 2 * 2048 * manifest.k / 100e6
+    assert seconds / case.PASSES == pytest.approx(papers / (6 * 70e9 / 4 * 2048 / 125e12))
+    assert abs(manifest.replicas.compression - compression) < 0.35 * compression
+
+
+def test_the_model_of_the_scaled_run_is_higher_the_quicker_the_link_and_with_less_to_carry():
+    shares = [case.modelled(case.manifest_of(8), each, False) for each in case.MEGABITS]
+    assert shares == sorted(shares)
+    assert case.modelled(case.manifest_of(8), 100, True) <= shares[1]
+    assert case.modelled(case.manifest_of(1), 100, False) < 0.5 < shares[1]
