@@ -6,6 +6,7 @@ from typing import Literal
 import psutil
 import torch
 
+from peer.compute.schedule import least_depth
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout
@@ -44,17 +45,33 @@ def find_device(name: DeviceName) -> torch.device:
 
 def stage_bytes(manifest: Manifest, stage: int) -> int:
     """Memory that training one stage takes, in bytes: an upper estimate."""
-    model, stages = manifest.model, manifest.replicas.stages
+    stages = manifest.replicas.stages
     trained = elements(part_layout(manifest, stage_part(stage)))
     embedding = elements(part_layout(manifest, EMBEDDING))
     trained += embedding if stage == 0 else 0
     followed = embedding if stage > 0 and manifest.compressed else 0
-    tokens = manifest.inner.microbatch * model.context
+    in_flight = min(least_depth(stage, stages), manifest.inner.microbatches)
+    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + microbatch_bytes(manifest, stage) * in_flight
+
+
+def microbatch_bytes(manifest: Manifest, stage: int) -> int:
+    """Memory that a stage keeps for each microbatch in flight, in bytes: an upper estimate."""
+    model, stages = manifest.model, manifest.replicas.stages
     layers = len(layers_of_stage(model.layers, stages, stage))
     kept = layers * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
     kept += 4 * model.vocabulary if stage == stages - 1 else 0
-    in_flight = min(stages - stage, manifest.inner.microbatches)
-    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + 4 * tokens * kept * in_flight
+    return 4 * manifest.inner.microbatch * model.context * kept
+
+
+def microbatches_that_fit(manifest: Manifest, stage: int, device: torch.device) -> int:
+    """How many microbatches in flight half of the memory holds that is free now. Nothing is in flight yet."""
+    return free_bytes(device) // 2 // microbatch_bytes(manifest, stage)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free where a device computes."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return int(free)
 
 
 def whole_bytes(manifest: Manifest) -> int:
@@ -69,7 +86,7 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device) 
         ResourceError: it does not; the message names what would be needed and what there is.
     """
     needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + BASE_BYTES
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_bytes(device)
     if needed > free:
         what = "the whole model" if stage is None else f"stage {stage}"
         raise ResourceError(

@@ -82,15 +82,16 @@ def least_depth(stage: int, stages: int) -> int:
     return stages - stage
 
 
-def depth_for(round_trip: float, passes: float, stage: int, stages: int) -> int:
+def depth_for(round_trip: float, passes: float, stage: int, stages: int, room: int) -> int:
     """How many microbatches to have in flight, so that the stage never waits for one to come back.
 
     Args:
         round_trip: seconds from the end of a microbatch's forward pass until its gradients are here, if nothing else is
             on the way.
         passes: seconds that a forward and a backward pass take together.
+        room: so many fit into memory. As many as 1F1B has are in flight whether they do or not.
     """
     least = least_depth(stage, stages)
     if passes <= 0:
         return least
-    return max(least, min(MOST_IN_FLIGHT * stages, 1 + math.ceil(round_trip / passes) + SPARE))
+    return max(least, min(room, MOST_IN_FLIGHT * stages, 1 + math.ceil(round_trip / passes) + SPARE))

@@ -1,6 +1,7 @@
 """One inner step of one stage: its microbatches forward and back, then AdamW with the replica's clip factor."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,6 +109,8 @@ class PipelineStage:
     upstream: Link | None
     downstream: Link | None
     embedding_digest: str = "00" * 32
+    room: int = sys.maxsize
+    """Microbatches that fit into memory."""
     depth: int = 0
     """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
     waiting: Link | None = None
@@ -153,7 +156,7 @@ class PipelineStage:
                     incoming.stop()
         if behind is not None:
             trip, passes = behind.came[0] - pace.sent, median(pace.passes.values())
-            self.depth = depth_for(trip, passes, stage, stages)
+            self.depth = depth_for(trip, passes, stage, stages, self.room)
         return losses
 
     def _incoming(self, link: Link | None, round: int, step: int, read: Read[Frame]) -> Incoming[Frame] | None:

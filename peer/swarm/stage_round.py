@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from peer.compute.machine import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.events import RoundDone, StepDone
@@ -78,6 +79,7 @@ class StageRound:
             downstream = self._link_to(node.stage + 1, seats)
         rules = FrameRules.of(node.manifest)
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
+        self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device)
         self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
 
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:

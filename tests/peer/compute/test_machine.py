@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 
+from peer.compute import machine
 from peer.compute.machine import find_device, require_memory, stage_bytes, whole_bytes
 from protocol.errors import ResourceError
 from protocol.manifest import check
@@ -73,3 +74,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
         {"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}}
     )
     assert 0.3 * stage_bytes(manifest, 0) < used < stage_bytes(manifest, 0)
+
+
+def test_half_of_what_is_free_holds_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch):
+    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+    each = machine.microbatch_bytes(manifest, 1)
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 20 * each + 3)
+    assert machine.microbatches_that_fit(manifest, 1, torch.device("cpu")) == 10
+    assert machine.stage_bytes(manifest, 1) - machine.stage_bytes(manifest, 2) >= each  # one stage fewer is behind it

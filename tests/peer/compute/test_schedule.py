@@ -10,6 +10,7 @@ from peer.compute.schedule import SPARE, Action, Backward, Forward, Schedule, de
 from protocol.frames import MOST_IN_FLIGHT
 from tests.reference.virtual_pipeline import play
 
+ROOM = 10_000
 pipelines = st.tuples(st.integers(1, 5), st.integers(1, 12))
 
 
@@ -71,7 +72,7 @@ def test_with_the_depth_that_the_first_microbatch_shows_the_next_step_hides_its_
         return played.seconds, played.trips
 
     shallow, trips = step([least_depth(stage, stages) for stage in range(stages)])
-    deep, _ = step([*(depth_for(trip, 1.0, stage, stages) for stage, trip in enumerate(trips)), 1])
+    deep, _ = step([*(depth_for(trip, 1.0, stage, stages, ROOM) for stage, trip in enumerate(trips)), 1])
     assert deep <= shallow
     assert deep <= 1.035 * bound(stages, 64, 1.0, carry, latency)
 
@@ -84,13 +85,15 @@ def test_1f1b_alone_stands_still_over_a_slow_link():
     assert deeper.seconds < 1.01 * bound(4, 64, 1.0, 0.2, 0.0)
 
 
-@given(st.integers(2, 6), st.floats(0, 100), st.floats(1e-3, 10), st.data())
-def test_a_depth_is_at_least_that_of_1f1b_and_bounded(stages: int, trip: float, passes: float, data: st.DataObject):
+@given(st.integers(2, 6), st.floats(0, 100), st.floats(1e-3, 10), st.integers(0, 40), st.data())
+def test_a_depth_is_at_least_that_of_1f1b_and_bounded(
+    stages: int, trip: float, passes: float, room: int, data: st.DataObject
+):
     stage = data.draw(st.integers(0, stages - 2))
-    depth = depth_for(trip, passes, stage, stages)
-    assert least_depth(stage, stages) <= depth <= max(MOST_IN_FLIGHT * stages, least_depth(stage, stages))
-    assert depth_for(trip, 0.0, stage, stages) == least_depth(stage, stages)
-    if least_depth(stage, stages) < depth < MOST_IN_FLIGHT * stages:
+    depth = depth_for(trip, passes, stage, stages, room)
+    assert least_depth(stage, stages) <= depth <= max(min(room, MOST_IN_FLIGHT * stages), least_depth(stage, stages))
+    assert depth_for(trip, 0.0, stage, stages, room) == least_depth(stage, stages)
+    if least_depth(stage, stages) < depth < min(room, MOST_IN_FLIGHT * stages):
         assert depth == 1 + math.ceil(trip / passes) + SPARE
 
 

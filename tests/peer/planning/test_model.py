@@ -57,6 +57,9 @@ def test_figure_3s_bars():
     ] == pytest.approx([78.6, 91.7, 97.8], abs=8.0)
 
 
+ROOM = 10_000
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 @given(carry=st.floats(0.0, 1.5), latency=st.floats(0.0, 0.5))
 def test_the_schedule_in_virtual_time_takes_what_the_model_says(stages: int, carry: float, latency: float):
@@ -76,7 +79,7 @@ def test_the_schedule_in_virtual_time_takes_what_the_model_says(stages: int, car
         return played.seconds, played.trips
 
     _, trips = step([least_depth(stage, stages) for stage in range(stages)])
-    took, _ = step([*(depth_for(trip, 1.0, stage, stages) for stage, trip in enumerate(trips)), 1])
+    took, _ = step([*(depth_for(trip, 1.0, stage, stages, ROOM) for stage, trip in enumerate(trips)), 1])
     work = Work(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0, 1)
     model = step_of(work, Volunteer(1.0, 0.5, 0.5, latency))
     assert took == pytest.approx(model.seconds, rel=0.06)
