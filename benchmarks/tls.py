@@ -122,7 +122,7 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
         gradients = payload(self.rules)
         for number in count():
             try:
-                messages = [await upstream.receive() for _ in range(self.rules.messages)]
+                messages = [await upstream.receive() for _ in range(self.rules.activations.messages)]
             except LostMemberError:
                 return
             place = Place(1, 0, number)
@@ -154,7 +154,8 @@ async def answer(folder: Path, manifest: Manifest) -> None:
 
 def payload(rules: FrameRules) -> bytes:
     """The values of one tensor in bf16, normal: nothing on the way could make them much shorter."""
-    values = np.random.default_rng(0).standard_normal(rules.sequences * rules.context * rules.width, np.float32)
+    count = rules.sequences * rules.context * rules.activations.width
+    values = np.random.default_rng(0).standard_normal(count, np.float32)
     return (values.view("<u4") >> 16).astype("<u2").tobytes()
 
 
@@ -194,7 +195,7 @@ class Caller:
             for number in range(total):
                 if number == warm_up:
                     begin = time.perf_counter()
-                messages = [await downstream.receive() for _ in range(rules.messages)]
+                messages = [await downstream.receive() for _ in range(rules.gradients.messages)]
                 unpack_backward(messages, rules, Place(1, 0, number))
                 if number + ahead < total:
                     send(number + ahead)

@@ -19,6 +19,10 @@ LARGEST_FRAME_BYTES = 2**30
 """One microbatch, whole and in fp32: a stage holds some of them."""
 
 
+NumberFormat = Literal["bf16", "fp32", "int8", "int4"]
+"""Of what crosses a boundary (`protocol/payloads.py`)."""
+
+
 class Run(Section):
     """What the run is called, and the seed of everything random in it."""
 
@@ -60,7 +64,13 @@ class Replicas(Section):
     datacenters: int = Field(1, ge=0, le=1024)
     stages: int = Field(2, ge=1, le=128)
     compression: int = Field(8, ge=1, le=65536, description="d / k; 1 sends whole activations")
-    wire: Literal["bf16", "fp32"] = Field("bf16", description="number format of frames between stages")
+    wire: NumberFormat = Field("bf16", description="number format of activations between stages")
+    gradient_wire: NumberFormat | Literal["same"] = Field("same", description="that of gradients")
+
+    @property
+    def wires(self) -> tuple[str, str]:
+        """Number formats of activations and of gradients."""
+        return self.wire, self.wire if self.gradient_wire == "same" else self.gradient_wire
 
     @property
     def total(self) -> int:

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peer.compute.payload import DTYPES
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
-from peer.model.subspace import Boundary, DirectBoundary, SubspaceBoundary, WholeBoundary, nested
+from peer.model.number_format import number_format
+from peer.model.subspace import Boundary, DirectBoundary, Formats, SubspaceBoundary, WholeBoundary, nested
 from protocol.manifest import Manifest
 
 Kind = Literal["group", "datacenter"]
@@ -39,8 +39,8 @@ def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torc
     """The protocol's. `basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none."""
     if kind == "group" and manifest.compressed and basis_DD is not None:
         return _compressed(manifest, nested(basis_DD, manifest.k).to(device))
-    model, wire = manifest.model, DTYPES[manifest.replicas.wire]
-    whole: Boundary = DirectBoundary() if kind == "datacenter" else WholeBoundary(wire)
+    model = manifest.model
+    whole: Boundary = DirectBoundary() if kind == "datacenter" else WholeBoundary(_formats(manifest))
     return Design(lambda: DenseEmbedding(model.vocabulary, model.d).to(device), lambda te_VD: lambda stage: whole)
 
 
@@ -48,7 +48,11 @@ def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
     def boundaries(te_VD: Tensor | None) -> Boundaries:
         assert te_VD is not None
         anchor_VD = split(te_VD, basis_dk)[1]
-        boundary = SubspaceBoundary(basis_dk, anchor_VD, DTYPES[manifest.replicas.wire])
+        boundary = SubspaceBoundary(basis_dk, anchor_VD, _formats(manifest))
         return lambda stage: boundary
 
     return Design(lambda: FactoredEmbedding(manifest.model.vocabulary, basis_dk), boundaries, True, basis_dk)
+
+
+def _formats(manifest: Manifest) -> Formats:
+    return Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+from peer.model.number_format import DTYPES
+from protocol.payloads import Payload
 
 
 def to_bytes(payload: Tensor) -> bytes:
@@ -11,6 +12,7 @@ def to_bytes(payload: Tensor) -> bytes:
     return payload.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def from_bytes(data: bytes, shape: tuple[int, ...], wire: str, device: torch.device) -> Tensor:
+def from_bytes(data: bytes, payload: Payload, device: torch.device) -> Tensor:
     """A payload of checked size (`protocol.frames` has checked it) from its bytes."""
-    return torch.frombuffer(bytearray(data), dtype=DTYPES[wire]).reshape(shape).to(device)
+    tensor = torch.frombuffer(bytearray(data), dtype=DTYPES.get(payload.wire, torch.uint8))
+    return tensor.reshape(payload.sequences, payload.context, -1).to(device)

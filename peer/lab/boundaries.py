@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peer.compute.design import Boundaries
-from peer.compute.payload import DTYPES
 from peer.lab.coding import BITS, SCALE_BITS, Coder, Spectrum, allocate, coordinates, residual_bits
 from peer.lab.switches import Switches
 from peer.model.embedding import split
+from peer.model.number_format import DTYPES
 from peer.model.subspace import Boundary, nested
 from protocol.manifest import Manifest
 

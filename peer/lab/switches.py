@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest
+from protocol.payloads import STEPS
 from protocol.tables import Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
@@ -110,6 +111,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
     if not (manifest.replicas.groups and manifest.compressed):
         return found.without_groups
+    if found != found.without_groups and any(wire in STEPS for wire in manifest.replicas.wires):
+        raise ManifestError(f"{source}: replicas.wire: the lab's own boundaries send floats; say lab.payload")
     try:
         for payload in found.payloads:
             coordinates(16 * manifest.k, BITS[payload], found.residuals, manifest.model.d)

@@ -17,9 +17,9 @@ from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.lab.throughput import peak_operations
 from protocol.errors import HetpeerError
-from protocol.frames import BYTES_PER_VALUE
 from protocol.layout import operations_per_token
 from protocol.manifest import Manifest, check
+from protocol.payloads import Payload
 from protocol.run_files import Descriptor
 
 STATE = "state.safetensors"
@@ -165,4 +165,4 @@ def boundary_bytes(lab: Lab) -> float:
         return 0.0
     if lab.bench.workshop.group is not None:
         return lab.bench.workshop.group.bytes_per_token
-    return lab.bench.manifest.k * float(BYTES_PER_VALUE[replicas.wire])
+    return float(Payload(replicas.wire, 1, 1, lab.bench.manifest.k).token_bytes)

@@ -4,8 +4,7 @@ The sender transmits Z = (X − T⊥[x]) U, the receiver rebuilds X̂ = Z Uᵀ +
 G = ∇X̂ U and the receiver uses G Uᵀ. U has orthonormal columns and is never trained. Token ids x travel
 beside the payload as the integers they are: bf16 would corrupt every id above 256.
 
-Rounding to the wire's number format is part of this mathematics, so that a run in one process rounds as
-a swarm does. Nothing here is recorded by autograd; the trainer chains the stages by hand:
+Nothing here is recorded by autograd; the trainer chains the stages by hand:
 `x_BLD.backward(boundary.decode_gradient(payload))`.
 
 Letters of shapes: V vocabulary, d = D width of the residual stream, k dimensions of the subspace,
@@ -18,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from peer.model.number_format import NumberFormat
 
 ORTHONORMAL_TOLERANCE = 1e-5
 """Largest |UᵀU − 1| of a basis: QR in fp32 leaves about 1e-6 at d = 2048, and a wrong file leaves 1."""
@@ -42,59 +43,67 @@ class Boundary(Protocol):
         """Payload → gradient [B, L, D] by what `encode` took, at the sender."""
 
 
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Number formats of activations and of gradients."""
+
+    activations: NumberFormat
+    gradients: NumberFormat
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SubspaceBoundary:
-    """Payloads [B, L, k] in `dtype` (bf16 or fp32), between stages of a compressed group.
+    """k numbers a token, between stages of a compressed group.
 
     `anchor_Vd` is T⊥ of the round: both sides must have split the same TE.
     """
 
     basis_dk: Tensor
     anchor_Vd: Tensor
-    dtype: torch.dtype
+    formats: Formats
 
     @torch.no_grad()
     def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
         """Z = (X − T⊥[x]) U."""
-        return ((x_BLD - F.embedding(tokens_BL, self.anchor_Vd)) @ self.basis_dk).to(self.dtype)
+        return self.formats.activations.pack((x_BLD - F.embedding(tokens_BL, self.anchor_Vd)) @ self.basis_dk)
 
     @torch.no_grad()
     def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
         """X̂ = Z Uᵀ + T⊥[x]."""
-        return payload.float() @ self.basis_dk.T + F.embedding(tokens_BL, self.anchor_Vd)
+        return self.formats.activations.unpack(payload) @ self.basis_dk.T + F.embedding(tokens_BL, self.anchor_Vd)
 
     @torch.no_grad()
     def encode_gradient(self, g_BLD: Tensor) -> Tensor:
         """G = ∇X̂ U."""
-        return (g_BLD @ self.basis_dk).to(self.dtype)
+        return self.formats.gradients.pack(g_BLD @ self.basis_dk)
 
     @torch.no_grad()
     def decode_gradient(self, payload: Tensor) -> Tensor:
         """∇X = G Uᵀ."""
-        return payload.float() @ self.basis_dk.T
+        return self.formats.gradients.unpack(payload) @ self.basis_dk.T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeBoundary:
-    """Payloads [B, L, D], whole activations in `dtype`: groups of a run without compression."""
+    """Whole activations: groups of a run without compression."""
 
-    dtype: torch.dtype
+    formats: Formats
 
     @torch.no_grad()
     def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
-        return x_BLD.detach().to(self.dtype).contiguous()
+        return self.formats.activations.pack(x_BLD.detach())
 
     @torch.no_grad()
     def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
-        return payload.float()
+        return self.formats.activations.unpack(payload)
 
     @torch.no_grad()
     def encode_gradient(self, g_BLD: Tensor) -> Tensor:
-        return g_BLD.detach().to(self.dtype).contiguous()
+        return self.formats.gradients.pack(g_BLD.detach())
 
     @torch.no_grad()
     def decode_gradient(self, payload: Tensor) -> Tensor:
-        return payload.float()
+        return self.formats.gradients.unpack(payload)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ class Attempt:
 
 def link(manifest: Manifest, neighbour: PeerId, with_whom: str) -> Link:
     """A link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets it."""
-    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * FrameRules.of(manifest).messages
+    rules = FrameRules.of(manifest)
+    messages = max(rules.activations.messages, rules.gradients.messages)
+    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * messages
     return Duplex(neighbour, with_whom, most_pending)
 
 

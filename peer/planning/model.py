@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.contribution import expected_bytes
-from protocol.frames import BYTES_PER_VALUE
 from protocol.identity import EMBEDDING
 from protocol.layout import model_layout, operations_per_token, parts_authored
 from protocol.manifest import Manifest
+from protocol.payloads import Payload
 
 Limit = Literal["compute", "upload", "download", "latency"]
 
@@ -92,14 +92,14 @@ def work_of(manifest: Manifest, compression: int | None = None) -> Work:
     model, replicas, inner = manifest.model, manifest.replicas, manifest.inner
     tokens = inner.microbatch * model.context
     width = model.d // (compression or replicas.compression)
-    frame = tokens * width * BYTES_PER_VALUE[replicas.wire]
+    forward, backward = (Payload(wire, inner.microbatch, model.context, width).size for wire in replicas.wires)
     share = max(
         sum(expected_bytes(manifest, part) for part in parts_authored(stage)) for stage in range(replicas.stages)
     )
     return Work(
         operations=tokens * operations_per_token(manifest) * _largest_share(manifest),
-        forward_bytes=frame + 4 * inner.microbatch * (model.context + 1),
-        backward_bytes=frame,
+        forward_bytes=forward + 4 * inner.microbatch * (model.context + 1),
+        backward_bytes=backward,
         microbatches=inner.microbatches,
         stages=replicas.stages,
         steps=inner.steps,

@@ -31,6 +31,7 @@ from protocol.frames import (
     unpack_backward,
     unpack_forward,
 )
+from protocol.payloads import Payload
 from protocol.schemas import pipeline_pb2 as pb
 
 TokenIds = npt.NDArray[np.int64]
@@ -43,9 +44,10 @@ Read = Callable[[list[pb.Frame], Place], Frame]
 class Incoming(Generic[Frame]):
     """The frames of one neighbour in this step, in order: the next one is read and checked while the stage computes."""
 
-    def __init__(self, link: Link, rules: FrameRules, places: Iterator[Place], read: Read[Frame]) -> None:
+    def __init__(self, link: Link, messages: int, places: Iterator[Place], read: Read[Frame]) -> None:
+        """`messages` make a frame."""
         self.link = link
-        self.rules = rules
+        self.count = messages
         self.read = read
         self.came: list[float] = []
         """When each frame was here, by the loop's clock."""
@@ -80,7 +82,7 @@ class Incoming(Generic[Frame]):
         self.task = asyncio.create_task(self._next(place)) if place is not None else None
 
     async def _next(self, place: Place) -> Frame:
-        messages = [await self.link.receive() for _ in range(self.rules.messages)]
+        messages = [await self.link.receive() for _ in range(self.count)]
         self.came.append(asyncio.get_running_loop().time())
         with self.link.blamed():
             return await asyncio.to_thread(self.read, messages, place)
@@ -138,8 +140,8 @@ class PipelineStage:
         stage, manifest = self.trainer.index, self.trainer.manifest
         stages, microbatches = manifest.replicas.stages, manifest.inner.microbatches
         todo = Schedule(stage, stages, microbatches, self.depth or least_depth(stage, stages))
-        before = self._incoming(self.upstream, round, step, self._read_forward)
-        behind = self._incoming(self.downstream, round, step, self._read_backward)
+        before = self._incoming(self.upstream, self.rules.activations, round, step, self._read_forward)
+        behind = self._incoming(self.downstream, self.rules.gradients, round, step, self._read_backward)
         pace, losses = Pace(), list[float]()
         try:
             while not todo.done:
@@ -159,11 +161,13 @@ class PipelineStage:
             self.depth = depth_for(trip, passes, stage, stages, self.room)
         return losses
 
-    def _incoming(self, link: Link | None, round: int, step: int, read: Read[Frame]) -> Incoming[Frame] | None:
+    def _incoming(
+        self, link: Link | None, payload: Payload, round: int, step: int, read: Read[Frame]
+    ) -> Incoming[Frame] | None:
         if link is None:
             return None
         places = (Place(round, step, each) for each in range(self.trainer.manifest.inner.microbatches))
-        return Incoming(link, self.rules, places, read)
+        return Incoming(link, payload.messages, places, read)
 
     async def _wait(self, todo: Schedule, *neighbours: Incoming[Any] | None) -> None:
         """Until another frame is here."""
@@ -197,7 +201,7 @@ class PipelineStage:
         if isinstance(out, float):
             return [out]
         if self.downstream is not None:
-            self._require_in_range(out, self.upstream)
+            self._require_in_range(out, self.rules.activations, self.upstream)
             self._send(self.downstream, ForwardFrame(place, out, tokens, self.embedding_digest))
             pace.sent = pace.sent or asyncio.get_running_loop().time()
         return []
@@ -208,7 +212,7 @@ class PipelineStage:
         with self._timed(place.microbatch, pace):
             out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
         if self.upstream is not None and out is not None:
-            self._require_in_range(out, self.downstream or self.upstream)
+            self._require_in_range(out, self.rules.gradients, self.downstream or self.upstream)
             self._send(self.upstream, BackwardFrame(place, out))
 
     @contextmanager
@@ -227,29 +231,29 @@ class PipelineStage:
     def _read_backward(self, messages: list[pb.Frame], place: Place) -> BackwardFrame:
         return unpack_backward(messages, self.rules, place)
 
-    def _require_in_range(self, out: bytes, source: Link | None) -> None:
+    def _require_in_range(self, out: bytes, payload: Payload, source: Link | None) -> None:
         """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.
 
         Raises:
             BreachError: it would: what was sent was too large to go on with.
             DivergedError: the same, and nobody sent it.
         """
-        if not self.rules.in_range(out):
+        if not payload.in_range(out):
             if source is None:
                 raise DivergedError("this stage's numbers left every range: the replica has diverged")
             raise source.breach("sent what this stage cannot go on with: its own values left their range")
 
     def _compute_forward(self, microbatch: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
         """On the torch thread: bytes in, bytes out; the loss at the last stage."""
-        out = self.trainer.forward(microbatch, torch.from_numpy(tokens), self._payload(activations))
+        out = self.trainer.forward(
+            microbatch, torch.from_numpy(tokens), self._payload(activations, self.rules.activations)
+        )
         return out.item() if self.trainer.last else to_bytes(out)
 
     def _compute_backward(self, microbatch: int, gradients: bytes | None) -> bytes | None:
         """On the torch thread."""
-        out = self.trainer.backward(microbatch, self._payload(gradients))
+        out = self.trainer.backward(microbatch, self._payload(gradients, self.rules.gradients))
         return None if out is None else to_bytes(out)
 
-    def _payload(self, data: bytes | None) -> Tensor | None:
-        if data is None:
-            return None
-        return from_bytes(data, self.rules.shape, self.rules.wire, self.trainer.device)
+    def _payload(self, data: bytes | None, payload: Payload) -> Tensor | None:
+        return None if data is None else from_bytes(data, payload, self.trainer.device)

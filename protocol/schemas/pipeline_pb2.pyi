@@ -12,9 +12,13 @@ class Format(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FORMAT_UNSPECIFIED: _ClassVar[Format]
     BF16: _ClassVar[Format]
     FP32: _ClassVar[Format]
+    INT8: _ClassVar[Format]
+    INT4: _ClassVar[Format]
 FORMAT_UNSPECIFIED: Format
 BF16: Format
 FP32: Format
+INT8: Format
+INT4: Format
 
 class Frame(_message.Message):
     __slots__ = ("forward", "backward", "rest")

@@ -135,7 +135,7 @@ CONTRIBUTIONS = (
 
 def forward() -> bytes:
     tokens = np.arange(RULES.sequences * (RULES.context + 1)).reshape(RULES.sequences, -1)
-    frame = ForwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2), tokens, EMBEDDING_DIGEST)
+    frame = ForwardFrame(PLACE, bytes(RULES.activations.size), tokens, EMBEDDING_DIGEST)
     (message,) = frames.pack(frame, RULES)
     return message.SerializeToString()
 
@@ -152,7 +152,7 @@ def read_backward(data: bytes) -> Place:
     return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).place
 
 
-(BACKWARD,) = frames.pack(BackwardFrame(PLACE, bytes(RULES.sequences * RULES.context * RULES.width * 2)), RULES)
+(BACKWARD,) = frames.pack(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)
 
 
 class OneOrder:

@@ -10,7 +10,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from peer.compute.payload import DTYPES, from_bytes, to_bytes
+from peer.compute.payload import from_bytes, to_bytes
+from peer.model.number_format import DTYPES, number_format
 from peer.optim.grid import digest
 from protocol import bequest, proofs, records, signed, statement, ticket
 from protocol.cards import Authority, Card, issue
@@ -23,6 +24,7 @@ from protocol.keys import Identity, peer_id_of, peer_id_of_public
 from protocol.layout import part_layout
 from protocol.ledger import Entry, Revocation
 from protocol.manifest import Manifest, check
+from protocol.payloads import Payload
 from protocol.records import PeerRecord
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
 from protocol.snapshot import Header, parse, pieces_of, tensors_of
@@ -34,18 +36,21 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """`kind` says how `values` are to be read; `keys` are private scalars by peer id."""
+    """`kind` says how `values` are to be read; `keys` are private scalars by peer id. Where rounding loses something,
+    `made_from` are the floats that were rounded."""
 
     name: str
     kind: str
     manifest_tables: dict[str, dict[str, Any]]
     keys: dict[str, str]
     values: Values
+    made_from: list[float] | None = None
 
     @staticmethod
     def read(name: str) -> "Vector":
         said = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        return Vector(name, said["kind"], said.get("manifest", {}), said.get("keys", {}), said["values"])
+        manifest, keys = said.get("manifest", {}), said.get("keys", {})
+        return Vector(name, said["kind"], manifest, keys, said["values"], said.get("made_from"))
 
     @property
     def file(self) -> Path:
@@ -142,7 +147,11 @@ def _frame(vector: Vector) -> list[pipeline_pb2.Frame]:
     place = Place(values["round"], values["step"], values["microbatch"])
 
     def payload(floats: list[float]) -> bytes:
-        return to_bytes(torch.tensor(floats, dtype=DTYPES[rules.wire]))
+        expected = rules.gradients if values["kind"] == "backward" else rules.activations
+        numbers = torch.tensor(vector.made_from or floats, dtype=DTYPES.get(expected.wire, torch.float32)).reshape(
+            expected.shape
+        )
+        return to_bytes(number_format(expected.wire, expected.width).pack(numbers))
 
     if values["kind"] == "backward":
         return pack(BackwardFrame(place, payload(values["gradients"])), rules)
@@ -244,15 +253,16 @@ def _read_frame(data: bytes, vector: Vector) -> Values:
     place = Place(values["round"], values["step"], values["microbatch"])
     messages = [pipeline_pb2.Frame.FromString(data)]
 
-    def floats(raw: bytes) -> list[float]:
-        found: list[float] = from_bytes(raw, rules.shape, rules.wire, torch.device("cpu")).float().ravel().tolist()
+    def floats(raw: bytes, payload: Payload) -> list[float]:
+        packed = from_bytes(raw, payload, torch.device("cpu"))
+        found: list[float] = number_format(payload.wire, payload.width).unpack(packed).ravel().tolist()
         return found
 
     said = {"kind": values["kind"], "round": place.round, "step": place.step, "microbatch": place.microbatch}
     if values["kind"] == "backward":
-        return said | {"gradients": floats(unpack_backward(messages, rules, place).gradients)}
+        return said | {"gradients": floats(unpack_backward(messages, rules, place).gradients, rules.gradients)}
     frame = unpack_forward(messages, rules, place, values["embedding_digest"])
-    said |= {"activations": floats(frame.activations), "tokens": frame.tokens.ravel().tolist()}
+    said |= {"activations": floats(frame.activations, rules.activations), "tokens": frame.tokens.ravel().tolist()}
     return said | {"embedding_digest": frame.embedding_digest}
 
 

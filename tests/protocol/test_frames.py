@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from protocol.errors import FormatError
 from protocol.frames import (
-    LARGEST,
     BackwardFrame,
     ForwardFrame,
     FrameRules,
@@ -20,9 +19,11 @@ from protocol.frames import (
     unpack_forward,
 )
 from protocol.limits import CHUNK_BYTES
+from protocol.payloads import LARGEST, Payload
 from protocol.schemas import pipeline_pb2 as pb
+from tests.reference.small_manifest import small_manifest
 
-RULES = FrameRules(wire="bf16", sequences=2, context=4, width=3, vocabulary=300)
+RULES = FrameRules(Payload("bf16", 2, 4, 3), Payload("bf16", 2, 4, 3), vocabulary=300)
 PLACE = Place(round=1, step=2, microbatch=3)
 DIGEST = "cd" * 32
 TOKENS = np.arange(10, dtype=np.int64).reshape(2, 5) + 290
@@ -45,13 +46,13 @@ def test_a_backward_frame_round_trips():
     assert unpack_backward(message, RULES, PLACE) == BackwardFrame(PLACE, PAYLOAD)
 
 
-LARGE = FrameRules(wire="bf16", sequences=4, context=128, width=300, vocabulary=300)
+LARGE = FrameRules(Payload("bf16", 4, 128, 300), Payload("bf16", 4, 128, 300), vocabulary=300)
 
 
 def test_a_large_tensor_goes_in_pieces_that_together_are_it():
-    data = np.random.default_rng(0).integers(0, 0x3F00, LARGE.tensor_bytes // 2).astype("<u2").tobytes()
+    data = np.random.default_rng(0).integers(0, 0x3F00, LARGE.gradients.size // 2).astype("<u2").tobytes()
     messages = pack(BackwardFrame(PLACE, data), LARGE)
-    assert len(messages) == LARGE.messages == 2
+    assert len(messages) == LARGE.gradients.messages == 2
     assert max(message.ByteSize() for message in messages) < CHUNK_BYTES + 64
     assert unpack_backward(messages, LARGE, PLACE) == BackwardFrame(PLACE, data)
 
@@ -59,7 +60,7 @@ def test_a_large_tensor_goes_in_pieces_that_together_are_it():
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"00", lambda data: b""])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_piece_of_another_length_is_refused(which: int, change: Callable[[bytes], bytes]):
-    messages = pack(BackwardFrame(PLACE, bytes(LARGE.tensor_bytes)), LARGE)
+    messages = pack(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
     if which:
         messages[1].rest = change(messages[1].rest)
     else:
@@ -69,7 +70,7 @@ def test_a_piece_of_another_length_is_refused(which: int, change: Callable[[byte
 
 
 def test_another_frame_is_no_piece_of_this_one():
-    messages = pack(BackwardFrame(PLACE, bytes(LARGE.tensor_bytes)), LARGE)
+    messages = pack(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
     with pytest.raises(FormatError):
         unpack_backward([messages[0], messages[0]], LARGE, PLACE)
     with pytest.raises(FormatError):
@@ -146,16 +147,38 @@ def test_an_empty_message_is_refused():
 )
 @given(value=st.floats(width=32))
 def test_a_value_is_in_range_if_it_is_a_number_that_fp16_could_hold(wire: str, dtype: torch.dtype, value: float):
-    rules = FrameRules(wire=wire, sequences=1, context=2, width=1, vocabulary=300)
+    payload = Payload(wire, 1, 2, 1)
     values = torch.tensor([0.5, value]).to(dtype)
-    assert rules.in_range(values.view(torch.uint8).numpy().tobytes()) == bool((values.float().abs() <= LARGEST).all())
+    assert payload.in_range(values.view(torch.uint8).numpy().tobytes()) == bool((values.float().abs() <= LARGEST).all())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3.3e38, -70000.0])
 def test_a_frame_with_a_value_that_would_overflow_is_refused(value: float):
-    hostile = torch.full(RULES.shape, value).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    hostile = torch.full(RULES.gradients.shape, value).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
     with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
         unpack_backward(pack(BackwardFrame(PLACE, hostile), RULES), RULES, PLACE)
     message = pack(ForwardFrame(PLACE, hostile, TOKENS, DIGEST), RULES)
     with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
         unpack_forward(message, RULES, PLACE, DIGEST)
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("int4", "bf16"), ("fp32", "int8"), ("int8", "int4")])
+def test_activations_and_gradients_have_each_their_own_format(forward: str, backward: str):
+    rules = FrameRules(Payload(forward, 2, 4, 3), Payload(backward, 2, 4, 3), vocabulary=300)
+    ahead = pack(ForwardFrame(PLACE, bytes(rules.activations.size), TOKENS, DIGEST), rules)
+    back = pack(BackwardFrame(PLACE, bytes(rules.gradients.size)), rules)
+    assert unpack_forward(ahead, rules, PLACE, DIGEST).activations == bytes(rules.activations.size)
+    assert unpack_backward(back, rules, PLACE).gradients == bytes(rules.gradients.size)
+    swapped = FrameRules(rules.gradients, rules.activations, vocabulary=300)
+    with pytest.raises(FormatError, match="number format"):
+        unpack_backward(back, swapped, PLACE)
+    with pytest.raises(FormatError, match="number format"):
+        unpack_forward(ahead, swapped, PLACE, DIGEST)
+
+
+@pytest.mark.parametrize("given", ["bf16", "fp32", "int8", "int4"])
+def test_a_manifest_names_both_formats_or_one(given: str):
+    same = FrameRules.of(small_manifest(replicas={"wire": given}))
+    mixed = FrameRules.of(small_manifest(replicas={"gradient_wire": given}))
+    assert (same.activations.wire, same.gradients.wire) == (given, given)
+    assert (mixed.activations.wire, mixed.gradients.wire) == ("bf16", given)

@@ -195,7 +195,9 @@ def frame(data: bytes, manifest: Manifest) -> dict[str, Any]:
     said |= {name: place.get(number, [0])[0] for number, name in ((1, "round"), (2, "step"), (3, "microbatch"))}
     b, context = manifest["inner"]["microbatch"], manifest["model"]["context"]
     shape = [b, context, manifest["model"]["d"] // manifest["replicas"]["compression"]]
-    said["gradients" if kind == 2 else "activations"] = frame_tensor(fields[2][0], shape, manifest["replicas"]["wire"])
+    replicas = manifest["replicas"]
+    name, wire = ("activations", replicas["wire"]) if kind == 1 else ("gradients", replicas["gradient_wire"])
+    said[name] = frame_tensor(fields[2][0], shape, replicas["wire"] if wire == "same" else wire)
     if kind == 1:
         require(len(fields[3][0]) == 4 * b * (context + 1), "another number of tokens")
         said["tokens"] = list(struct.unpack(f"<{b * (context + 1)}I", fields[3][0]))
@@ -207,11 +209,35 @@ def frame(data: bytes, manifest: Manifest) -> dict[str, Any]:
 def frame_tensor(data: bytes, shape: list[int], wire: str) -> list[float]:
     fields = protobuf(data)
     sides, number = protobuf_numbers(fields[2][0]), math.prod(shape)
-    require(sides == shape and fields[1] == [{"bf16": 1, "fp32": 2}[wire]], "another shape or number format")
+    formats = {"bf16": 1, "fp32": 2, "int8": 3, "int4": 4}
+    require(sides == shape and fields[1] == [formats[wire]], "another shape or number format")
+    if wire in ("int8", "int4"):
+        return integers(fields[3][0], shape, wire)
     if wire == "fp32":
         return list(struct.unpack(f"<{number}f", fields[3][0]))
     halves = struct.unpack(f"<{number}H", fields[3][0])
     return [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+
+
+def integers(data: bytes, shape: list[int], wire: str) -> list[float]:
+    b, context, width = shape
+    packed = width if wire == "int8" else (width + 1) // 2
+    half, step = {"int8": (128, 0.0308), "int4": (8, 0.3352)}[wire]
+    require(len(data) == b * context * (2 + packed), "another length")
+    values = []
+    for at in range(0, len(data), 2 + packed):
+        (upper,) = struct.unpack("<H", data[at : at + 2])
+        (scale,) = struct.unpack("<f", struct.pack("<I", upper << 16))
+        token = data[at + 2 : at + 2 + packed]
+        cells = list(token) if wire == "int8" else [half for byte in token for half in (byte & 15, byte >> 4)]
+        require(not any(cells[width:]), "something in the half byte that is left over")
+        values += [float32((cell - half + 0.5) * float32(scale * float32(step))) for cell in cells[:width]]
+    return values
+
+
+def float32(number: float) -> float:
+    (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    return float(rounded)
 
 
 def protobuf_numbers(packed: bytes) -> list[int]:

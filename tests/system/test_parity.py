@@ -37,6 +37,7 @@ VARIANTS = {
     ),
     "other chunks": ("compression = 8", "chunk_side = 24\ntop_k = 7"),
     "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
+    "integers between stages": ('compression = 2\nwire = "int4"\ngradient_wire = "int8"', ""),
     "clipped to the medians": ("compression = 4", 'clip = "median"\naggregate = "senders"'),
     "no datacenter, an observer evaluates": ("datacenters = 0", "beta = 0.5"),
     "overlap": ("compression = 4", "overlap = true"),

@@ -38,7 +38,7 @@ def test_without_compression_the_losses_are_those_of_one_model_in_one_process():
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("wire", ["bf16", "fp32"])
+@pytest.mark.parametrize("wire", ["bf16", "fp32", "int8", "int4"])
 def test_with_compression_every_bit_is_that_of_the_lab(wire: str):
     run = manifest(stages=4, compression=4, wire=wire)
     grids, basis = genesis(run), orthonormal(run.model.d)

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer.compute.payload import DTYPES
 from peer.compute.replica import WholeReplica
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.replicas import group_design
 from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding, split
+from peer.model.number_format import DTYPES
 from peer.model.subspace import SubspaceBoundary, nested
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING
 from protocol.layout import EMBEDDING_TENSOR, model_layout
 from protocol.manifest import Manifest
-from tests.reference.boundary import orthonormal
+from tests.reference.boundary import floats, orthonormal
 from tests.reference.llama import random_tokens
 from tests.reference.small_lab import play, small_lab
 from tests.reference.small_manifest import small_manifest
@@ -48,7 +48,7 @@ def test_by_default_a_boundary_gives_the_bits_of_the_protocols(wire: str, seed: 
     manifest = small_manifest(replicas={"wire": wire})
     te, tokens, x = table(manifest, seed), random_tokens(manifest, 2, 7, seed), normal(2, 7, 16, seed=seed + 1)
     u = nested(orthonormal(16, seed), manifest.k)
-    protocols = SubspaceBoundary(u, split(te, u)[1], DTYPES[wire])
+    protocols = SubspaceBoundary(u, split(te, u)[1], floats(DTYPES[wire]))
     ours = begin(manifest, Switches(), te, seed).boundaries(te)(0)
     assert torch.equal(
         ours.decode(ours.encode(x, tokens), tokens), protocols.decode(protocols.encode(x, tokens), tokens)
@@ -174,7 +174,7 @@ def test_what_boundaries_take_off_is_split_from_te_of_the_round_or_without_adapt
     tokens, x, u = random_tokens(manifest, 2, 7), normal(2, 7, 16), nested(orthonormal(16), manifest.k)
     boundary = group.boundaries(te)(0)
     anchor = split(te if adaptation else genesis, u)[1]
-    reference = SubspaceBoundary(u, anchor, torch.bfloat16)
+    reference = SubspaceBoundary(u, anchor, floats(torch.bfloat16))
     assert torch.equal(
         boundary.decode(boundary.encode(x, tokens), tokens), reference.decode(reference.encode(x, tokens), tokens)
     )

@@ -22,6 +22,7 @@ from peer.model.subspace import (
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
 from tests.reference import boundary as reference
+from tests.reference.boundary import floats
 from tests.reference.llama import random_tokens, random_weights, small_manifests
 
 V, D, K = 600, 16, 4
@@ -73,7 +74,7 @@ def test_chaining_by_hand_gives_the_gradients_of_the_equation(manifest: Manifest
         return embedding, stages
 
     embedding, stages = fresh()
-    ours = manual(embedding, stages, SubspaceBoundary(u, embedding.anchor_Vd, torch.float32), tokens, targets)
+    ours = manual(embedding, stages, SubspaceBoundary(u, embedding.anchor_Vd, floats(torch.float32)), tokens, targets)
 
     whole_embedding, whole = fresh()
     x = whole[0](whole_embedding(tokens))
@@ -94,7 +95,7 @@ def test_chaining_by_hand_gives_the_gradients_of_the_equation(manifest: Manifest
 @settings(max_examples=30, deadline=None)
 def test_decode_after_encode_is_the_projection(k: int, seed: int) -> None:
     u, anchor, tokens, x = parts(k, seed)
-    boundary = SubspaceBoundary(u, anchor, torch.float32)
+    boundary = SubspaceBoundary(u, anchor, floats(torch.float32))
     rebuilt = boundary.decode(boundary.encode(x, tokens), tokens)
     torch.testing.assert_close(rebuilt, reference.through(x, tokens, u, anchor), rtol=1e-5, atol=1e-5)
 
@@ -102,20 +103,20 @@ def test_decode_after_encode_is_the_projection(k: int, seed: int) -> None:
 def test_nothing_is_lost_when_what_the_anchor_leaves_lies_in_the_subspace() -> None:
     u, anchor, tokens, x = parts()
     inside = anchor[tokens] + x @ u @ u.T
-    boundary = SubspaceBoundary(u, anchor, torch.float32)
+    boundary = SubspaceBoundary(u, anchor, floats(torch.float32))
     torch.testing.assert_close(boundary.decode(boundary.encode(inside, tokens), tokens), inside, rtol=1e-5, atol=1e-5)
 
 
 def test_a_whole_basis_loses_nothing() -> None:
     u, anchor, tokens, x = parts(k=D)
-    boundary = SubspaceBoundary(u, anchor, torch.float32)
+    boundary = SubspaceBoundary(u, anchor, floats(torch.float32))
     torch.testing.assert_close(boundary.decode(boundary.encode(x, tokens), tokens), x, rtol=1e-5, atol=1e-5)
 
 
 @WIRE
 def test_payloads_are_the_equation_rounded_to_the_wire(dtype: torch.dtype) -> None:
     u, anchor, tokens, x = parts()
-    boundary = SubspaceBoundary(u, anchor, dtype)
+    boundary = SubspaceBoundary(u, anchor, floats(dtype))
     assert torch.equal(boundary.encode(x, tokens), ((x - anchor[tokens]) @ u).to(dtype))
     assert torch.equal(boundary.encode_gradient(x), (x @ u).to(dtype))
     z = torch.randn(2, 7, K).to(dtype)
@@ -127,7 +128,7 @@ def test_payloads_are_the_equation_rounded_to_the_wire(dtype: torch.dtype) -> No
 def test_a_payload_has_the_shape_and_format_of_the_wire_and_decodes_to_fp32(dtype: torch.dtype) -> None:
     u, anchor, tokens, x = parts()
     scattered = x.transpose(0, 1).contiguous().transpose(0, 1)
-    for boundary, width in ((SubspaceBoundary(u, anchor, dtype), K), (WholeBoundary(dtype), D)):
+    for boundary, width in ((SubspaceBoundary(u, anchor, floats(dtype)), K), (WholeBoundary(floats(dtype)), D)):
         for payload in (boundary.encode(scattered, tokens), boundary.encode_gradient(scattered)):
             assert (payload.shape, payload.dtype, payload.is_contiguous()) == ((2, 7, width), dtype, True)
         for decoded in (boundary.decode(payload, tokens), boundary.decode_gradient(payload)):
@@ -137,8 +138,8 @@ def test_a_payload_has_the_shape_and_format_of_the_wire_and_decodes_to_fp32(dtyp
 def test_a_whole_boundary_only_rounds_and_a_direct_one_does_nothing() -> None:
     _, _, tokens, x = parts()
     cases: list[tuple[Boundary, Tensor]] = [
-        (WholeBoundary(torch.bfloat16), x.bfloat16().float()),
-        (WholeBoundary(torch.float32), x),
+        (WholeBoundary(floats(torch.bfloat16)), x.bfloat16().float()),
+        (WholeBoundary(floats(torch.float32)), x),
         (DirectBoundary(), x),
     ]
     for boundary, expected in cases:
@@ -150,8 +151,8 @@ def test_no_graph_crosses_a_boundary() -> None:
     u, anchor, tokens, x = parts()
     leaf = x.requires_grad_()
     every: list[Boundary] = [
-        SubspaceBoundary(u, anchor, torch.float32),
-        WholeBoundary(torch.float32),
+        SubspaceBoundary(u, anchor, floats(torch.float32)),
+        WholeBoundary(floats(torch.float32)),
         DirectBoundary(),
     ]
     for boundary in every:
@@ -169,7 +170,7 @@ def test_no_graph_crosses_a_boundary() -> None:
 def test_token_ids_never_pass_through_bf16() -> None:
     """Ids above 256 have no bf16 of their own: 257 would look up 256."""
     u, anchor, _, _ = parts()
-    boundary = SubspaceBoundary(u, anchor, torch.bfloat16)
+    boundary = SubspaceBoundary(u, anchor, floats(torch.bfloat16))
     tokens = torch.arange(V)[None]
     nothing = torch.zeros(1, V, K, dtype=torch.bfloat16)
     assert torch.equal(boundary.decode(nothing, tokens), anchor[None])
@@ -183,9 +184,9 @@ def test_a_larger_k_loses_no_more_and_a_smaller_is_its_prefix() -> None:
     _, anchor, tokens, x = parts()
     lost = []
     for k in (1, 4, 8, 16):
-        boundary = SubspaceBoundary(nested(basis, k), anchor, torch.float32)
+        boundary = SubspaceBoundary(nested(basis, k), anchor, floats(torch.float32))
         z = boundary.encode(x, tokens)
-        torch.testing.assert_close(z, SubspaceBoundary(basis, anchor, torch.float32).encode(x, tokens)[..., :k])
+        torch.testing.assert_close(z, SubspaceBoundary(basis, anchor, floats(torch.float32)).encode(x, tokens)[..., :k])
         lost.append((boundary.decode(z, tokens) - x).norm().item())
     assert lost == sorted(lost, reverse=True)
 
