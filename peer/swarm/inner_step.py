@@ -35,8 +35,6 @@ from protocol.payloads import Payload
 from protocol.schemas import pipeline_pb2 as pb
 
 TokenIds = npt.NDArray[np.int64]
-
-
 Frame = TypeVar("Frame")
 Read = Callable[[list[pb.Frame], Place], Frame]
 

@@ -43,6 +43,8 @@ class StageRound:
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
     bytes_sent: int = 0
+    depth: int = 0
+    """Microbatches in flight that the last links needed."""
     pace: StepPace = field(default_factory=StepPace)
     overdue: Callable[[float], None] = lambda seconds: None
     """Is told, again and again, for how long the step in flight has lasted."""
@@ -79,6 +81,7 @@ class StageRound:
             downstream = self._link_to(node.stage + 1, seats)
         rules = FrameRules.of(node.manifest)
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
+        self.pipeline.depth = self.depth
         self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device)
         self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
 
@@ -153,6 +156,7 @@ class StageRound:
 
     def _forget_links(self) -> None:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
+        self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
         self.pipeline = None
 
     async def take_up(self) -> None:
