@@ -202,7 +202,7 @@ def golden_update(clip: str) -> str:
     run = check(
         {
             "model": {"preset": "nano", "d": 64},  # large enough for torch to use its threads
-            "outer": {"learning_rate": 0.7, "aggregate": "senders", "values": "2bit", "clip": clip},
+            "outer": {"learning_rate": 0.7, "aggregate": "senders", "values": "2bit", "top_k": 32, "clip": clip},
         }
     )
     state = OuterState.begin(run, EMBEDDING, _integers(run, 0), author=True)

@@ -30,7 +30,7 @@ from protocol.schemas import reconciliation_pb2_grpc
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
-MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_side": 4, "top_k": 2})
+MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_side": 4, "top_k": 2, "values": "bf16"})
 """The window is 4 rounds wide."""
 
 
