@@ -170,7 +170,15 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "experiment",
-    ["paper/table2", "paper/table4", "paper/table5", "beyond/boundary", "beyond/boundary-best", "beyond/outer-best"],
+    [
+        "paper/table1",
+        "paper/table2",
+        "paper/table4",
+        "paper/table5",
+        "beyond/boundary",
+        "beyond/boundary-best",
+        "beyond/outer-best",
+    ],
 )
 def test_what_the_documents_tell_is_still_what_these_experiments_ask(experiment: str):
     asked = cases(load(ROOT / f"examples/{experiment}.toml", "small"))
