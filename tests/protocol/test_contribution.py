@@ -112,7 +112,7 @@ def header(**changes: object) -> bytes:
 )
 def test_what_is_wrong_is_said(blob: bytes, words: str):
     with pytest.raises(FormatError, match=words):
-        decode(blob, small_manifest())
+        decode(blob, small_manifest(outer={"values": "bf16"}))
 
 
 @pytest.mark.parametrize(("values", "bits"), [("bf16", 24.6), ("2bit", 10.6)])

@@ -213,6 +213,8 @@ def test_cutting_off_a_peer_ends_its_open_calls_and_tells_it_why(call: Callable[
             await waiting
         assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
         await on.services.left.wait()
+        if answering := [*on.guard.allowances[CALLER].open.values()]:  # the caller may hear of it before it is over
+            await asyncio.wait(answering)
         assert not on.guard.allowances[CALLER].open
 
     play(scene, Guard(lambda peer: "it was taken out" if peer in revoked else ""))
