@@ -8,6 +8,7 @@ from typing import Any
 
 from bootstrap.admission import Admission, PlaceRole
 from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.trials import Trials
 from protocol import certificates
 from protocol.cards import Card, issue
 from protocol.channels import Credentials, refuse, require_manifest
@@ -62,7 +63,8 @@ class Door(run_pb2_grpc.RunServicer):
             peer = peer_id_of(key)
             held = self._held(peer, request.card)
             invitation = await asyncio.to_thread(self.gatekeeper.require_welcome, peer, request.token)
-            card = await self._admit(peer, request, held)
+            tried = await asyncio.to_thread(self.gatekeeper.trials)
+            card = await self._admit(peer, request, held, tried)
             await asyncio.to_thread(self.gatekeeper.note_admitted, card, caller, invitation, held == card)
         except (FormatError, RefusedError, ResourceError) as error:
             await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
@@ -82,10 +84,10 @@ class Door(run_pb2_grpc.RunServicer):
             authority=self.credentials.root,
             port=self.port,
             closed=bool(invitation),
-            trials=self.gatekeeper.tries_newcomers(),
+            trials=tried.required,
         )
 
-    async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None) -> Card:
+    async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None, tried: Trials) -> Card:
         """The place of a peer: the one it has, or a new one.
 
         Raises:
@@ -106,7 +108,7 @@ class Door(run_pb2_grpc.RunServicer):
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())
         begun = common_round((record.round for record in records), self.descriptor.manifest.outer.liars) > 0
         new = (held is None or held.on_trial) and begun and place.role in ("volunteer", "datacenter")
-        on_trial = new and await asyncio.to_thread(self.gatekeeper.must_be_tried, peer)
+        on_trial = new and tried.must_try(peer)
         return Card(peer, place.role, place.stage, place.slot, on_trial)
 
     def _held(self, peer: PeerId, shown: bytes) -> Card | None:

@@ -9,6 +9,7 @@ from bootstrap import invitations, log, trials
 from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
+from bootstrap.trials import Trials
 from protocol.cards import Card
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
@@ -16,7 +17,7 @@ from protocol.identity import PeerId
 
 @dataclass(slots=True)
 class Gatekeeper:
-    """`folder` is the node's. What welcomes and notes waits for the disk: off the event loop."""
+    """`folder` is the node's. What welcomes, tries and notes waits for the disk: off the event loop."""
 
     folder: Path
     rates: Rates = field(default_factory=Rates)
@@ -45,14 +46,13 @@ class Gatekeeper:
             return ""
         return invitations.redeem(self.folder, token, peer, time.time())
 
-    def tries_newcomers(self) -> bool:
-        """Whether what newcomers contribute counts only after a trial."""
-        return trials.read(self.folder).required
+    def trials(self) -> Trials:
+        """Whether newcomers are tried, and who has stood it.
 
-    def must_be_tried(self, peer: PeerId) -> bool:
-        """Whether a newcomer of a run that has begun has its trial still before it."""
-        known = trials.read(self.folder)
-        return known.required and peer not in known.stood
+        Raises:
+            ResourceError: the node's folder cannot be read; nobody is let in then.
+        """
+        return trials.read(self.folder)
 
     def objection(self, peer: PeerId) -> str:
         """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""

@@ -11,10 +11,11 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from bootstrap import kept
 from protocol.atomic import write_atomically
-from protocol.errors import RefusedError, ResourceError, UserError
+from protocol.errors import RefusedError, UserError
 from protocol.file_lock import exclusive
 from protocol.identity import PeerId
 
@@ -205,15 +206,7 @@ def listed(folder: Path) -> tuple[Invitation, ...]:
 
 
 def _read(folder: Path) -> Book:
-    path = folder / INVITATIONS
-    try:
-        return Book.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Book()
-    except OSError as error:
-        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-    except ValidationError:  # its message would quote the file
-        raise ResourceError(f"{path} is damaged: put it back from a copy, or move it away and invite anew") from None
+    return kept.read(folder / INVITATIONS, Book, "move it away and invite anew")
 
 
 def _write(folder: Path, book: Book) -> None:

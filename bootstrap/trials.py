@@ -5,10 +5,10 @@ The list is of peers that have stood their trial. The node reads it whenever som
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from bootstrap import kept
 from protocol.atomic import write_atomically
-from protocol.errors import ResourceError
 from protocol.file_lock import exclusive
 from protocol.identity import PeerId
 
@@ -23,6 +23,10 @@ class Trials(BaseModel):
     required: bool = False
     stood: frozenset[PeerId] = frozenset()
 
+    def must_try(self, peer: PeerId) -> bool:
+        """Whether a newcomer of a run that has begun has its trial still before it."""
+        return self.required and peer not in self.stood
+
 
 def read(folder: Path) -> Trials:
     """What the folder says; without the file, nobody is tried.
@@ -30,15 +34,7 @@ def read(folder: Path) -> Trials:
     Raises:
         ResourceError: it cannot be read: then nobody can be admitted.
     """
-    path = folder / TRIALS
-    try:
-        return Trials.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Trials()
-    except OSError as error:
-        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-    except ValidationError:
-        raise ResourceError(f"{path} is damaged: put it back from a copy, or delete it to try newcomers anew") from None
+    return kept.read(folder / TRIALS, Trials, "delete it to try newcomers anew")
 
 
 def require(folder: Path, required: bool) -> None:

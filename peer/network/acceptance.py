@@ -18,8 +18,9 @@ from protocol.proofs import Signer, read_entry, read_revocation, read_trial
 from protocol.reconciliation import lacking
 from protocol.records import PeerRecord
 
-MOST_TRIALS = 64
-"""So many contributions of peers on trial an auditor holds: one of each author and part, until it has looked."""
+MOST_TRIALS = 16
+"""So many contributions of peers on trial an auditor holds for each part it follows, one of an author, until it has
+looked: a datacenter's is looked at when all its parts have come."""
 
 MOST_INVALID = 4096
 """So many contributions that were found invalid are remembered, not to be fetched again."""
@@ -121,7 +122,7 @@ class Acceptance:
             self.fetcher.wanted.drop(entry.key)
         trials.pop((author, part), None)
         trials[author, part] = round, blob
-        for old in list(trials)[:-MOST_TRIALS]:
+        for old in list(trials)[: -MOST_TRIALS * len(self.ledgers)]:
             del trials[old]
 
     def _require_possible(self, entry: Entry) -> None:
