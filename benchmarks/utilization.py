@@ -9,6 +9,8 @@ that do 125 TFLOP/s. It is scaled in two ways, and a link's rate is to what cros
 (1.72 s of passes are 172 ms), and bytes by 20/2048 (a microbatch has 20 tokens). So "100 Mb/s" is a link of 9.77 Mb/s.
 Latency and the headers of packets are *not* scaled: 20 ms are here what 200 ms would be there.
 
+8192 has no 24th and no 96th part: k = d/32 and d/128 stand for them, and are told as what they are.
+
 With `outer`, a round of three steps (of the paper's 50; bytes are scaled by that, too) has an exchange with seven other
 replicas: each stage fetches their contributions while it goes on with the next round, and they fetch its own.
 """

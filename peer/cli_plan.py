@@ -14,8 +14,8 @@ def plan(
         Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's manifest. Default: a preset's model.")
     ] = None,
     model: Annotated[str, typer.Option(help="Without a manifest: the preset, in 4 stages.")] = "512m",
-    up: Annotated[float, typer.Option(metavar="MB/S", help="The volunteer's upload, Mb/s.")] = 20.0,
-    down: Annotated[float, typer.Option(metavar="MB/S", help="Its download, Mb/s.")] = 100.0,
+    up: Annotated[float, typer.Option(metavar="MBIT/S", help="The volunteer's upload, Mb/s.")] = 20.0,
+    down: Annotated[float, typer.Option(metavar="MBIT/S", help="Its download, Mb/s.")] = 100.0,
     latency: Annotated[float, typer.Option(metavar="MS", help="To its neighbours, one way, ms.")] = 20.0,
     teraflops: Annotated[
         float, typer.Option(help="What its device really does: some 40 % of what its data sheet says.")

@@ -22,7 +22,7 @@ MEGABITS = (80, 100, 200, 500, 1000)
 
 
 def manifest_of(compression: int) -> Manifest:
-    """The scaled run."""
+    """The scaled run. 8192 has no 24th and no 96th: the next ratios that divide it stand for them, 32 and 128."""
     ratio = next(each for each in range(compression, 2 * compression) if D % each == 0)
     model = {"layers": 4, "d": D, "heads": 64, "kv_heads": 64, "ffn": 8, "context": TOKENS, "vocabulary": 258}
     replicas = {"stages": STAGES, "compression": ratio}
@@ -41,7 +41,6 @@ def modelled(manifest: Manifest, megabits: float, outer: bool) -> float:
         steps=STEPS,
         replicas=REPLICAS if outer else 1,
         contribution=CONTRIBUTION,
-        tokens=MICROBATCHES * TOKENS,
     )
     rate = megabits * 1e6 * RATE
     return round_of(work, Volunteer(1.0, rate, rate, LATENCY), overlap=True).utilization

@@ -61,12 +61,13 @@ def plan(options: PlanOptions, terminal: Terminal) -> int:
             raise UserError("--up, --down and --teraflops must be more than 0, and --latency not less")
         manifest = _manifest(options)
         on = Volunteer(options.teraflops * 1e12, options.up * 1e6, options.down * 1e6, options.latency / 1e3)
+        overlap = options.overlap or manifest.outer.overlap
         planned = {
-            compression: round_of(work_of(manifest, compression), on, options.overlap or manifest.outer.overlap)
+            compression: round_of(work_of(manifest, compression), on, overlap)
             for compression in sorted({*SHOWN, manifest.replicas.compression})
             if manifest.model.d % compression == 0
         }
-        show(terminal, _rows(planned), _drawn(manifest, on, planned))
+        show(terminal, _rows(planned), _drawn(manifest, on, planned, overlap))
         return 0
 
     return told(terminal.emit, work)
@@ -83,13 +84,12 @@ def _rows(planned: dict[int, Round]) -> Iterable[dict[str, Any]]:
         yield {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
 
 
-def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round]) -> RenderableType:
+def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap: bool) -> RenderableType:
     """The run and the volunteer in a line each, a row for each k, and what it comes to."""
     inner, replicas = manifest.inner, manifest.replicas
-    work = work_of(manifest)
     lines = (
         f"{parameter_count(manifest) / 1e6:,.0f} M parameters in {replicas.stages} stages, {replicas.total} replicas, "
-        f"H = {inner.steps}, {inner.microbatches} microbatches of {work.tokens // inner.microbatches:,} tokens",
+        f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
         f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
         f"{on.operations / 1e12:g} TFLOP/s",
     )
@@ -110,10 +110,10 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round]) -> Rend
             f"{each.utilization:.1%}",
             each.limit,
         )
-    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[replicas.compression])))
+    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[replicas.compression], overlap)))
 
 
-def verdict(manifest: Manifest, on: Volunteer, here: Round) -> str:
+def verdict(manifest: Manifest, on: Volunteer, here: Round, overlap: bool) -> str:
     """What to do about it, in words."""
     compression = manifest.replicas.compression
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
@@ -123,7 +123,7 @@ def verdict(manifest: Manifest, on: Volunteer, here: Round) -> str:
         return f"{said} No k hides the links here: fewer, larger steps or a quicker link would."
     if best > compression:
         return f"{said} k = d/{best} would hide the links within a step."
-    if here.exchange > 0.02 * here.seconds and not manifest.outer.overlap:
+    if here.exchange > 0.02 * here.seconds and not overlap:
         return f"{said} `overlap = true` in [outer] would hide the exchange, too."
     return said
 

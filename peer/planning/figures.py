@@ -38,7 +38,6 @@ def _work(weights: float, d: int, ratio: int, tokens: int, microbatches: int) ->
         steps=50,
         replicas=8,
         contribution=weights / 4 * 32 / 4096 * 28 / 8,
-        tokens=tokens * microbatches,
     )
 
 

@@ -53,8 +53,6 @@ class Work:
     steps: int
     replicas: int
     contribution: float
-    tokens: int
-    """Of a replica, in an inner step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,6 @@ def work_of(manifest: Manifest, compression: int | None = None) -> Work:
         steps=inner.steps,
         replicas=replicas.total,
         contribution=share,
-        tokens=tokens * inner.microbatches,
     )
 
 
@@ -138,15 +135,17 @@ def round_of(work: Work, on: Volunteer, overlap: bool = False) -> Round:
     step = step_of(work, on)
     frames = work.steps * work.microbatches * (work.forward_bytes + work.backward_bytes)
     others = work.replicas - 1
-    up, down = others * work.contribution, others * work.contribution
-    exchange = max(8 * up / on.up, 8 * down / on.down) + (2 * on.latency if others else 0.0)
+    exchanged = others * work.contribution
+    exchange = 8 * exchanged / min(on.up, on.down) + (2 * on.latency if others else 0.0)
     inner = work.steps * step.seconds
     if overlap:
-        least = 8 * max((frames + up) / on.up, (frames + down) / on.down)
+        least = 8 * (frames + exchanged) / min(on.up, on.down)
         exchange = max(0.0, least - inner)
     seconds = inner + exchange
     limit = _limit(step, exchange, inner, on)
-    return Round(step, seconds, exchange, work.steps * step.ideal / seconds, limit, frames + up, frames + down)
+    moved = frames + exchanged
+    utilization = work.steps * step.ideal / seconds
+    return Round(step, seconds, exchange, utilization, limit, moved, moved)
 
 
 def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Limit:

@@ -87,7 +87,7 @@ class Incoming(Generic[Frame]):
 
 
 @dataclass(slots=True)
-class Pace:
+class Timing:
     """What the microbatches of this step take, in seconds: `passes` of each on the torch thread, and when the first was
     sent on."""
 
@@ -140,14 +140,14 @@ class PipelineStage:
         todo = Schedule(stage, stages, microbatches, self.depth or least_depth(stage, stages))
         before = self._incoming(self.upstream, self.rules.activations, round, step, self._read_forward)
         behind = self._incoming(self.downstream, self.rules.gradients, round, step, self._read_backward)
-        pace, losses = Pace(), list[float]()
+        timing, losses = Timing(), list[float]()
         try:
             while not todo.done:
                 match todo.next(before is None or before.here, behind is None or behind.here):
                     case Forward(microbatch):
-                        losses += await self._forward(Place(round, step, microbatch), batch, before, pace)
+                        losses += await self._forward(Place(round, step, microbatch), batch, before, timing)
                     case Backward(microbatch):
-                        await self._backward(Place(round, step, microbatch), behind, pace)
+                        await self._backward(Place(round, step, microbatch), behind, timing)
                     case None:
                         await self._wait(todo, before, behind)
         finally:
@@ -155,7 +155,7 @@ class PipelineStage:
                 if incoming is not None:
                     incoming.stop()
         if behind is not None:
-            trip, passes = behind.came[0] - pace.sent, median(pace.passes.values())
+            trip, passes = behind.came[0] - timing.sent, median(timing.passes.values())
             self.depth = depth_for(trip, passes, stage, stages, self.room)
         return losses
 
@@ -184,7 +184,7 @@ class PipelineStage:
         await self.torch_thread.run(self.trainer.abandon)
 
     async def _forward(
-        self, place: Place, batch: Batch | None, before: Incoming[ForwardFrame] | None, pace: Pace
+        self, place: Place, batch: Batch | None, before: Incoming[ForwardFrame] | None, timing: Timing
     ) -> list[float]:
         """One forward pass; [loss] at the last stage, else []."""
         if before is None:
@@ -194,30 +194,30 @@ class PipelineStage:
         else:
             frame = before.take()
             tokens, activations = frame.tokens, frame.activations
-        with self._timed(place.microbatch, pace):
+        with self._timed(place.microbatch, timing):
             out = await self.torch_thread.run(self._compute_forward, place.microbatch, tokens, activations)
         if isinstance(out, float):
             return [out]
         if self.downstream is not None:
             self._require_in_range(out, self.rules.activations, self.upstream)
             self._send(self.downstream, ForwardFrame(place, out, tokens, self.embedding_digest))
-            pace.sent = pace.sent or asyncio.get_running_loop().time()
+            timing.sent = timing.sent or asyncio.get_running_loop().time()
         return []
 
-    async def _backward(self, place: Place, behind: Incoming[BackwardFrame] | None, pace: Pace) -> None:
+    async def _backward(self, place: Place, behind: Incoming[BackwardFrame] | None, timing: Timing) -> None:
         """One backward pass."""
         gradients = behind.take().gradients if behind is not None else None
-        with self._timed(place.microbatch, pace):
+        with self._timed(place.microbatch, timing):
             out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
         if self.upstream is not None and out is not None:
             self._require_in_range(out, self.rules.gradients, self.downstream or self.upstream)
             self._send(self.upstream, BackwardFrame(place, out))
 
     @contextmanager
-    def _timed(self, microbatch: int, pace: Pace) -> Iterator[None]:
+    def _timed(self, microbatch: int, timing: Timing) -> Iterator[None]:
         begun = time.monotonic()
         yield
-        pace.add(microbatch, time.monotonic() - begun)
+        timing.add(microbatch, time.monotonic() - begun)
 
     def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
         for message in pack(frame, self.rules):

@@ -80,7 +80,7 @@ def test_the_schedule_in_virtual_time_takes_what_the_model_says(stages: int, car
 
     _, trips = step([least_depth(stage, stages) for stage in range(stages)])
     took, _ = step([*(depth_for(trip, 1.0, stage, stages, ROOM) for stage, trip in enumerate(trips)), 1])
-    work = Work(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0, 1)
+    work = Work(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0)
     model = step_of(work, Volunteer(1.0, 0.5, 0.5, latency))
     assert took == pytest.approx(model.seconds, rel=0.06)
 
@@ -91,8 +91,8 @@ def test_a_manifests_work_is_what_its_stages_really_send():
     tokens = manifest.inner.microbatch * manifest.model.context
     assert work.backward_bytes == tokens * manifest.k * 2
     assert work.forward_bytes == work.backward_bytes + 4 * manifest.inner.microbatch * (manifest.model.context + 1)
+    assert work.microbatches * tokens == manifest.tokens_per_step
     assert work_of(manifest, 1).backward_bytes == tokens * manifest.model.d * 2
-    assert work.tokens == manifest.tokens_per_step
 
 
 @pytest.mark.parametrize("outer", [{"values": "2bit", "top_k": 86}, {"values": "bf16", "top_k": 32}, {"top_k": 400}])

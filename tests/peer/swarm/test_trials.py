@@ -2,55 +2,39 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from peer.compute.audit import held_out_loss
-from peer.compute.evaluation import Evaluator
-from peer.data.batches import held_out_batch
 from peer.events import Contributed, Event, Tried
-from peer.handoff import TorchThread
 from peer.optim.outer import outer_term
 from peer.swarm.trials import hold_trials
 from protocol.cards import Card, issue
 from protocol.contribution import decode
 from protocol.identity import PeerId
 from protocol.layout import part_layout
-from tests.reference.boundary import orthonormal
+from tests.peer.swarm.test_auditing import MANIFEST, auditor
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
-from tests.reference.small_lab import text
-from tests.reference.small_manifest import small_manifest
-
-MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_side": 4, "top_k": 2})
 
 
 @dataclass
 class Court:
-    """Of an auditor's node, what a trial needs."""
+    """An auditor that holds trials, and nothing else."""
 
     peer: LoopbackPeer
-    leaving: bool = False
-    said: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.peer.acceptance.trials = {}
-        held_out = torch.from_numpy(held_out_batch(text(1), MANIFEST))
-        self.evaluator = Evaluator(MANIFEST, orthonormal(MANIFEST.model.d, 0), held_out, torch.device("cpu"))
-
-    @property
-    def torch_thread(self) -> TorchThread:
-        return self.peer.outer.followed.torch_thread
-
-    def emit(self, event: Event) -> None:
-        self.said.append(event)
+        made, self.place = auditor(self.peer)
+        self.evaluator = made.evaluator
 
     async def hold(self) -> list[Event]:
-        self.said.clear()
-        await hold_trials(self, self.evaluator, self.peer.outer)  # type: ignore[arg-type]
-        return list(self.said)
+        self.place.said.clear()
+        await hold_trials(self.place, self.evaluator, self.peer.outer)  # type: ignore[arg-type]
+        return list(self.place.said)
 
 
 def play(folder: Path, scene: Callable[[Village, Court, LoopbackPeer], Awaitable[None]]) -> None:
