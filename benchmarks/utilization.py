@@ -20,11 +20,9 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -36,6 +34,8 @@ import grpc
 import numpy as np
 import torch
 import uvloop
+from group.processes import hear, say, started
+from group.stage import place
 from shaped.case import (
     COMPRESSIONS,
     CONTRIBUTION,
@@ -52,23 +52,15 @@ from shaped.case import (
     modelled,
 )
 from shaped.hosts import Hosts, hosts, missing
-from tls import shown
 
 from peer.handoff import TorchThread
-from peer.network.contacts import Contacts
-from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
-from peer.network.pipeline import Attempt, PipelineService, call, link
-from peer.swarm.control import Control, LeaderControl, MemberControl
+from peer.network.group import Seat
+from peer.swarm.control import Control
 from peer.swarm.inner_step import PipelineStage
-from protocol.any_bytes import AnyBytes
 from protocol.blobs import BlobService, fetch
-from protocol.channels import listen, options
-from protocol.frames import FrameRules
-from protocol.guard import Guard
-from protocol.identity import ReplicaId
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
-from protocol.schemas import blobs_pb2_grpc, group_pb2_grpc, pipeline_pb2_grpc
+from protocol.schemas import blobs_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,84 +104,44 @@ class Waiting:
         """No weights."""
 
 
-async def serve(index: int, folder: Path, compression: int, address: str) -> None:
+async def serve(index: int, folder: Path, compression: int, host: str) -> None:
     """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
     manifest = manifest_of(compression)
-    me, authority = load_or_create(folder / str(index)), load_or_create(folder / "operator")
-    credentials = shown(me, authority)
-    contacts = Contacts(manifest, credentials)
-    server = grpc.aio.server(options=options(manifest), interceptors=[Guard(), AnyBytes()])
     blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
     path = folder / f"blob-{index}"
     path.write_bytes(blob)
-    group, pipeline = GroupService(manifest, index, me.peer_id), PipelineService(manifest)
-    group.ready = True
-    group_pb2_grpc.add_GroupServicer_to_server(group, server)
-    pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
-    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path), server)
-    port = listen(server, f"{address}:0", credentials.serving())
-    await server.start()
-    say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
-    everybody = await hear()
-    seats = [Seat(each["peer_id"], each["address"]) for each in everybody]
 
-    async def exchange() -> None:
-        """Seven contributions of the others; they take ours from here at the same time."""
+    def also(server: grpc.aio.Server) -> None:
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path), server)
 
-        async def take(number: int) -> None:
-            async with contacts.to(seats[number]) as channel:
-                await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION))
+    async with place(index, folder, manifest, host, also) as here, asyncio.TaskGroup() as tasks:
+        say({"peer_id": here.peer_id, "address": here.address, "sha256": sha256(blob).hexdigest()})
+        everybody = await hear()
+        seats = [Seat(each["peer_id"], each["address"]) for each in everybody]
 
-        sources = [STAGES] * (REPLICAS - 1) if index < STAGES else [*range(STAGES)] * (REPLICAS - 1)
-        await asyncio.gather(*map(take, sources))
+        async def exchange() -> None:
+            """Seven contributions of the others; they take ours from here at the same time."""
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            stage, control = None, None
-            if index < STAGES:
-                stage, control = await connect(index, manifest, seats, contacts, group, pipeline, tasks)
-            say("ready")
-            await obey(stage, control, exchange, manifest)
-            raise asyncio.CancelledError
-    finally:
-        await contacts.close()
-        await server.stop(None)
+            async def take(number: int) -> None:
+                async with here.contacts.to(seats[number]) as channel:
+                    await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION))
+
+            sources = [STAGES] * (REPLICAS - 1) if index < STAGES else [*range(STAGES)] * (REPLICAS - 1)
+            await asyncio.gather(*map(take, sources))
+
+        member = index < STAGES
+        upstream = here.expect(seats) if member else None
+        say("expecting")
+        await hear()
+        stage, control = None, None
+        if member:
+            stage, control = await here.meet(seats, upstream, Waiting(manifest, index), TorchThread(1), tasks)
+        say("met")
+        await obey(stage, control, exchange)
+        raise asyncio.CancelledError
 
 
-async def connect(
-    index: int,
-    manifest: Manifest,
-    seats: list[Seat],
-    contacts: Contacts,
-    group: GroupService,
-    pipeline: PipelineService,
-    tasks: asyncio.TaskGroup,
-) -> tuple[PipelineStage, Control]:
-    """The group, as a leader and its members make it."""
-    attempt, control = Attempt(ReplicaId(seats[0].peer_id), 1), None
-    upstream = link(manifest, seats[index - 1].peer_id, f"stage {index - 1}") if index else None
-    downstream = link(manifest, seats[index + 1].peer_id, f"stage {index + 1}") if index < STAGES - 1 else None
-    if upstream is not None:
-        pipeline.expect(attempt, seats[index - 1].peer_id, upstream)
-    if index == 0:
-        membership, orders = Membership(attempt.replica, 0), dict[int, Orders]()
-        for number in range(1, STAGES):
-            if not await invite(number, seats[number], membership, contacts):
-                raise RuntimeError(f"stage {number} does not take its seat")
-            orders[number] = orders_to(number, seats[number])
-            tasks.create_task(lead(seats[number], attempt.replica, contacts, orders[number]))
-        control = LeaderControl(orders, manifest.inner.clip)
-    else:
-        _, reports = await group.wait_for_leader()
-        control = MemberControl(reports)
-    if downstream is not None:
-        tasks.create_task(call(seats[index + 1], contacts, attempt, downstream))
-    trainer: Any = Waiting(manifest, index)
-    stage = PipelineStage(trainer, TorchThread(1), FrameRules.of(manifest), upstream, downstream)
-    return stage, control
-
-
-async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any, manifest: Manifest) -> None:
+async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any) -> None:
     """Run steps as often as told, each time so many, and say how long they took."""
     number, exchanging = 0, None
     batch = np.zeros((MICROBATCHES, TOKENS + 1), np.int64)
@@ -207,72 +159,7 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
         say({"seconds": time.monotonic() - begun, "depth": stage.depth if stage is not None else 0})
 
 
-def say(words: Any) -> None:
-    """A line of JSON."""
-    print(json.dumps(words), flush=True)
-
-
-async def hear() -> Any:
-    """The next line; None at the end."""
-    line = await asyncio.to_thread(sys.stdin.readline)
-    return json.loads(line) if line else None
-
-
 # The one who measures
-
-
-@dataclass(frozen=True, slots=True)
-class Swarm:
-    """The processes."""
-
-    processes: list[subprocess.Popen[str]]
-
-    def tell(self, words: Any) -> list[Any]:
-        """The same to all; what each answers."""
-        for each in self.processes:
-            assert each.stdin is not None
-            print(json.dumps(words), file=each.stdin, flush=True)
-        return self.answers()
-
-    def answers(self) -> list[Any]:
-        """A line of each."""
-        lines = []
-        for each in self.processes:
-            assert each.stdout is not None
-            line = each.stdout.readline()
-            if not line:
-                raise RuntimeError(f"process {each.pid} ended with {each.wait()}")
-            lines.append(json.loads(line))
-        return lines
-
-
-@contextlib.contextmanager
-def swarm(on: Hosts, folder: Path, compression: int) -> Iterator[Swarm]:
-    """Four stages that know each other, and the other replicas, for as long as the block lasts."""
-    load_or_create(folder / "operator")
-    own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression)]
-    processes = [
-        subprocess.Popen(
-            [*on.enter(index), *own, "--serve", str(index), "--address", on.address(index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(STAGES + 1)
-    ]
-    try:
-        made = Swarm(processes)
-        made.tell(made.answers())
-        yield made
-    finally:
-        for each in processes:
-            assert each.stdin is not None
-            each.stdin.close()
-        for each in processes:
-            try:
-                each.wait(10)
-            except subprocess.TimeoutExpired:
-                each.kill()
 
 
 def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int]) -> list[Row]:
@@ -280,7 +167,12 @@ def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int
     rows = []
     for compression in compressions:
         manifest = manifest_of(compression)
-        with swarm(on, folder, compression) as made:
+        load_or_create(folder / "operator")
+        own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression)]
+        stages = range(STAGES + 1)
+        commands = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in stages]
+        with started(commands) as made:
+            made.introduce()
             for rate in megabits:
                 on.limit(rate * RATE, STAGES)
                 made.tell({"steps": 1, "outer": False})  # after it, stages know how many microbatches they need

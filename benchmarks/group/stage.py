@@ -1,0 +1,138 @@
+"""One stage of a group: its server, its contacts, and how it meets the others."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tls import shown
+
+import peer.network.group
+import peer.network.pipeline
+from peer.handoff import TorchThread
+from peer.network.contacts import Contacts
+from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from peer.swarm.control import Control, LeaderControl, MemberControl
+from peer.swarm.inner_step import PipelineStage
+from protocol.any_bytes import AnyAnswer, AnyBytes
+from protocol.channels import Reachable, listen, options, translated
+from protocol.frames import FrameRules
+from protocol.guard import Guard
+from protocol.identity import PeerId, ReplicaId
+from protocol.keys import load_or_create
+from protocol.manifest import Manifest
+from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process that serves a stage, before it knows the others."""
+
+    manifest: Manifest
+    index: int
+    peer_id: PeerId
+    address: str
+    contacts: Contacts
+    group: GroupService
+    pipeline: PipelineService
+
+    def expect(self, seats: list[Seat]) -> Link | None:
+        """Welcome the stage before this one of `seats`, stage after stage; the link to it. All do so before any of
+        them meets the others."""
+        if self.index == 0:
+            return None
+        before = seats[self.index - 1].peer_id
+        upstream = link(self.manifest, before, f"stage {self.index - 1}")
+        self.pipeline.expect(_attempt(seats), before, upstream)
+        return upstream
+
+    async def meet(
+        self,
+        seats: list[Seat],
+        upstream: Link | None,
+        trainer: Any,
+        torch_thread: TorchThread,
+        tasks: asyncio.TaskGroup,
+    ) -> tuple[PipelineStage, Control]:
+        """Be one group, as a leader and its members make it."""
+        behind, last = self.index + 1, self.manifest.replicas.stages - 1
+        downstream = link(self.manifest, seats[behind].peer_id, f"stage {behind}") if behind <= last else None
+        control = await (self._follow() if self.index else self._lead(seats[: last + 1], tasks))
+        if downstream is not None:
+            tasks.create_task(call(seats[behind], self.contacts, _attempt(seats), downstream))
+        return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream), control
+
+    async def _lead(self, seats: list[Seat], tasks: asyncio.TaskGroup) -> Control:
+        replica, orders = _attempt(seats).replica, dict[int, Orders]()
+        for number, seat in enumerate(seats[1:], 1):
+            if not await invite(number, seat, Membership(replica, 0), self.contacts):
+                raise RuntimeError(f"stage {number} does not take its seat")
+            orders[number] = orders_to(number, seat)
+            tasks.create_task(lead(seat, replica, self.contacts, orders[number]))
+        return LeaderControl(orders, self.manifest.inner.clip)
+
+    async def _follow(self) -> Control:
+        _, reports = await self.group.wait_for_leader()
+        return MemberControl(reports)
+
+
+def _attempt(seats: list[Seat]) -> Attempt:
+    return Attempt(ReplicaId(seats[0].peer_id), 1)
+
+
+@contextlib.asynccontextmanager
+async def place(
+    index: int,
+    folder: Path,
+    manifest: Manifest,
+    host: str = "127.0.0.1",
+    also: Callable[[grpc.aio.Server], None] = lambda server: None,
+    plain: bool = False,
+) -> AsyncIterator[Place]:
+    """Keys, certificate and an open port; `also` adds services.
+
+    `plain` is without TLS, and then nobody knows who calls: on loopback, to see what TLS costs.
+    """
+    me, authority = load_or_create(folder / str(index)), load_or_create(folder / "operator")
+    credentials = shown(me, authority)
+    group, pipeline = GroupService(manifest, index, me.peer_id), PipelineService(manifest)
+    group.ready = True
+    if plain:
+        peer.network.group.speaks = peer.network.pipeline.speaks = _anybody  # type: ignore[attr-defined]
+        contacts: Contacts = PlainContacts(manifest, credentials)
+        server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
+        port = server.add_insecure_port(f"{host}:0")
+    else:
+        contacts = Contacts(manifest, credentials)
+        server = grpc.aio.server(options=options(manifest), interceptors=[Guard(), AnyBytes()])
+        port = listen(server, f"{host}:0", credentials.serving())
+    group_pb2_grpc.add_GroupServicer_to_server(group, server)
+    pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
+    also(server)
+    await server.start()
+    try:
+        yield Place(manifest, index, me.peer_id, f"{host}:{port}", contacts, group, pipeline)
+    finally:
+        await contacts.close()
+        await server.stop(None)
+
+
+class PlainContacts(Contacts):
+    """Channels without TLS."""
+
+    @contextlib.asynccontextmanager
+    async def alone(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
+        """A channel of its own."""
+        async with AnyAnswer(grpc.aio.insecure_channel(peer.address, options=options(self.manifest))) as channel:
+            with translated(peer.address, self.manifest):
+                yield channel
+
+    to = alone
+
+
+async def _anybody(context: Any, peer: PeerId, of: str) -> None:
+    """Without TLS nobody knows who calls."""
