@@ -213,7 +213,9 @@ def testnet(
     groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
-    compression: Annotated[int, typer.Option(min=1, help="d / k between stages; 1 sends whole activations.")] = 8,
+    compression: Annotated[
+        str, typer.Option(metavar="D/K|auto", help="Between stages; 1 sends whole activations, auto what links carry.")
+    ] = "8",
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     data: Annotated[
@@ -250,7 +252,7 @@ def testnet(
         groups,
         stages,
         datacenters,
-        compression,
+        int(compression) if compression.isdecimal() else compression,
         rounds,
         inner_steps,
         data,

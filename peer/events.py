@@ -90,6 +90,14 @@ class GroupBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionChosen:
+    """This peer leads a group that chooses its own k: d / `compression` from now on, and why."""
+
+    compression: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Contributed:
     """This replica's contribution of a round is out; `steps` inner steps are behind it."""
 
@@ -210,6 +218,7 @@ Event = (
     | GroupFormed
     | GroupBroken
     | StepDone
+    | CompressionChosen
     | Contributed
     | RoundDone
     | Resumed

@@ -252,9 +252,9 @@ def plot(report: Report, path: Path) -> None:
     axes.set(
         xlabel=f"outer round (H = {report.manifest.inner.steps} inner steps)", ylabel="held-out loss, nats per token"
     )
+    k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression}"
     axes.set_title(
-        f"{replicas.groups} groups × {replicas.stages} stages at k = d/{replicas.compression}"
-        f" + {replicas.datacenters} datacenter replicas"
+        f"{replicas.groups} groups × {replicas.stages} stages at {k} + {replicas.datacenters} datacenter replicas"
     )
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.grid(alpha=0.25)

@@ -15,6 +15,7 @@ from rich.text import Text
 from peer.events import (
     Audited,
     CertificateRenewed,
+    CompressionChosen,
     Evaluated,
     Event,
     Failed,
@@ -79,6 +80,8 @@ def say(event: Event) -> str | None:
         case GroupBroken(_, round, step, reason):
             lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
             return f"{reason}. {lost}; looking for another member."
+        case CompressionChosen(_, why):
+            return f"{why[0].upper()}{why[1:]}."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Resynchronised(part, round, returned):
@@ -213,6 +216,7 @@ TOLD = (
     | Joined
     | GroupFormed
     | GroupBroken
+    | CompressionChosen
     | Resumed
     | Resynchronised
     | HandedOver

@@ -7,7 +7,7 @@ digest is refused with the name of the field that differs.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,10 @@ LARGEST_FRAME_BYTES = 2**30
 
 NumberFormat = Literal["bf16", "fp32", "int8", "int4"]
 """Of what crosses a boundary (`protocol/payloads.py`)."""
+
+AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
+"""What a group chooses from where a run leaves the compression to its groups. Bases are nested, so groups of all of
+them train one model."""
 
 
 class Run(Section):
@@ -63,7 +67,9 @@ class Replicas(Section):
     groups: int = Field(2, ge=0, le=1024)
     datacenters: int = Field(1, ge=0, le=1024)
     stages: int = Field(2, ge=1, le=128)
-    compression: int = Field(8, ge=1, le=65536, description="d / k; 1 sends whole activations")
+    compression: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
+        8, description="d / k; 1 sends whole activations; auto: each group what its links carry, 2 to 128"
+    )
     wire: NumberFormat = Field("bf16", description="number format of activations between stages")
     gradient_wire: NumberFormat | Literal["same"] = Field("same", description="that of gradients")
 
@@ -173,7 +179,7 @@ class Manifest(Section):
             )
         if self.replicas.total < 1:
             raise ValueError("replicas.groups + replicas.datacenters must be at least 1")
-        if self.model.d % self.replicas.compression:
+        if not self.compressions:
             raise ValueError(f"replicas.compression = {self.replicas.compression} must divide model.d = {self.model.d}")
         if self.inner.sequences % self.inner.microbatch:
             raise ValueError(
@@ -190,14 +196,27 @@ class Manifest(Section):
         return self
 
     @property
+    def compressions(self) -> tuple[int, ...]:
+        """What d / k may be, ascending: one, or those that a group chooses from. None where none divides d."""
+        fixed = self.replicas.compression
+        choices = AUTO_COMPRESSIONS if fixed == "auto" else (fixed,)
+        return tuple(each for each in choices if self.model.d % each == 0)
+
+    @property
     def k(self) -> int:
-        """Dimensions of the subspace between stages of a compressed group."""
-        return self.model.d // self.replicas.compression
+        """Dimensions of the subspace between stages of a compressed group; the most of them, where groups choose."""
+        return self.model.d // self.compressions[0]
 
     @property
     def compressed(self) -> bool:
         """Whether replica groups project what they send (k < d)."""
-        return self.replicas.compression > 1
+        return self.compressions[0] > 1
+
+    def at(self, compression: int) -> "Manifest":
+        """The same run with this of its `compressions`; not what peers compare."""
+        if self.replicas.compression == compression:
+            return self
+        return self.model_copy(update={"replicas": self.replicas.model_copy(update={"compression": compression})})
 
     @property
     def tokens_per_step(self) -> int:

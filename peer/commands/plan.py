@@ -64,7 +64,7 @@ def plan(options: PlanOptions, terminal: Terminal) -> int:
         overlap = options.overlap or manifest.outer.overlap
         planned = {
             compression: round_of(work_of(manifest, compression), on, overlap)
-            for compression in sorted({*SHOWN, manifest.replicas.compression})
+            for compression in sorted({*SHOWN, compression_of(manifest, on)})
             if manifest.model.d % compression == 0
         }
         show(terminal, _rows(planned), _drawn(manifest, on, planned, overlap))
@@ -79,6 +79,13 @@ def _manifest(options: PlanOptions) -> Manifest:
     return manifests.check({"model": {"preset": options.model}, "replicas": {"stages": 4}})
 
 
+def compression_of(manifest: Manifest, on: Volunteer) -> int:
+    """d / k of the run; where groups choose, what one of such volunteers comes to."""
+    if manifest.replicas.compression != "auto":
+        return manifest.replicas.compression
+    return best_compression(manifest, on, manifest.compressions, HIDDEN) or manifest.compressions[-1]
+
+
 def _rows(planned: dict[int, Round]) -> Iterable[dict[str, Any]]:
     for compression, each in planned.items():
         yield {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
@@ -86,7 +93,7 @@ def _rows(planned: dict[int, Round]) -> Iterable[dict[str, Any]]:
 
 def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap: bool) -> RenderableType:
     """The run and the volunteer in a line each, a row for each k, and what it comes to."""
-    inner, replicas = manifest.inner, manifest.replicas
+    inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
         f"{parameter_count(manifest) / 1e6:,.0f} M parameters in {replicas.stages} stages, {replicas.total} replicas, "
         f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
@@ -100,7 +107,7 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap
         step = each.step
         frame = work_of(manifest, compression).backward_bytes
         table.add_row(
-            f"{'→ ' if compression == replicas.compression else ''}{compression}",
+            f"{'→ ' if compression == own else ''}{compression}",
             _size(frame),
             _seconds(step.passes),
             _seconds(step.carry),
@@ -110,12 +117,12 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap
             f"{each.utilization:.1%}",
             each.limit,
         )
-    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[replicas.compression], overlap)))
+    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
 
 
 def verdict(manifest: Manifest, on: Volunteer, here: Round, overlap: bool) -> str:
     """What to do about it, in words."""
-    compression = manifest.replicas.compression
+    compression = compression_of(manifest, on)
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
     moved = f"A round moves {_size(here.up_bytes)} up and {_size(here.down_bytes)} down"
     said = f"{moved}, and uses {here.utilization:.1%} of the device; what it waits for is {LIMITS[here.limit]}."

@@ -49,6 +49,8 @@ class StageTrainer:
         self.manifest = manifest
         self.index = stage
         self.kind = kind
+        self.basis_DD = basis_DD
+        self.compression = manifest.compressions[0]
         self.device = device
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
@@ -78,6 +80,25 @@ class StageTrainer:
             start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device) if self.first else None
         self.start_from(own, te_VD, start_VD)
 
+    def compress(self, compression: int, grids: Mapping[Part, Grid]) -> None:
+        """In a run that leaves k to its groups: send k = d / `compression` numbers a token from now on. `grids` are
+        those of the round that is loaded, if one is.
+
+        AdamW's moments of the coordinates that stay in the token embedding, stay; those of new ones begin at zero.
+        Stage 0 changes k only where it loads a round next: within one it trains what `compression` lets through.
+        """
+        if compression == self.compression:
+            return
+        self.compression = compression
+        self.design = design(self.manifest.at(compression), self.kind, self.basis_DD, self.device)
+        if self.embedding is not None:
+            self.embedding = self.design.embedding()
+            (self.parameters[-1],) = self.embedding.parameters()  # the optimizer's list, too
+            self.parameters[-1].grad = torch.zeros_like(self.parameters[-1])
+            self.optimizer.resize(-1, self.manifest.at(compression).k)
+        elif EMBEDDING in grids:
+            self._meet_neighbours(to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device))
+
     def start_from(self, own: dict[str, Tensor], te_VD: Tensor | None, start_VD: Tensor | None) -> None:
         """Start from these weights of the stage, TE of the outer state for the boundaries, and `start_VD` to train."""
         self.start = own
@@ -88,6 +109,9 @@ class StageTrainer:
             if basis_dk is not None:
                 start_VD = te_VD + (start_VD - te_VD) @ basis_dk @ basis_dk.T
             self.embedding.load(start_VD)
+        self._meet_neighbours(te_VD)
+
+    def _meet_neighbours(self, te_VD: Tensor | None) -> None:
         boundaries = self.design.boundaries(te_VD)
         self.before = boundaries(self.index - 1)
         self.behind = boundaries(self.index)
@@ -139,19 +163,33 @@ class StageTrainer:
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep."""
-        return {f"{self.index}.{name}": tensor for name, tensor in self.optimizer.tensors().items()}
+        """AdamW's state, to keep; of a token embedding whose k may change, with the most columns that it may have."""
+        tensors = self._with_columns(self.optimizer.tensors(), self.manifest.k)
+        return {f"{self.index}.{name}": tensor for name, tensor in tensors.items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
         prefix = f"{self.index}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        self.optimizer.load(own)
+        self.optimizer.load(self._with_columns(own, self.manifest.at(self.compression).k))
 
     @property
     def optimizer_shapes(self) -> dict[str, Shape]:
         """Name → shape of what `optimizer_tensors` returns after a step."""
-        return {f"{self.index}.{name}": shape for name, shape in self.optimizer.shapes.items()}
+        shapes = {f"{self.index}.{name}": shape for name, shape in self.optimizer.shapes.items()}
+        wide = self.manifest.model.vocabulary, self.manifest.k
+        return shapes | {f"{self.index}.{name}": wide for name in self._moments_of_embedding}
+
+    @property
+    def _moments_of_embedding(self) -> list[str]:
+        """The optimizer's names of those whose columns follow k."""
+        if self.embedding is None or self.kind == "datacenter" or len(self.manifest.compressions) == 1:
+            return []
+        return [f"{len(self.parameters) - 1}.{name}" for name in inner.MOMENTS]
+
+    def _with_columns(self, tensors: Mapping[str, Tensor], columns: int) -> dict[str, Tensor]:
+        moments = [name for name in self._moments_of_embedding if name in tensors]
+        return {**tensors, **{name: inner.resized(tensors[name], columns) for name in moments}}
 
     @property
     def warmed_up(self) -> bool:

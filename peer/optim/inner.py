@@ -11,7 +11,8 @@ from torch.optim.adamw import adamw
 from protocol.errors import DivergedError
 from protocol.manifest import Inner, Manifest
 
-STATE = ("step", "exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE = ("step", *MOMENTS)
 """What AdamW keeps of each parameter, by torch's names."""
 
 
@@ -34,7 +35,7 @@ class AdamW:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         assert len(gradients) == len(self.parameters)
         if not self.state:
-            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in STATE[1:]}
+            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in MOMENTS}
             self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
         if factor < 1.0:
             torch._foreach_mul_(gradients, factor)
@@ -69,6 +70,11 @@ class AdamW:
                 for name in STATE
             }
 
+    def resize(self, number: int, columns: int) -> None:
+        """Give the moments of a parameter other columns: those that stay keep theirs, new ones begin at zero."""
+        for name in MOMENTS if self.state else ():
+            self.state[name][number] = resized(self.state[name][number], columns)
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What `tensors` gives after a step: name → shape."""
@@ -82,6 +88,11 @@ class AdamW:
     def steps(self) -> int:
         """How many steps are in its moments."""
         return max((int(each.item()) for each in self.state.get("step", ())), default=0)
+
+
+def resized(tensor: Tensor, columns: int) -> Tensor:
+    """`tensor` [rows, …] with its first `columns`, and zeros in those that it has not."""
+    return nn.functional.pad(tensor, (0, columns - tensor.shape[1]))
 
 
 def learning_rate(manifest: Manifest, step: int) -> float:

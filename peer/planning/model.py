@@ -89,7 +89,7 @@ def work_of(manifest: Manifest, compression: int | None = None) -> Work:
     """What a run's manifest asks of a volunteer; with another `compression` than its own, if given."""
     model, replicas, inner = manifest.model, manifest.replicas, manifest.inner
     tokens = inner.microbatch * model.context
-    width = model.d // (compression or replicas.compression)
+    width = model.d // (compression or manifest.compressions[0])
     forward, backward = (Payload(wire, inner.microbatch, model.context, width).size for wire in replicas.wires)
     share = max(
         sum(expected_bytes(manifest, part) for part in parts_authored(stage)) for stage in range(replicas.stages)

@@ -23,6 +23,16 @@ class HaltedError(LostMemberError):
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a stage knows when its backward passes of an inner step are done: Σ g², the mean loss if it is the last
+    stage, and the share of the step in which its frames were held up on their way out."""
+
+    squared_norm: float
+    loss: float | None = None
+    sending: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Agreed:
     """The outcome of an inner step. `loss` is known to the leader and to the last stage; `last`: the round's inner loop
     ends with it."""
@@ -35,7 +45,7 @@ class Agreed:
 class Control(Protocol):
     """A stage's side of the control streams."""
 
-    async def agree(self, round: int, step: int, squared_norm: float, loss: float | None) -> Agreed:
+    async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
         """Exchange this stage's Σ g² for the replica's clip factor.
 
         Raises:
@@ -46,22 +56,28 @@ class Control(Protocol):
 
 @dataclass(slots=True)
 class LeaderControl:
-    """Stage 0's side. `orders` are the control streams by stage; `last` is asked once all gradients are in."""
+    """Stage 0's side. `orders` are the control streams by stage; `last` is asked once all gradients are in. `sending`
+    is that of the stage whose links were busiest in the last step."""
 
     orders: Mapping[int, Orders]
     clip: float
     last: bool = False
+    sending: float = 0.0
 
-    async def agree(self, round: int, step: int, squared_norm: float, loss: float | None) -> Agreed:
-        squared_norms = [squared_norm]
+    async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
+        squared_norms, loss, sending = [own.squared_norm], own.loss, [own.sending]
         for _, stream in sorted(self.orders.items()):
             gradients = (await report(stream, "gradients")).gradients
             if (gradients.round, gradients.step) != (round, step):
                 raise stream.breach(f"did not report the gradients of round {round}, step {step}")
             if not (0.0 <= gradients.squared_norm <= MOST_SQUARED_NORM and math.isfinite(gradients.loss)):
                 raise stream.breach("reported gradients, or a loss, that are no numbers")
+            if not 0.0 <= gradients.sending <= 1.0:
+                raise stream.breach("reported a share that is none")
             squared_norms.append(gradients.squared_norm)
+            sending.append(gradients.sending)
             loss = gradients.loss
+        self.sending = max(sending)
         factor = clip_factor(squared_norms, self.clip)
         order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=self.last))
         for stream in self.orders.values():
@@ -75,8 +91,10 @@ class MemberControl:
 
     reports: Reports
 
-    async def agree(self, round: int, step: int, squared_norm: float, loss: float | None) -> Agreed:
-        gradients = pb.Gradients(round=round, step=step, squared_norm=squared_norm, loss=loss or 0.0)
+    async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
+        gradients = pb.Gradients(
+            round=round, step=step, squared_norm=own.squared_norm, loss=own.loss or 0.0, sending=own.sending
+        )
         self.reports.send(pb.Report(gradients=gradients))
         order = await self.reports.receive()
         if order.WhichOneof("kind") == "halt":
@@ -85,7 +103,7 @@ class MemberControl:
             raise self.reports.breach(f"ordered {order.WhichOneof('kind')} where a step was due")
         if (order.step.round, order.step.step) != (round, step) or not 0.0 < order.step.clip_factor <= 1.0:
             raise self.reports.breach(f"ordered no valid step of round {round}, step {step}")
-        return Agreed(order.step.clip_factor, loss, order.step.last)
+        return Agreed(order.step.clip_factor, own.loss, order.step.last)
 
 
 async def report(stream: Orders, kind: str) -> pb.Report:

@@ -1,7 +1,8 @@
 """How the seats of a replica group are filled: a leader asks free volunteers, stage by stage."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
@@ -21,3 +22,9 @@ async def fill(discovery: Discovery, contacts: Contacts, taken: Mapping[int, Sea
     membership = Membership(ReplicaId(me.peer_id), me.slot)
     accepted = await asyncio.gather(*(invite(stage, seat, membership, contacts) for stage, seat in seats.items()))
     return {stage: seat for (stage, seat), yes in zip(seats.items(), accepted, strict=True) if yes}
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed since now."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until

@@ -20,7 +20,7 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.handoff import TorchThread
 from peer.network.pipeline import Link
-from peer.swarm.control import Agreed, Control
+from peer.swarm.control import Agreed, Control, Gradients
 from protocol.errors import DivergedError
 from protocol.frames import (
     BackwardFrame,
@@ -113,6 +113,8 @@ class PipelineStage:
     """Microbatches that fit into memory."""
     depth: int = 0
     """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
+    sending: float = 0.0
+    """Share of the last step's passes in which frames were held up on their way out, on the busier link."""
     waiting: Link | None = None
     """Whose frame is due now, while this stage has nothing to do."""
 
@@ -125,10 +127,11 @@ class PipelineStage:
             BreachError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
-        losses = await self._pass_all(round, step, batch)
+        with self._links_timed():
+            losses = await self._pass_all(round, step, batch)
         squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
         loss = sum(losses) / len(losses) if losses else None
-        agreed = await control.agree(round, step, squared_norm, loss)
+        agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.sending))
         overall = (round - 1) * manifest.inner.steps + step
         await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
         return agreed
@@ -158,6 +161,16 @@ class PipelineStage:
             trip, passes = behind.came[0] - timing.sent, median(timing.passes.values())
             self.depth = depth_for(trip, passes, stage, stages, self.room)
         return losses
+
+    @contextmanager
+    def _links_timed(self) -> Iterator[None]:
+        """Measure `sending`."""
+        links = [each for each in (self.upstream, self.downstream) if each is not None]
+        begun, before = time.monotonic(), [each.writing for each in links]
+        yield
+        seconds = time.monotonic() - begun
+        held_up = (each.writing - was for each, was in zip(links, before, strict=True))
+        self.sending = min(1.0, max(held_up, default=0.0) / seconds) if seconds else 0.0
 
     def _incoming(
         self, link: Link | None, payload: Payload, round: int, step: int, read: Read[Frame]

@@ -2,20 +2,20 @@
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peer.data.batches import batch
 from peer.data.tokens import Tokens
-from peer.events import GroupBroken, GroupFormed, Progress
+from peer.events import CompressionChosen, GroupBroken, GroupFormed, Progress
 from peer.network.duplex import BreachError
 from peer.network.group import Orders, Seat, lead, orders_to
 from peer.network.pipeline import Attempt
 from peer.swarm.blame import LATE, Accusations, held_up
+from peer.swarm.compression import Choice
 from peer.swarm.control import LeaderControl, report
-from peer.swarm.formation import fill
+from peer.swarm.formation import after, fill
 from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
@@ -23,12 +23,6 @@ from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
-
-
-def after(seconds: float) -> Callable[[], bool]:
-    """Whether so much time has passed since now."""
-    until = time.monotonic() + seconds
-    return lambda: time.monotonic() >= until
 
 
 ANSWER_SECONDS = 60.0
@@ -41,6 +35,7 @@ class Leader:
 
     here: StageRound
     tokens: Tokens
+    choice: Choice
     seats: dict[int, Seat] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
     attempt: int = 0
@@ -164,7 +159,7 @@ class Leader:
         seats = {0: Seat(node.discovery.record.peer_id, node.discovery.record.address), **self.seats}
         await self._announce(seats)
         self.attempt += 1
-        await self.here.load(self.here.round or self.here.outer.clock, self.here.steps)
+        await self.here.load(self.here.round or self.here.outer.clock, self.here.steps, self.choice.current)
         attempt = Attempt(self.replica, self.attempt)
         self.here.open_links(attempt, seats)
         self._order(pb.Order(begin=self._begin_order(seats)))
@@ -221,6 +216,7 @@ class Leader:
             step=self.here.steps,
             members=[pb.Member(peer_id=seat.peer_id, address=seat.address) for _, seat in sorted(seats.items())],
             embedding_digest=self.here.embedding_digest,
+            compression=self.here.compression,
         )
 
     async def _meet(self, different: list[tuple[int, int]]) -> None:
@@ -249,6 +245,7 @@ class Leader:
             data = await node.torch_thread.run(batch, self.tokens, node.manifest, here.round, here.steps, node.slot)
             control.last = here.steps + 1 >= node.manifest.inner.steps or here.outer.late(here.round) or node.leaving
             last = (await here.step(data, control)).last
+            self.choice.note(control.sending)
 
     async def _end_round(self) -> None:
         """Contribute, finish, and see that the members have."""
@@ -256,6 +253,8 @@ class Leader:
         self._order(pb.Order(end=pb.End(round=round)))
         if self.here.node.leaving:
             return
+        if chosen := self.choice.decide():
+            self.here.node.emit(CompressionChosen(self.choice.current, chosen))
         await self.here.finish()
         async with asyncio.timeout(ANSWER_SECONDS):
             for _, stream in sorted(self.orders.items()):

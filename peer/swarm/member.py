@@ -112,6 +112,8 @@ class Member:
         seats = {stage: Seat(PeerId(each.peer_id), each.address) for stage, each in enumerate(order.members)}
         if len(seats) != node.manifest.replicas.stages or seats[node.stage].peer_id != node.discovery.record.peer_id:
             raise reports.breach("gave our seat to another")
+        if order.compression not in node.manifest.compressions:
+            raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
         if order.round > node.manifest.outer.rounds or order.step > node.manifest.inner.steps:
             raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
         while outer.clock < order.round and not outer.over:
@@ -121,7 +123,7 @@ class Member:
             return
         if self.here.round != order.round or order.embedding_digest not in ("", self.here.embedding_digest):
             await self._start_over(order.embedding_digest, PeerId(membership.replica))
-        await self.here.load(order.round, order.step)
+        await self.here.load(order.round, order.step, order.compression)
         if seats != self.seats:
             node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats

@@ -40,6 +40,8 @@ class StageRound:
     succession: Succession
     round: int = 0
     steps: int = 0
+    compression: int = 1
+    """d / k of the frames of this round."""
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
     bytes_sent: int = 0
@@ -52,9 +54,11 @@ class StageRound:
     """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
     started: float = field(default_factory=time.monotonic)
 
-    async def load(self, round: int, steps: int) -> None:
+    async def load(self, round: int, steps: int, compression: int) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
-        done by others."""
+        done by others. Frames have d / `compression` numbers a token."""
+        self.compression = compression
+        await self.node.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
         if self.round != round:
             ahead = await self.outer.followed.ahead(round)
             await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
@@ -79,7 +83,7 @@ class StageRound:
             node.pipeline.expect(attempt, seats[node.stage - 1].peer_id, upstream)
         if node.stage < node.manifest.replicas.stages - 1:
             downstream = self._link_to(node.stage + 1, seats)
-        rules = FrameRules.of(node.manifest)
+        rules = FrameRules.of(node.manifest.at(self.compression))
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
         self.pipeline.depth = self.depth
         self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device)
@@ -93,9 +97,8 @@ class StageRound:
 
     def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
         seat = seats[stage]
-        return link(
-            self.node.manifest, seat.peer_id, f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
-        )
+        who = f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
+        return link(self.node.manifest.at(self.compression), seat.peer_id, who)
 
     def interrupt(self, reason: str) -> None:
         """End the links: whoever waits for a neighbour learns that the group is broken."""

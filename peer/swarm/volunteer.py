@@ -1,6 +1,7 @@
 """A volunteer: one stage of a replica group, from the first hello to the last round."""
 
 from peer.compute.trainer import StageTrainer
+from peer.swarm.compression import Choice
 from peer.swarm.leader import Leader
 from peer.swarm.member import Member
 from peer.swarm.node import Node
@@ -19,7 +20,7 @@ async def serve_stage(node: Node) -> None:
     async with node.in_the_swarm(outer) as tasks:
         here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:
-            await Leader(here, await node.open_tokens(TRAIN)).serve()
+            await Leader(here, await node.open_tokens(TRAIN), Choice.of(node.manifest)).serve()
         else:
             await Member(here).serve()
         if not outer.over:

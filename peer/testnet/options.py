@@ -16,7 +16,7 @@ class TestnetOptions:
     groups: int
     stages: int
     datacenters: int
-    compression: int
+    compression: int | str
     rounds: int
     inner_steps: int
     data: Path | None = None

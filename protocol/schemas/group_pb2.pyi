@@ -56,18 +56,20 @@ class Order(_message.Message):
     def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("attempt", "round", "step", "members", "embedding_digest")
+    __slots__ = ("attempt", "round", "step", "members", "embedding_digest", "compression")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     embedding_digest: str
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
+    compression: int
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ..., compression: _Optional[int] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("attempt", "step")
@@ -128,16 +130,18 @@ class Ready(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Gradients(_message.Message):
-    __slots__ = ("round", "step", "squared_norm", "loss")
+    __slots__ = ("round", "step", "squared_norm", "loss", "sending")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    SENDING_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     squared_norm: float
     loss: float
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+    sending: float
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ..., sending: _Optional[float] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("attempt", "reason", "culprit")

@@ -9,7 +9,7 @@ import numpy as np
 from peer.network.duplex import BreachError
 from peer.network.reconciliation_service import _from_wire
 from peer.optim import bequest as bequests
-from peer.swarm.control import MemberControl
+from peer.swarm.control import Gradients, MemberControl
 from protocol import bitstream, frames, manifest, quantize, records, rice, run_files
 from protocol import contribution as contributions
 from protocol import snapshot as snapshots
@@ -176,7 +176,7 @@ class OneOrder:
 def read_order(data: bytes) -> object:
     stream: Any = OneOrder(from_protobuf(group_pb2.Order, data))
     try:
-        MemberControl(stream).agree(2, 1, 1.0, None).send(None)
+        MemberControl(stream).agree(2, 1, Gradients(1.0)).send(None)
     except StopIteration as end:
         return end.value.clip_factor
     raise AssertionError("it waits for nothing")

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, check, difference, load, parse
+from tests.reference.small_manifest import small_manifest
 
 
 def nano(**tables: dict[str, object]) -> Manifest:
@@ -81,3 +82,14 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path):
 def test_overrides_replace_the_file(tmp_path):
     (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n')
     assert load(tmp_path / "run.toml", {"inner.steps": 7}).inner.steps == 7
+
+
+def test_a_run_that_leaves_k_to_its_groups_names_what_they_choose_from():
+    auto = small_manifest(model={"d": 48, "heads": 2, "kv_heads": 2}, replicas={"compression": "auto"})
+    assert auto.compressions == (2, 4, 8, 16)
+    assert (auto.k, auto.compressed) == (24, True)
+    assert (auto.at(8).k, auto.at(8).compressed) == (6, True)
+    assert parse(auto.canonical()) == auto
+    fixed = small_manifest()
+    assert fixed.compressions == (4,)
+    assert fixed.at(4) is fixed

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 SIZES = {"layers": 4, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 300}
 
 
-def manifest(stages: int, compression: int, wire: str = "fp32") -> Manifest:
+def manifest(stages: int, compression: int | str, wire: str = "fp32") -> Manifest:
     return check(
         {
             "model": SIZES,
@@ -122,3 +122,69 @@ def test_evaluation_reports_the_loss_through_the_boundaries_and_plain():
     assert loss == pytest.approx(OneProcess(run, weights, te, basis[:, : run.k]).loss(held_out).item(), abs=1e-5)
     assert plain == pytest.approx(OneProcess(run, weights, te, None).loss(held_out).item(), abs=1e-5)
     assert loss != pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 2), (2, 8)])
+def test_a_group_that_changes_k_between_rounds_goes_on_with_the_moments_of_the_coordinates_it_keeps(
+    before: int, after: int
+):
+    run = manifest(2, "auto")
+    grids, basis = genesis(run), orthonormal(run.model.d)
+    replica = WholeReplica(run, "group", basis, CPU)
+    te = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
+    references = []
+    for round, compression in enumerate((before, after)):
+        for stage in replica.stages:
+            stage.compress(compression, grids)
+        replica.load(grids)
+        weights = [{n: to_float(t) for n, t in grids[stage_part(s)].items()} for s in range(2)]
+        references.append(OneProcess(run, weights, te, basis[:, : run.model.d // compression]))
+        if round:
+            take_over(*references)
+        for step, batch in enumerate(batches(run, 4), 4 * round):
+            assert replica.inner_step(batch, step) == pytest.approx(references[-1].inner_step(batch, step), rel=2e-5)
+
+
+def take_over(old: OneProcess, new: OneProcess) -> None:
+    """Give one torch optimizer another's state. U's columns are nested: columns of Z mean the same in both."""
+    state = old.optimizer.state_dict()
+    k = new.embedding.shape[1]
+    for moment in ("exp_avg", "exp_avg_sq"):
+        had = state["state"][len(old.parameters) - 1][moment][:, :k]
+        state["state"][len(old.parameters) - 1][moment] = torch.cat([had, had.new_zeros(len(had), k - had.shape[1])], 1)
+    new.optimizer.load_state_dict(state)
+
+
+def test_adamws_state_is_kept_with_all_columns_that_k_may_have_and_taken_up_with_those_it_has():
+    run = manifest(2, "auto")
+    grids, basis = genesis(run), orthonormal(run.model.d)
+    first, second = (WholeReplica(run, "group", basis, CPU) for _ in range(2))
+    for replica, compression in ((first, 8), (second, 4)):
+        for stage in replica.stages:
+            stage.compress(compression, grids)
+        replica.load(grids)
+    first.inner_step(batches(run, 1)[0], 0)
+    kept = first.optimizer_tensors()
+    shapes = {name: shape for stage in first.stages for name, shape in stage.optimizer_shapes.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in kept.items()} == shapes
+    second.load_optimizer(kept)
+    again = second.optimizer_tensors()
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_a_stage_behind_may_meet_its_neighbours_at_another_k_within_a_round():
+    run = manifest(2, "auto")
+    grids, basis = genesis(run), orthonormal(run.model.d)
+    stages = [WholeReplica(run, "group", basis, CPU).stages[1] for _ in range(2)]
+    for stage, early in zip(stages, (8, 4), strict=True):
+        stage.compress(early, {})
+        stage.load(grids)
+    stages[0].compress(4, grids)
+    batch = batches(run, 1)[0][:2]
+    payload = torch.randn(2, run.model.context, run.model.d // 4)
+    losses = [stage.forward(0, batch, payload).item() for stage in stages]
+    gradients = [stage.backward(0, None) for stage in stages]
+    assert losses[0] == losses[1]
+    assert gradients[0] is not None
+    assert gradients[1] is not None
+    assert torch.equal(gradients[0], gradients[1])

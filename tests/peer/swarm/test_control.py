@@ -6,7 +6,7 @@ import pytest
 
 from peer.network.duplex import BreachError, Duplex
 from peer.optim.inner import clip_factor
-from peer.swarm.control import HaltedError, LeaderControl, MemberControl
+from peer.swarm.control import Gradients, HaltedError, LeaderControl, MemberControl
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.identity import PeerId
 from protocol.schemas import group_pb2 as pb
@@ -25,7 +25,7 @@ def test_leader_and_members_take_the_factor_of_the_whole_replica():
         leader = LeaderControl({1: orders_1, 2: orders_2}, clip=1.0)
         one, two = MemberControl(reports_1), MemberControl(reports_2)
         agreed = await asyncio.gather(
-            leader.agree(1, 0, 4.0, None), one.agree(1, 0, 9.0, None), two.agree(1, 0, 3.0, 6.5)
+            leader.agree(1, 0, Gradients(4.0)), one.agree(1, 0, Gradients(9.0)), two.agree(1, 0, Gradients(3.0, 6.5))
         )
         assert {each.clip_factor for each in agreed} == {clip_factor([4.0, 9.0, 3.0], 1.0)}
         assert agreed[0].loss == agreed[2].loss == 6.5
@@ -51,7 +51,7 @@ def test_a_leader_refuses_a_report_that_is_not_the_one_due(report: pb.Report):
     async def scene() -> None:
         orders, reports = pair()
         reports.send(report)
-        await LeaderControl({1: orders}, clip=1.0).agree(1, 0, 1.0, None)
+        await LeaderControl({1: orders}, clip=1.0).agree(1, 0, Gradients(1.0))
 
     with pytest.raises(BreachError, match="the member") as error:
         asyncio.run(scene())
@@ -73,7 +73,7 @@ def test_a_member_refuses_an_order_that_no_leader_gives(order: pb.Order):
     async def scene() -> None:
         orders, reports = pair()
         orders.send(order)
-        await MemberControl(reports).agree(1, 0, 1.0, None)
+        await MemberControl(reports).agree(1, 0, Gradients(1.0))
 
     with pytest.raises(HetpeerError, match="the leader"):
         asyncio.run(scene())
@@ -85,7 +85,7 @@ def test_the_leader_says_when_the_inner_loop_ends():
         leader, member = LeaderControl({1: orders}, 1.0), MemberControl(reports)
         for last in (False, True):
             leader.last = last
-            agreed = await asyncio.gather(leader.agree(1, 0, 1.0, None), member.agree(1, 0, 1.0, 2.0))
+            agreed = await asyncio.gather(leader.agree(1, 0, Gradients(1.0)), member.agree(1, 0, Gradients(1.0, 2.0)))
             assert [each.last for each in agreed] == [last, last]
 
     asyncio.run(scene())
@@ -96,7 +96,7 @@ def test_nobody_takes_the_step_when_a_member_misses_its_neighbour():
         orders, reports = pair()
         reports.send(pb.Report(broken=pb.Broken(attempt=1, reason="stage 2 is gone")))
         with pytest.raises(LostMemberError, match="stage 2 is gone"):
-            await LeaderControl({1: orders}, 1.0).agree(1, 0, 1.0, None)
+            await LeaderControl({1: orders}, 1.0).agree(1, 0, Gradients(1.0))
 
     asyncio.run(scene())
 
@@ -106,6 +106,6 @@ def test_a_member_does_not_take_a_step_that_was_called_off():
         orders, reports = pair()
         orders.send(pb.Order(halt=pb.Halt(attempt=1)))
         with pytest.raises(HaltedError):
-            await MemberControl(reports).agree(1, 0, 1.0, None)
+            await MemberControl(reports).agree(1, 0, Gradients(1.0))
 
     asyncio.run(scene())

@@ -10,6 +10,7 @@ from peer.network.distrust import Distrust
 from peer.network.duplex import Duplex
 from peer.network.group import Orders, Reports, Seat, orders_to
 from peer.swarm.blame import FIRST_SECONDS, StepPace
+from peer.swarm.compression import Choice
 from peer.swarm.leader import Leader
 from peer.swarm.member import Member
 from protocol.identity import PeerId
@@ -55,7 +56,7 @@ class Group:
         self.distrust = Distrust(self.said.append)
         node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust))
         self.here = Here(node)
-        self.leader = Leader(self.here, None, attempt=ATTEMPT)  # type: ignore[arg-type]
+        self.leader = Leader(self.here, None, Choice((8,), 8), attempt=ATTEMPT)  # type: ignore[arg-type]
         self.members: dict[int, Reports] = {}
         for stage in (1, 2, 3):
             seat = Seat(named(stage), "")
