@@ -25,6 +25,8 @@ from peer.events import (
     Inherited,
     Injected,
     Joined,
+    Paused,
+    PauseEnded,
     Progress,
     Refused,
     Resumed,
@@ -81,6 +83,10 @@ def say(event: Event) -> str | None:
             return f"{reason}. {lost}; looking for another member."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
+        case Paused(reason):
+            return f"Paused {reason}."
+        case PauseEnded():
+            return "The pause is over: going on."
         case Resynchronised(part, round, returned):
             own = f" {returned} of our contributions went back into the error feedback." if returned else ""
             return f"WARNING: our state of {part} was not that of most peers; took theirs, of round {round}.{own}"
@@ -179,6 +185,8 @@ class ProcessRow:
                 self.doing = doing
             case Serving():
                 self.doing = "serving"
+            case Paused():
+                self.doing = "paused"
             case Joined(peer_id, role):
                 self.doing = "joined"
                 self.replica = peer_id[-6:] if role == "datacenter" else ""
@@ -214,6 +222,8 @@ TOLD = (
     | GroupFormed
     | GroupBroken
     | Resumed
+    | Paused
+    | PauseEnded
     | Resynchronised
     | HandedOver
     | Inherited

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protocol.any_bytes import NO_MESSAGE
+from protocol.bandwidth import Bandwidth
 from protocol.channels import EOF
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId
@@ -52,13 +53,22 @@ class Duplex(Generic[Outgoing, Incoming]):
     that does is cut off, so that it cannot fill our memory.
     """
 
-    def __init__(self, peer: PeerId, with_whom: str, most_pending: int, beat: Outgoing | None = None) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        with_whom: str,
+        most_pending: int,
+        beat: Outgoing | None = None,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
         """`with_whom` names `peer` in errors; `most_pending` messages may wait to be read. With `beat`, an empty
-        message, both sides give signs of life, and silence is the end."""
+        message, both sides give signs of life, and silence is the end. With `bandwidth`, messages are frames that take
+        their turn in it."""
         self.peer = peer
         self.with_whom = with_whom
         self.most_pending = most_pending
         self.beat = beat
+        self.bandwidth = bandwidth
         self.bytes_sent = 0
         self.ended = False
         self.awaited = False
@@ -134,7 +144,12 @@ class Duplex(Generic[Outgoing, Incoming]):
         """Write what is queued, until there is nothing more to say; whether the stream broke before."""
         try:
             while (message := await self._next()) is not None:
-                await call.write(message)
+                if self.bandwidth is None:
+                    await call.write(message)
+                    continue
+                with self.bandwidth.up.sending():
+                    await self.bandwidth.send_frame(message.ByteSize())
+                    await call.write(message)
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
         except (*BROKEN, asyncio.CancelledError):
@@ -164,6 +179,8 @@ class Duplex(Generic[Outgoing, Incoming]):
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
+                if self.bandwidth is not None:
+                    await self.bandwidth.take_frame(message.ByteSize())
         except BROKEN as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")
