@@ -57,10 +57,11 @@ from tls import shown
 from peer.handoff import TorchThread
 from peer.network.contacts import Contacts
 from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
-from peer.network.pipeline import Attempt, PipelineService, call, link
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from peer.swarm.control import Control, LeaderControl, MemberControl
 from peer.swarm.inner_step import PipelineStage
 from protocol.any_bytes import AnyBytes
+from protocol.bandwidth import Bandwidth
 from protocol.blobs import BlobService, fetch
 from protocol.channels import listen, options
 from protocol.frames import FrameRules
@@ -126,7 +127,7 @@ async def serve(index: int, folder: Path, compression: int, address: str) -> Non
     group.ready = True
     group_pb2_grpc.add_GroupServicer_to_server(group, server)
     pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
-    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path), server)
+    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path, contacts.bandwidth), server)
     port = listen(server, f"{address}:0", credentials.serving())
     await server.start()
     say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
@@ -138,7 +139,7 @@ async def serve(index: int, folder: Path, compression: int, address: str) -> Non
 
         async def take(number: int) -> None:
             async with contacts.to(seats[number]) as channel:
-                await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION))
+                await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION), contacts.bandwidth)
 
         sources = [STAGES] * (REPLICAS - 1) if index < STAGES else [*range(STAGES)] * (REPLICAS - 1)
         await asyncio.gather(*map(take, sources))
@@ -149,7 +150,7 @@ async def serve(index: int, folder: Path, compression: int, address: str) -> Non
             if index < STAGES:
                 stage, control = await connect(index, manifest, seats, contacts, group, pipeline, tasks)
             say("ready")
-            await obey(stage, control, exchange, manifest)
+            await obey(stage, control, exchange, manifest, contacts.bandwidth)
             raise asyncio.CancelledError
     finally:
         await contacts.close()
@@ -167,8 +168,12 @@ async def connect(
 ) -> tuple[PipelineStage, Control]:
     """The group, as a leader and its members make it."""
     attempt, control = Attempt(ReplicaId(seats[0].peer_id), 1), None
-    upstream = link(manifest, seats[index - 1].peer_id, f"stage {index - 1}") if index else None
-    downstream = link(manifest, seats[index + 1].peer_id, f"stage {index + 1}") if index < STAGES - 1 else None
+
+    def to(number: int) -> Link:
+        return link(manifest, seats[number].peer_id, f"stage {number}", contacts.bandwidth)
+
+    upstream = to(index - 1) if index else None
+    downstream = to(index + 1) if index < STAGES - 1 else None
     if upstream is not None:
         pipeline.expect(attempt, seats[index - 1].peer_id, upstream)
     if index == 0:
@@ -189,7 +194,9 @@ async def connect(
     return stage, control
 
 
-async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any, manifest: Manifest) -> None:
+async def obey(
+    stage: PipelineStage | None, control: Control | None, exchange: Any, manifest: Manifest, bandwidth: Bandwidth
+) -> None:
     """Run steps as often as told, each time so many, and say how long they took."""
     number, exchanging = 0, None
     batch = np.zeros((MICROBATCHES, TOKENS + 1), np.int64)
@@ -200,8 +207,10 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
         for _ in range(order["steps"] if stage is not None else 0):
             assert stage is not None
             assert control is not None
+            bandwidth.begin_steps()
             await stage.run(1, number, batch, control)
             number += 1
+        bandwidth.end_steps()
         if exchanging is not None:
             await exchanging
         say({"seconds": time.monotonic() - begun, "depth": stage.depth if stage is not None else 0})

@@ -150,15 +150,16 @@ def is_file(path: Path, file: RunFile) -> bool:
 async def _stream(
     channel: grpc.aio.Channel, manifest: Manifest, sha256: str, wanted: range, bandwidth: Bandwidth | None
 ) -> AsyncIterator[bytes]:
-    """The bytes of a blob in `wanted`. More may come: whoever reads them looks."""
+    """The bytes of a blob in `wanted`. More may come: whoever reads them looks. Each chunk has taken its turn before it
+    is read, and the first before it is asked for."""
     request = pb.FetchRequest(sha256=sha256, offset=wanted.start)
-    left, paid = len(wanted), 0
+    left, paid, expected = len(wanted), 0, CHUNK_BYTES
     call = None
     while True:
-        while bandwidth is not None and paid <= 0 < left:
-            turn = min(left, bandwidth.down.piece)
+        while bandwidth is not None and paid < min(left, expected):
+            turn = min(left - paid, bandwidth.down.piece)
             await bandwidth.take(turn)
-            paid, left = paid + turn, left - turn
+            paid += turn
         if call is None:
             call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
         chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
@@ -166,5 +167,6 @@ async def _stream(
             return
         if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
             raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
-        paid -= len(chunk.data)
+        expected = len(chunk.data)
+        left, paid = max(0, left - expected), paid - expected
         yield chunk.data

@@ -79,6 +79,11 @@ class Duplex(Generic[Outgoing, Incoming]):
         self._incoming: asyncio.Queue[Incoming | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
 
+    @property
+    def unsent(self) -> int:
+        """Messages that wait to be written."""
+        return self._outgoing.qsize()
+
     def breach(self, what: str) -> BreachError:
         """The other side broke the protocol: it `what`."""
         return BreachError(self.peer, f"{self.with_whom} {what}")
