@@ -57,6 +57,7 @@ from peer.handoff import TorchThread
 from peer.network.group import Seat
 from peer.swarm.control import Control
 from peer.swarm.inner_step import PipelineStage
+from protocol.bandwidth import Bandwidth
 from protocol.blobs import BlobService, fetch
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
@@ -111,10 +112,12 @@ async def serve(index: int, folder: Path, compression: int, host: str) -> None:
     path = folder / f"blob-{index}"
     path.write_bytes(blob)
 
-    def also(server: grpc.aio.Server) -> None:
-        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path), server)
+    bandwidth = Bandwidth()
 
-    async with place(index, folder, manifest, host, also) as here, asyncio.TaskGroup() as tasks:
+    def also(server: grpc.aio.Server) -> None:
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: path, bandwidth), server)
+
+    async with place(index, folder, manifest, host, also, bandwidth=bandwidth) as here, asyncio.TaskGroup() as tasks:
         say({"peer_id": here.peer_id, "address": here.address, "sha256": sha256(blob).hexdigest()})
         everybody = await hear()
         seats = [Seat(each["peer_id"], each["address"]) for each in everybody]
@@ -124,7 +127,7 @@ async def serve(index: int, folder: Path, compression: int, host: str) -> None:
 
             async def take(number: int) -> None:
                 async with here.contacts.to(seats[number]) as channel:
-                    await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION))
+                    await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION), bandwidth)
 
             sources = [STAGES] * (REPLICAS - 1) if index < STAGES else [*range(STAGES)] * (REPLICAS - 1)
             await asyncio.gather(*map(take, sources))
@@ -137,11 +140,11 @@ async def serve(index: int, folder: Path, compression: int, host: str) -> None:
         if member:
             stage, control = await here.meet(seats, upstream, Waiting(manifest, index), TorchThread(1), tasks)
         say("met")
-        await obey(stage, control, exchange)
+        await obey(stage, control, exchange, bandwidth)
         raise asyncio.CancelledError
 
 
-async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any) -> None:
+async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any, bandwidth: Bandwidth) -> None:
     """Run steps as often as told, each time so many, and say how long they took."""
     number, exchanging = 0, None
     batch = np.zeros((MICROBATCHES, TOKENS + 1), np.int64)
@@ -152,8 +155,10 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
         for _ in range(order["steps"] if stage is not None else 0):
             assert stage is not None
             assert control is not None
+            bandwidth.begin_steps()
             await stage.run(1, number, batch, control)
             number += 1
+        bandwidth.end_steps()
         if exchanging is not None:
             await exchanging
         say({"seconds": time.monotonic() - begun, "depth": stage.depth if stage is not None else 0})

@@ -13,6 +13,7 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
+from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_plan import plan
 
 app = typer.Typer(
@@ -132,8 +133,13 @@ def bootstrap(
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join")
+@app.command(
+    epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
+    "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…"
+)
+@with_manners("low")
 def join(
+    asked: Asked,
     ticket: TicketArgument = None,
     stage: Annotated[
         int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")
@@ -150,12 +156,14 @@ def join(
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
 
-    options = JoinOptions("volunteer", ticket, device, threads, directory, listen, stage, manifest)
+    options = JoinOptions("volunteer", ticket, device, threads, directory, listen, stage, manifest, asked=asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
+@with_manners("normal")
 def replica(
+    asked: Asked,
     ticket: TicketArgument = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 0,
@@ -170,12 +178,14 @@ def replica(
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
 
-    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, manifest=manifest, audit=audit)
+    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, None, manifest, audit, asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
+@with_manners("normal")
 def observe(
+    asked: Asked,
     ticket: TicketArgument = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 0,
@@ -189,7 +199,7 @@ def observe(
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
 
-    options = JoinOptions("observer", ticket, device, threads, directory, listen, audit=audit)
+    options = JoinOptions("observer", ticket, device, threads, directory, listen, audit=audit, asked=asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -270,6 +280,8 @@ app.command(
     epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
     "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"
 )(plan)
+app.command(epilog="Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer")(pause)
+app.command(epilog="Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer")(resume)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

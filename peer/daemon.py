@@ -13,7 +13,7 @@ from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
-from peer.joining import PeerOptions, learn, recall_place, register, require_fit
+from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
 from peer.network import operator
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
@@ -37,6 +37,7 @@ from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
+from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
@@ -140,8 +141,9 @@ async def _joined(
     place = remembered or await register(settings, descriptor, identity)
     card, credentials = place.card, place.credentials
     distrust = Distrust(emit)
-    contacts, guard = Contacts(manifest, credentials, distrust.objection), Guard(distrust.objection)
-    server = grpc.aio.server(options=options(manifest), interceptors=[guard, AnyBytes()])
+    bandwidth = settings.manners.bandwidth()
+    contacts, guard = Contacts(manifest, credentials, distrust.objection, bandwidth), Guard(distrust.objection)
+    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     host, port = _listen_address(settings)
     address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
     addresses = remembered.addresses if remembered else settings.ticket.addresses
@@ -150,12 +152,13 @@ async def _joined(
     except BaseException:
         await server.stop(None)
         raise
-    torch_thread = TorchThread(settings.threads)
+    torch_thread = TorchThread(settings.threads, settings.manners.niceness)
     try:
         if isinstance(place, Admitted):
-            await _fetch(settings, descriptor, place, emit)
+            await _fetch(settings, descriptor, place, bandwidth, emit)
         if settings.role == "volunteer":
-            require_memory(manifest, card.stage, device)
+            require_memory(manifest, card.stage, device, settings.manners.max_memory)
+            require_bandwidth(manifest, card.stage, settings.manners)
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
@@ -187,7 +190,7 @@ async def _joined(
             discovery=discovery,
             reconciler=reconciler,
             snapshots=snapshots,
-            blobs=BlobService(manifest, served),
+            blobs=BlobService(manifest, served, bandwidth),
             pipeline=PipelineService(manifest),
             group=GroupService(manifest, card.stage, identity.peer_id),
             succession=succession,
@@ -196,6 +199,7 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             audit=settings.audit,
+            max_memory=settings.manners.max_memory,
         )
 
         def revoked(author: PeerId) -> None:
@@ -236,14 +240,16 @@ def _listen_address(settings: PeerOptions) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _fetch(settings: PeerOptions, descriptor: Descriptor, place: Admitted, emit: Listener) -> None:
+async def _fetch(
+    settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
+) -> None:
     """The run's files that this role needs."""
     names = files_needed(descriptor.manifest, place.card.stage if settings.role == "volunteer" else None)
 
     def progress(file: RunFile, received: int) -> None:
         emit(Progress(f"fetching {file.name}", received, file.size))
 
-    await operator.fetch_files(place, descriptor, names, settings.directory, progress)
+    await operator.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
 
 
 def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:

@@ -113,6 +113,18 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """This peer has left its group and the swarm, and computes and serves nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseEnded:
+    """It goes on, from its folder."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resynchronised:
     """This peer had another state than most and took theirs; `returned` of its contributions count nowhere else and
     went back into its error feedback."""
@@ -222,6 +234,8 @@ Event = (
     | Contributed
     | RoundDone
     | Resumed
+    | Paused
+    | PauseEnded
     | Resynchronised
     | HandedOver
     | Inherited

@@ -16,10 +16,11 @@ T = TypeVar("T")
 class TorchThread:
     """A single thread; calls run one at a time, in the order they were made."""
 
-    def __init__(self, threads: int) -> None:
-        """`threads`: cores that one torch operation may use."""
+    def __init__(self, threads: int, niceness: int = 0) -> None:
+        """`threads`: cores that one torch operation may use. With `niceness` it gives way to everything else on this
+        machine, while the loop, which others wait for, does not."""
         self._executor = ThreadPoolExecutor(
-            1, thread_name_prefix="torch", initializer=_set_threads, initargs=(threads,)
+            1, thread_name_prefix="torch", initializer=_set_up, initargs=(threads, niceness)
         )
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,7 +33,10 @@ class TorchThread:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _set_threads(threads: int) -> None:
+def _set_up(threads: int, niceness: int) -> None:
     import torch
 
+    from peer.compute.machine import lower_priority
+
+    lower_priority(niceness)  # before OpenMP's threads begin, which inherit it
     torch.set_num_threads(threads)  # OpenMP counts threads for each calling thread apart

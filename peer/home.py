@@ -8,6 +8,7 @@ from pathlib import Path
 from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
 from protocol.file_lock import try_lock
+from protocol.identity import RunId
 from protocol.run_files import DESCRIPTOR
 from protocol.ticket import Ticket, parse
 
@@ -23,7 +24,13 @@ def peer_folder(ticket: Ticket, place: str) -> Path:
     """The folder of a peer that was given none: by run and place, the first that no other process uses."""
     base = home() / ticket.run_id[:12]
     candidates = [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
-    return next((folder for folder in candidates if not _is_locked(folder)), candidates[0])
+    return next((folder for folder in candidates if not in_use(folder)), candidates[0])
+
+
+def peer_folders(run: RunId | None) -> list[Path]:
+    """The folders of peers that were given none, of one run or (None) of all."""
+    locks = home().glob(f"{run[:12] if run else '*'}/*/lock")
+    return sorted(each.parent for each in locks if not each.parents[1].name.startswith("bootstrap-"))
 
 
 def operators_folder(given: Path | None) -> Path:
@@ -70,7 +77,8 @@ def locked(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _is_locked(folder: Path) -> bool:
+def in_use(folder: Path) -> bool:
+    """Whether a process holds a folder."""
     path = folder / "lock"
     if not path.exists():
         return False

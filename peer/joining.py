@@ -1,21 +1,26 @@
 """Before a peer has a place in a run: what the run is, from the operator or from memory, and whether it fits here."""
 
 import asyncio
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.events import Listener, Progress
+from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
 from peer.network.remembered import Remembered, card_of, recall, remember_place
+from peer.swarm.blame import FIRST_SECONDS
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
+from protocol.bandwidth import WIRE
 from protocol.cards import Role
 from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
+from protocol.frames import FrameRules
 from protocol.keys import Identity
 from protocol.manifest import Manifest
 from protocol.run_files import DESCRIPTOR, Descriptor
@@ -35,6 +40,7 @@ class PeerOptions:
     listen: str | None = None
     manifest: Path | None = None
     audit: bool = False
+    manners: Manners = field(default_factory=Manners)
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
@@ -102,8 +108,28 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
     if settings.role == "volunteer":
         _require_stage(settings.stage, manifest)
     if settings.stage is not None or settings.role != "volunteer":
-        require_memory(manifest, settings.stage, device)
+        require_memory(manifest, settings.stage, device, settings.manners.max_memory)
     return device
+
+
+def require_bandwidth(manifest: Manifest, stage: int, manners: Manners) -> None:
+    """Check that a stage's frames get through this peer's own limits before its group calls an inner step off.
+
+    Raises:
+        UserError: they do not; the message names the least limit that would do.
+    """
+    rules, last = FrameRules.of(manifest), manifest.replicas.stages - 1
+    ahead = rules.activations.size, rules.gradients.size
+    up = (ahead[0] if stage < last else 0) + (ahead[1] if stage > 0 else 0)
+    down = (ahead[0] if stage > 0 else 0) + (ahead[1] if stage < last else 0)
+    for flag, limit, frames in (("--max-up", manners.max_up, up), ("--max-down", manners.max_down, down)):
+        megabits = 8 * WIRE * frames * manifest.inner.microbatches / 1e6
+        if limit is not None and megabits / limit > FIRST_SECONDS / 2:
+            raise UserError(
+                f"{flag} {limit:g}: the frames of one inner step of stage {stage} take {megabits / limit:.0f} s at this"
+                f" rate, and a group gives a first step {FIRST_SECONDS:.0f} s in all; "
+                f"give at least {math.ceil(2 * megabits / FIRST_SECONDS)}, or no limit"
+            )
 
 
 def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:

@@ -7,7 +7,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from peer.report import Report
-from peer.screen import clock, size
+from peer.screen import clock
+from peer.sentences import size
 
 
 def summary(report: Report) -> Group:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from protocol.bandwidth import Bandwidth
 from protocol.channels import EOF, handshake, require_manifest
 from protocol.errors import FormatError, ResourceError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
@@ -34,11 +35,12 @@ Lookup = Callable[[str], Blob | None]
 
 
 class BlobService(blobs_pb2_grpc.BlobsServicer):
-    """Serves what `lookup` finds, and counts what it sends."""
+    """Serves what `lookup` finds, as fast as `bandwidth` lets it, and counts what it sends."""
 
-    def __init__(self, manifest: Manifest, lookup: Lookup) -> None:
+    def __init__(self, manifest: Manifest, lookup: Lookup, bandwidth: Bandwidth | None = None) -> None:
         self.manifest = manifest
         self.lookup = lookup
+        self.bandwidth = bandwidth or Bandwidth()
         self.bytes_sent = 0
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
@@ -48,36 +50,41 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
             return
         try:
-            async for data in _chunks(blob, request.offset):
+            async for data in _chunks(blob, request.offset, lambda: self.bandwidth.up.piece):
+                await self.bandwidth.send(len(data))
                 self.bytes_sent += len(data)
                 yield pb.Chunk(data=data)
         except OSError:  # it has been dropped since, or the disk fails
             await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {request.sha256[:16]} cannot be read here")
 
 
-async def _chunks(blob: Blob, offset: int) -> AsyncIterator[bytes]:
+async def _chunks(blob: Blob, offset: int, piece: Callable[[], int]) -> AsyncIterator[bytes]:
+    """The bytes from `offset` on, each time as many as `piece` says."""
     if isinstance(blob, bytes):
-        for start in range(offset, len(blob), CHUNK_BYTES):
-            yield blob[start : start + CHUNK_BYTES]
+        while data := blob[offset : offset + piece()]:
+            offset += len(data)
+            yield data
         return
     path, start, size = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
     with path.open("rb") as file:
         left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
         file.seek(start + offset if left else 0)
-        while data := await asyncio.to_thread(file.read, min(left, CHUNK_BYTES)):
+        while data := await asyncio.to_thread(file.read, min(left, piece())):
             left -= len(data)
             yield data
 
 
-async def fetch(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, size: int) -> bytes:
-    """Fetch a blob whose size was checked against a bound before.
+async def fetch(
+    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, size: int, bandwidth: Bandwidth | None = None
+) -> bytes:
+    """Fetch a blob whose size was checked against a bound before, as fast as `bandwidth` lets us.
 
     Raises:
         FormatError: what came is not the blob: too long, too short, or another hash.
     """
     pieces: list[bytes] = []
     received = 0
-    async for data in _stream(channel, manifest, sha256, 0):
+    async for data in _stream(channel, manifest, sha256, range(size), bandwidth):
         received += len(data)
         if received > size:
             raise FormatError(f"blob {sha256[:16]} is longer than the {size} bytes announced")
@@ -94,6 +101,7 @@ async def fetch_file(
     file: RunFile,
     directory: Path,
     progress: Callable[[int], None],
+    bandwidth: Bandwidth | None = None,
 ) -> Path:
     """Fetch one of the run's files into `directory`; an interrupted fetch goes on where it was.
 
@@ -112,7 +120,7 @@ async def fetch_file(
     try:
         with partial.open("ab") as out:
             out.truncate(received)
-            async for data in _stream(channel, manifest, file.sha256, received):
+            async for data in _stream(channel, manifest, file.sha256, range(received, file.size), bandwidth):
                 received += len(data)
                 if received > file.size:
                     raise FormatError(f"{file.name} is longer than the {file.size} bytes that the run's id pins")
@@ -139,13 +147,26 @@ def is_file(path: Path, file: RunFile) -> bool:
     return True
 
 
-async def _stream(channel: grpc.aio.Channel, manifest: Manifest, sha256: str, offset: int) -> AsyncIterator[bytes]:
-    request = pb.FetchRequest(sha256=sha256, offset=offset)
-    call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
+async def _stream(
+    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, wanted: range, bandwidth: Bandwidth | None
+) -> AsyncIterator[bytes]:
+    """The bytes of a blob in `wanted`. More may come: whoever reads them looks. Each chunk has taken its turn before it
+    is read, and the first before it is asked for."""
+    request = pb.FetchRequest(sha256=sha256, offset=wanted.start)
+    left, paid, expected = len(wanted), 0, CHUNK_BYTES
+    call = None
     while True:
+        while bandwidth is not None and paid < min(left, expected):
+            turn = min(left - paid, bandwidth.down.piece)
+            await bandwidth.take(turn)
+            paid += turn
+        if call is None:
+            call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
         chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
         if chunk is EOF:
             return
         if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
             raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
+        expected = len(chunk.data)
+        left, paid = max(0, left - expected), paid - expected
         yield chunk.data

@@ -113,8 +113,9 @@ class Reachable(Protocol):
     def address(self) -> str: ...
 
 
-def options(manifest: Manifest | None) -> list[tuple[str, Any]]:
-    """Channel and server options: a hung peer is noticed in 15 s, and no message exceeds the run's largest."""
+def options(manifest: Manifest | None, window: int | None = None) -> list[tuple[str, Any]]:
+    """Channel and server options: a hung peer is noticed in 15 s, and no message exceeds the run's largest. `window`:
+    bytes that may be on their way to us on a stream before we read them; None: as many as the link needs."""
     largest = message_bytes(manifest)
     return [
         ("grpc.max_receive_message_length", largest),
@@ -126,7 +127,8 @@ def options(manifest: Manifest | None) -> list[tuple[str, Any]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.http2.lookahead_bytes", 8 << 20),
+        ("grpc.http2.lookahead_bytes", 8 << 20 if window is None else window),
+        ("grpc.http2.bdp_probe", int(window is None)),
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.so_reuseport", 0),
@@ -207,24 +209,29 @@ def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> Hetp
     return ManifestError(f"{address} runs another manifest: {field or 'this peer sent none'}")
 
 
-def channel_to(peer: Reachable, manifest: Manifest, credentials: Credentials) -> grpc.aio.Channel:
-    """A channel to a peer, and to nobody else who may answer at its address.
+def channel_to(
+    peer: Reachable, manifest: Manifest, credentials: Credentials, window: int | None = None
+) -> grpc.aio.Channel:
+    """A channel to a peer, and to nobody else who may answer at its address. `window`: see `options`.
 
     Raises:
         FormatError: its id is none.
     """
     name = ("grpc.ssl_target_name_override", dns_name(peer.peer_id))
-    return AnyAnswer(grpc.aio.secure_channel(peer.address, credentials.calling(), options=[*options(manifest), name]))
+    how = [*options(manifest, window), name]
+    return AnyAnswer(grpc.aio.secure_channel(peer.address, credentials.calling(), options=how))
 
 
 @contextlib.asynccontextmanager
-async def connect(peer: Reachable, manifest: Manifest, credentials: Credentials) -> AsyncIterator[grpc.aio.Channel]:
+async def connect(
+    peer: Reachable, manifest: Manifest, credentials: Credentials, window: int | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a peer; gRPC's errors leave it as ours.
 
     Raises:
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
     """
-    async with channel_to(peer, manifest, credentials) as channel:
+    async with channel_to(peer, manifest, credentials, window) as channel:
         with translated(peer.address, manifest, credentials):
             yield channel
 

@@ -20,9 +20,14 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
     "until-stdin-closes",
-    "join": "device dir json listen manifest stage threads until-stdin-closes",
-    "replica": "audit device dir json listen manifest threads until-stdin-closes",
-    "observe": "audit device dir json listen threads until-stdin-closes",
+    "join": "device dir json listen manifest max-down max-memory max-up priority quiet-hours stage threads "
+    "until-stdin-closes",
+    "replica": "audit device dir json listen manifest max-down max-memory max-up priority quiet-hours threads "
+    "until-stdin-closes",
+    "observe": "audit device dir json listen max-down max-memory max-up priority quiet-hours threads "
+    "until-stdin-closes",
+    "pause": "dir json",
+    "resume": "dir json",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),

@@ -19,6 +19,7 @@ from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from peer.swarm.control import Control, LeaderControl, MemberControl
 from peer.swarm.inner_step import PipelineStage
 from protocol.any_bytes import AnyAnswer, AnyBytes
+from protocol.bandwidth import Bandwidth
 from protocol.channels import Reachable, listen, options, translated
 from protocol.frames import FrameRules
 from protocol.guard import Guard
@@ -45,9 +46,8 @@ class Place:
         them meets the others."""
         if self.index == 0:
             return None
-        before = seats[self.index - 1].peer_id
-        upstream = link(self.manifest, before, f"stage {self.index - 1}")
-        self.pipeline.expect(_attempt(seats), before, upstream)
+        upstream = self._link_to(self.index - 1, seats)
+        self.pipeline.expect(_attempt(seats), upstream.peer, upstream)
         return upstream
 
     async def meet(
@@ -60,11 +60,14 @@ class Place:
     ) -> tuple[PipelineStage, Control]:
         """Be one group, as a leader and its members make it."""
         behind, last = self.index + 1, self.manifest.replicas.stages - 1
-        downstream = link(self.manifest, seats[behind].peer_id, f"stage {behind}") if behind <= last else None
+        downstream = self._link_to(behind, seats) if behind <= last else None
         control = await (self._follow() if self.index else self._lead(seats[: last + 1], tasks))
         if downstream is not None:
             tasks.create_task(call(seats[behind], self.contacts, _attempt(seats), downstream))
         return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream), control
+
+    def _link_to(self, stage: int, seats: list[Seat]) -> Link:
+        return link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)
 
     async def _lead(self, seats: list[Seat], tasks: asyncio.TaskGroup) -> Control:
         replica, orders = _attempt(seats).replica, dict[int, Orders]()
@@ -92,8 +95,9 @@ async def place(
     host: str = "127.0.0.1",
     also: Callable[[grpc.aio.Server], None] = lambda server: None,
     plain: bool = False,
+    bandwidth: Bandwidth | None = None,
 ) -> AsyncIterator[Place]:
-    """Keys, certificate and an open port; `also` adds services.
+    """Keys, certificate and an open port; `also` adds services. Frames take their turn in `bandwidth`.
 
     `plain` is without TLS, and then nobody knows who calls: on loopback, to see what TLS costs.
     """
@@ -101,13 +105,14 @@ async def place(
     credentials = shown(me, authority)
     group, pipeline = GroupService(manifest, index, me.peer_id), PipelineService(manifest)
     group.ready = True
+    bandwidth = bandwidth or Bandwidth()
     if plain:
         peer.network.group.speaks = peer.network.pipeline.speaks = _anybody  # type: ignore[attr-defined]
-        contacts: Contacts = PlainContacts(manifest, credentials)
+        contacts: Contacts = PlainContacts(manifest, credentials, bandwidth=bandwidth)
         server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
         port = server.add_insecure_port(f"{host}:0")
     else:
-        contacts = Contacts(manifest, credentials)
+        contacts = Contacts(manifest, credentials, bandwidth=bandwidth)
         server = grpc.aio.server(options=options(manifest), interceptors=[Guard(), AnyBytes()])
         port = listen(server, f"{host}:0", credentials.serving())
     group_pb2_grpc.add_GroupServicer_to_server(group, server)

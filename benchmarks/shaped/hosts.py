@@ -1,6 +1,7 @@
 """Hosts on shaped links: namespaces, a switch with a delay, and the same rate up and down for all. Needs root."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,16 @@ class Hosts:
     def enter(self, number: int) -> list[str]:
         """What goes before a command for it to run on a host."""
         return ["nsenter", f"--net=/run/netns/{self.namespaces[number]}"]
+
+    def bytes_of(self, number: int) -> dict[str, int]:
+        """What a host has sent ("tx") and received ("rx") until now, as its network interface counts it."""
+        shown = subprocess.run(
+            ("ip", "-n", self.namespaces[number], "-json", "-stats", "link", "show", "dev", "eth0"),
+            check=True,
+            capture_output=True,
+        )
+        counted = json.loads(shown.stdout)[0]["stats64"]
+        return {way: int(counted[way]["bytes"]) for way in ("tx", "rx")}
 
     def limit(self, megabits: float, count: int) -> None:
         """Let the links of the first `count` hosts carry so much each way."""

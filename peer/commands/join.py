@@ -1,12 +1,15 @@
 """`hetpeer join`, `replica` and `observe`: three roles of a peer."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from peer.compute.machine import DeviceName, cores
-from peer.daemon import run_until
+from peer.guest import serve_as_guest
 from peer.home import home, locked, peer_folder, remember
 from peer.joining import PeerOptions
+from peer.manners import Manners
 from peer.process import Terminal, run, told
 from protocol.cards import Role
 from protocol.ticket import find
@@ -25,12 +28,15 @@ class JoinOptions:
     stage: int | None = None
     manifest: Path | None = None
     audit: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of `Manners.of`."""
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
     """Serve until the run's last round; the exit code."""
 
     def serve() -> int:
+        manners = Manners.of(**options.asked)
         ticket = find(options.ticket, options.directory or home())
         place = options.role if options.stage is None else f"stage-{options.stage}"
         with locked(options.directory or peer_folder(ticket, place)) as folder:
@@ -46,7 +52,8 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 listen=options.listen,
                 manifest=options.manifest,
                 audit=options.audit,
+                manners=manners,
             )
-            return run(lambda stop: run_until(stop, settings, terminal.emit), terminal)
+            return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 
     return told(terminal.emit, serve)

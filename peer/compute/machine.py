@@ -1,6 +1,9 @@
 """Does this machine have what a place in the run takes? Asked before joining."""
 
+import gc
 import os
+import sys
+import threading
 from typing import Literal
 
 import psutil
@@ -63,9 +66,35 @@ def microbatch_bytes(manifest: Manifest, stage: int) -> int:
     return 4 * manifest.inner.microbatch * model.context * kept
 
 
-def microbatches_that_fit(manifest: Manifest, stage: int, device: torch.device) -> int:
-    """How many microbatches in flight half of the memory holds that is free now. Nothing is in flight yet."""
-    return free_bytes(device) // 2 // microbatch_bytes(manifest, stage)
+def microbatches_that_fit(manifest: Manifest, stage: int, device: torch.device, most: int | None = None) -> int:
+    """How many microbatches in flight half of the memory holds that is free now, or that is left of the `most` bytes
+    that this peer may use. Nothing is in flight yet."""
+    free = free_bytes(device)
+    if most is not None:
+        used = torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
+        free = max(0, min(free, most - used))
+    return free // 2 // microbatch_bytes(manifest, stage)
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now, beside what it has on an accelerator."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def give_memory_back() -> None:
+    """After a model is not needed any longer."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def lower_priority(niceness: int) -> None:
+    """Let the calling thread, and those it starts from now on, give way to whatever else runs here. Where the
+    system knows no priority of threads (all but Linux), the whole process does. Who is nicer already stays so."""
+    if sys.platform == "win32" or not niceness:
+        return
+    whom = threading.get_native_id() if sys.platform == "linux" else 0
+    os.setpriority(os.PRIO_PROCESS, whom, max(niceness, os.getpriority(os.PRIO_PROCESS, whom)))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -79,8 +108,8 @@ def whole_bytes(manifest: Manifest) -> int:
     return sum(stage_bytes(manifest, stage) for stage in range(manifest.replicas.stages))
 
 
-def require_memory(manifest: Manifest, stage: int | None, device: torch.device) -> None:
-    """Check that a stage (None: the whole model) fits before joining.
+def require_memory(manifest: Manifest, stage: int | None, device: torch.device, most: int | None = None) -> None:
+    """Check that a stage (None: the whole model) fits before joining, and into the `most` bytes that this peer may use.
 
     Raises:
         ResourceError: it does not; the message names what would be needed and what there is.
@@ -91,6 +120,11 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device) 
         what = "the whole model" if stage is None else f"stage {stage}"
         raise ResourceError(
             f"not enough memory for {what}: it takes about {gigabytes(needed)}, {device} has {gigabytes(free)} free"
+        )
+    if most is not None and needed > most:
+        what = "the whole model" if stage is None else f"stage {stage}"
+        raise ResourceError(
+            f"--max-memory {gigabytes(most)} is not enough for {what}, which takes about {gigabytes(needed)}"
         )
 
 

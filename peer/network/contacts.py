@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from protocol.bandwidth import Bandwidth
 from protocol.channels import Credentials, Reachable, channel_to, connect, translated
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
@@ -23,6 +24,8 @@ class Contacts:
     credentials: Credentials
     objection: Callable[[PeerId], str] = lambda peer: ""
     """Why this peer does not talk to another; empty: it does."""
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    """What goes over these channels, and over those by which others call, takes its turn in this."""
     channels: dict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=dict)
     """Each with the certificate that it was opened with."""
     streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
@@ -43,7 +46,7 @@ class Contacts:
             self._drop(key, channel)
             channel = None
         if channel is None:
-            channel = channel_to(peer, self.manifest, self.credentials)
+            channel = channel_to(peer, self.manifest, self.credentials, self.bandwidth.window)
             self.channels[key] = self.credentials.chain, channel
         try:
             with translated(peer.address, self.manifest, self.credentials):
@@ -56,7 +59,7 @@ class Contacts:
     async def alone(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
         """A channel to a peer for one stream, which ends with it. Raises as `to` does."""
         self._require_no_objection(peer)
-        async with connect(peer, self.manifest, self.credentials) as channel:
+        async with connect(peer, self.manifest, self.credentials, self.bandwidth.window) as channel:
             self.streams[channel] = peer.peer_id
             try:
                 yield channel

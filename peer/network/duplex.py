@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protocol.any_bytes import NO_MESSAGE
+from protocol.bandwidth import Bandwidth
 from protocol.channels import EOF
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId
@@ -53,13 +54,22 @@ class Duplex(Generic[Outgoing, Incoming]):
     that does is cut off, so that it cannot fill our memory.
     """
 
-    def __init__(self, peer: PeerId, with_whom: str, most_pending: int, beat: Outgoing | None = None) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        with_whom: str,
+        most_pending: int,
+        beat: Outgoing | None = None,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
         """`with_whom` names `peer` in errors; `most_pending` messages may wait to be read. With `beat`, an empty
-        message, both sides give signs of life, and silence is the end."""
+        message, both sides give signs of life, and silence is the end. With `bandwidth`, messages are frames that take
+        their turn in it."""
         self.peer = peer
         self.with_whom = with_whom
         self.most_pending = most_pending
         self.beat = beat
+        self.bandwidth = bandwidth
         self.bytes_sent = 0
         self.writing = 0.0
         """Seconds for which a message was held up on its way out: the link, or the other side, was busy."""
@@ -71,6 +81,11 @@ class Duplex(Generic[Outgoing, Incoming]):
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Incoming | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
+
+    @property
+    def unsent(self) -> int:
+        """Messages that wait to be written."""
+        return self._outgoing.qsize()
 
     def breach(self, what: str) -> BreachError:
         """The other side broke the protocol: it `what`."""
@@ -138,13 +153,22 @@ class Duplex(Generic[Outgoing, Incoming]):
         try:
             while (message := await self._next()) is not None:
                 begun = time.monotonic()
-                await call.write(message)
+                await self._put(call, message)
                 self.writing += time.monotonic() - begun
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
         except (*BROKEN, asyncio.CancelledError):
             return True
         return False
+
+    async def _put(self, call: Call, message: Outgoing) -> None:
+        """Write a message when it is its turn."""
+        if self.bandwidth is None:
+            await call.write(message)
+            return
+        with self.bandwidth.up.sending():
+            await self.bandwidth.send_frame(message.ByteSize())
+            await call.write(message)
 
     async def _next(self) -> Outgoing | None:
         """What to write next; a sign of life when there is nothing to say."""
@@ -169,6 +193,8 @@ class Duplex(Generic[Outgoing, Incoming]):
                     break
                 self._incoming.put_nowait(message)
                 self.on_message(message)
+                if self.bandwidth is not None:
+                    await self.bandwidth.take_frame(message.ByteSize())
         except BROKEN as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")

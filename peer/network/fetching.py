@@ -53,7 +53,8 @@ class Fetcher:
         begun = time.monotonic()
         try:
             async with self.contacts.to(self.holders[source]) as channel:
-                blob = await fetch(channel, self.contacts.manifest, entry.sha256, entry.size)
+                manifest, bandwidth = self.contacts.manifest, self.contacts.bandwidth
+                blob = await fetch(channel, manifest, entry.sha256, entry.size, bandwidth)
         except HetpeerError as error:  # another has it, too
             self.distrust.note(source, error)
         else:

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import grpc
 
 from protocol import certificates
+from protocol.bandwidth import Bandwidth
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
 from protocol.channels import Credentials, connect, handshake, knock
@@ -116,16 +117,18 @@ async def fetch_files(
     names: list[str],
     directory: Path,
     progress: Callable[[RunFile, int], None],
+    bandwidth: Bandwidth | None = None,
 ) -> None:
     """Fetch the run's files of these names that `directory` lacks."""
-    async with connect(admitted.node, descriptor.manifest, admitted.credentials) as channel:
+    window = bandwidth.window if bandwidth is not None else None
+    async with connect(admitted.node, descriptor.manifest, admitted.credentials, window) as channel:
         for name in names:
             file = descriptor.file(name)
 
             def tell(received: int, file: RunFile = file) -> None:
                 progress(file, received)
 
-            await fetch_file(channel, descriptor.manifest, file, directory, tell)
+            await fetch_file(channel, descriptor.manifest, file, directory, tell, bandwidth)
 
 
 async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awaitable[Answer]]) -> Answer:

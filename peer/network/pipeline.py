@@ -6,6 +6,7 @@ from typing import Any
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
+from protocol.bandwidth import Bandwidth
 from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
 from protocol.frames import MOST_IN_FLIGHT, FrameRules
@@ -29,12 +30,13 @@ class Attempt:
     number: int
 
 
-def link(manifest: Manifest, neighbour: PeerId, with_whom: str) -> Link:
-    """A link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets it."""
+def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
+    """A link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets it. Its
+    frames take their turn in `bandwidth`."""
     rules = FrameRules.of(manifest)
     messages = max(rules.activations.messages, rules.gradients.messages)
     most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * messages
-    return Duplex(neighbour, with_whom, most_pending)
+    return Duplex(neighbour, with_whom, most_pending, bandwidth=bandwidth)
 
 
 class PipelineService(pipeline_pb2_grpc.PipelineServicer):

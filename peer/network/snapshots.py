@@ -198,7 +198,7 @@ class Fetching:
             size = piece_bytes(manifest, self.header.part, index)
             try:
                 async with self.contacts.to(peer) as channel:
-                    data = await fetch(channel, manifest, self.header.pieces[index], size)
+                    data = await fetch(channel, manifest, self.header.pieces[index], size, self.contacts.bandwidth)
                 await asyncio.to_thread(_write_piece, self.path, index, data)
             except HetpeerError as error:
                 self.todo.append(index)

@@ -104,8 +104,9 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
 
     async def _fetch(self, bequest: Bequest) -> bytes:
         giver = self.reconciler.discovery.records[bequest.giver]
-        async with self.reconciler.contacts.to(giver) as channel:
-            return await fetch(channel, self.reconciler.manifest, bequest.sha256, bequest.size)
+        contacts = self.reconciler.contacts
+        async with contacts.to(giver) as channel:
+            return await fetch(channel, contacts.manifest, bequest.sha256, bequest.size, contacts.bandwidth)
 
 
 async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:

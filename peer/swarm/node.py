@@ -63,6 +63,8 @@ class Node:
     """Until what this peer contributes counts."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
+    max_memory: int | None = None
+    """Bytes that this peer may use; None: what there is."""
     shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Is done when the operator has taken this peer out of the run."""
     leaving: bool = False

@@ -19,6 +19,7 @@ from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import agree
 from peer.swarm.succession import Succession
+from protocol.bandwidth import Bandwidth
 from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
 
@@ -86,7 +87,7 @@ class StageRound:
         rules = FrameRules.of(node.manifest.at(self.compression))
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
         self.pipeline.depth = self.depth
-        self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device)
+        self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device, node.max_memory)
         self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
 
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
@@ -98,7 +99,7 @@ class StageRound:
     def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
         seat = seats[stage]
         who = f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
-        return link(self.node.manifest.at(self.compression), seat.peer_id, who)
+        return link(self.node.manifest.at(self.compression), seat.peer_id, who, self._bandwidth)
 
     def interrupt(self, reason: str) -> None:
         """End the links: whoever waits for a neighbour learns that the group is broken."""
@@ -120,6 +121,7 @@ class StageRound:
         """
         assert self.pipeline is not None
         await self.succession.inherit()
+        self._bandwidth.begin_steps()
         with self._watched():
             agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
@@ -159,6 +161,7 @@ class StageRound:
 
     def _forget_links(self) -> None:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
+        self._bandwidth.end_steps()
         self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
         self.pipeline = None
 
@@ -193,6 +196,10 @@ class StageRound:
             await self.succession.inherit()
             if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.succession.due):
                 await self.finish()
+
+    @property
+    def _bandwidth(self) -> Bandwidth:
+        return self.node.reconciler.contacts.bandwidth
 
     def _links(self) -> list[Link]:
         if self.pipeline is None:

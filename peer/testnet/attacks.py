@@ -72,7 +72,7 @@ def lengths() -> None:
     raw: Sequence[bytes] = (b"\x12" + announced + b"\0" * 64, shaped, b"\x12" + announced + bytes(8 << 20))
     honest_options = daemon.__dict__["options"]
     unlimited = [("grpc.max_send_message_length", -1)]
-    replace(daemon, "options", lambda manifest: [*honest_options(manifest), *unlimited])
+    replace(daemon, "options", lambda *given: [*honest_options(*given), *unlimited])
     with_raw_bytes(lambda: raw[next(turns) % len(raw)])
 
 

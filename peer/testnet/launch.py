@@ -20,7 +20,7 @@ def arguments(
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
     common = ["--device", "cpu", "--threads", "1"]
     if name in swarm.stages:
-        return ["join", ticket, "--stage", str(swarm.stages[name]), *common]
+        return ["join", ticket, "--stage", str(swarm.stages[name]), "--priority", "normal", *common]
     return ["replica", ticket, *common]
 
 

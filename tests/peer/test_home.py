@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.home import home, locked, operators_folder, peer_folder
+from peer.home import home, in_use, locked, operators_folder, peer_folder, peer_folders
 from protocol.errors import ResourceError
 from protocol.identity import RunId
 from protocol.ticket import Ticket
@@ -23,6 +23,22 @@ def test_a_second_peer_of_a_stage_gets_a_folder_of_its_own():
         second = peer_folder(TICKET, "stage-1")
         assert second.name == "stage-1-2"
     assert peer_folder(TICKET, "stage-1") == first
+
+
+def test_peers_are_found_in_the_folders_of_their_runs_and_operators_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    mine = peer_folder(TICKET, "stage-1")
+    for folder in (
+        mine,
+        tmp_path / "cdcdcdcdcdcd/replica",
+        tmp_path / "bootstrap-ab",
+        tmp_path / "bootstrap-ab/observer",
+    ):
+        with locked(folder):
+            assert in_use(folder)
+        assert not in_use(folder)
+    assert peer_folders(TICKET.run_id) == [mine]
+    assert peer_folders(None) == [mine, tmp_path / "cdcdcdcdcdcd/replica"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -20,7 +20,8 @@ from peer.events import (
     Suspected,
     Tried,
 )
-from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, say, size, sparkline
+from peer.screen import PeerScreen, ProcessRow, TestnetScreen, passing, sparkline
+from peer.sentences import say, size
 from tests.peer.test_report import report
 
 EVENTS = [

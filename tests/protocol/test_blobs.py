@@ -3,11 +3,13 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import pytest
 
+from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService, fetch, fetch_file
 from protocol.channels import connect, listen, options
 from protocol.errors import FormatError, RefusedError
@@ -23,12 +25,12 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
 def with_server(
-    blobs: dict[str, Blob], scene: Callable[[grpc.aio.Channel], Awaitable[object]]
+    blobs: dict[str, Blob], scene: Callable[[grpc.aio.Channel], Awaitable[object]], line: Bandwidth | None = None
 ) -> tuple[object, BlobService]:
     """Run a scene against a server that has these blobs."""
 
     async def run() -> tuple[object, BlobService]:
-        service = BlobService(MANIFEST, blobs.get)
+        service = BlobService(MANIFEST, blobs.get, line)
         server = grpc.aio.server(options=options(MANIFEST))
         blobs_pb2_grpc.add_BlobsServicer_to_server(service, server)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('server').serving())}"
@@ -47,6 +49,43 @@ def test_a_blob_of_many_chunks_arrives_whole_and_is_counted(tmp_path: Path, on_d
     (tmp_path / "blob").write_bytes(DATA)
     blobs: dict[str, Blob] = {SHA256: tmp_path / "blob" if on_disk else DATA}
     got, service = with_server(blobs, lambda channel: fetch(channel, MANIFEST, SHA256, len(DATA)))
+    assert got == DATA
+    assert service.bytes_sent == len(DATA)
+
+
+@dataclass(slots=True)
+class Counting(Bandwidth):
+    """How much took its turn, in which direction."""
+
+    turns: list[tuple[str, int]] = field(default_factory=list)
+
+    async def send(self, count: int) -> None:
+        self.turns.append(("send", count))
+
+    async def take(self, count: int) -> None:
+        self.turns.append(("take", count))
+
+
+def test_every_chunk_takes_its_turn_at_both_ends_before_it_moves():
+    for whole, chunks in ((len(DATA), 3), (1000, 1)):
+        line, data = Counting(), DATA[:whole]
+        sha256 = hashlib.sha256(data).hexdigest()
+
+        def scene(channel: grpc.aio.Channel, line=line, data=data, sha256=sha256):
+            return fetch(channel, MANIFEST, sha256, len(data), line)
+
+        got, _ = with_server({sha256: data}, scene, line)
+        assert got == data
+        assert line.turns[0][0] == "take"  # before anything was asked for
+        for way in ("send", "take"):
+            assert sum(count for what, count in line.turns if what == way) == whole
+        assert len([what for what, _ in line.turns if what == "send"]) == chunks
+
+
+def test_on_a_slow_line_chunks_are_shorter_and_the_blob_is_whole():
+    line = Bandwidth.of(40, 40)
+    assert line.up.piece < CHUNK_BYTES
+    got, service = with_server({SHA256: DATA}, lambda channel: fetch(channel, MANIFEST, SHA256, len(DATA), line), line)
     assert got == DATA
     assert service.bytes_sent == len(DATA)
 

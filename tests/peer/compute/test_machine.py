@@ -1,5 +1,9 @@
 """Does a place in the run fit this machine?"""
 
+import os
+import sys
+import threading
+
 import psutil
 import pytest
 import torch
@@ -39,6 +43,38 @@ def test_too_little_memory_is_said_before_joining(monkeypatch: pytest.MonkeyPatc
     require_memory(preset("nano", 2), None, torch.device("cpu"))
     with pytest.raises(ResourceError, match=r"not enough memory for stage 1: it takes about .* cpu has 2\.0 GB free"):
         require_memory(preset("1b", 2), 1, torch.device("cpu"))
+
+
+def test_what_this_peer_may_use_is_less_than_what_there_is():
+    run, cpu = preset("nano", 2), torch.device("cpu")
+    require_memory(run, 1, cpu, 10**9)
+    with pytest.raises(ResourceError, match=r"--max-memory 0\.3 GB is not enough for stage 1, which takes about 0\.6"):
+        require_memory(run, 1, cpu, 3 * 10**8)
+    used, each = machine.resident_bytes(), machine.microbatch_bytes(run, 0)
+    assert machine.microbatches_that_fit(run, 0, cpu, used + 20 * each) in range(5, 11)  # half of it, as it is now
+    assert machine.microbatches_that_fit(run, 0, cpu, used // 2) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
+def test_a_thread_gives_way_and_the_rest_of_the_process_does_not():
+    def of_this_thread() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, within = of_this_thread(), []
+
+    def lowered() -> None:
+        machine.lower_priority(before + 3)
+        machine.lower_priority(before + 1)  # who is nicer already stays so
+        within.append(of_this_thread())
+        inner = threading.Thread(target=lambda: within.append(of_this_thread()))
+        inner.start()
+        inner.join()
+
+    thread = threading.Thread(target=lowered)
+    thread.start()
+    thread.join()
+    assert within == [min(before + 3, 19)] * 2
+    assert of_this_thread() == before
 
 
 def test_the_estimate_bounds_what_training_a_stage_really_takes():

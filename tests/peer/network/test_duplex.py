@@ -11,6 +11,7 @@ import pytest
 from peer.network.duplex import BreachError, Duplex
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from protocol.any_bytes import AnyBytes
+from protocol.bandwidth import Bandwidth
 from protocol.channels import listen, options
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
@@ -27,15 +28,15 @@ Handler = Callable[[Any, Any], Awaitable[None]]
 
 
 @asynccontextmanager
-async def calling(handler: Handler) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+async def calling(handler: Handler, line: Bandwidth | None = None) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
     """The link to a stage behind ours that does what `handler` does, with bytes; and the task that carries it."""
-    raw = grpc.stream_stream_rpc_method_handler(handler)
+    raw = grpc.stream_stream_rpc_method_handler(handler, request_deserializer=bytes)
     server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetpeer.v1.Pipeline", {"Exchange": raw}),))
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
     await server.start()
     ours = contacts("stage 0", MANIFEST)
-    downstream = link(MANIFEST, identity("stage 1").peer_id, "stage 1")
+    downstream = link(MANIFEST, identity("stage 1").peer_id, "stage 1", line)
     carrying = asyncio.create_task(call(there("stage 1", address), ours, ATTEMPT, downstream))
     try:
         yield downstream, carrying
@@ -171,3 +172,29 @@ def test_for_how_long_messages_were_held_up_on_their_way_out_is_counted():
             assert downstream.writing > held / 2
 
     run(scene())
+
+
+def test_frames_take_their_turn_on_this_peers_own_line_both_ways():
+    """Never faster than the limit; how much slower is the machine's affair."""
+    there, back, size = 20, 8, 50_000
+
+    async def scene(line: Bandwidth) -> None:
+        async def exchange(requests: Any, context: Any) -> None:
+            for _ in range(back):
+                await context.write(pb.Frame(rest=bytes(size)).SerializeToString())
+            assert sum([len(message) async for message in requests]) > there * size
+
+        async with calling(exchange, line) as (downstream, carrying):
+            began = asyncio.get_running_loop().time()
+            for _ in range(there):
+                downstream.send(pb.Frame(rest=bytes(size)))
+            downstream.close()
+            for _ in range(back):
+                assert len((await downstream.receive()).rest) == size
+            if line.up.rate:
+                await carrying
+            seconds = asyncio.get_running_loop().time() - began
+        assert seconds > 0.8 * size * 8 * (there / 16e6 if line.up.rate else (back - 3) / 2e6)
+
+    run(scene(Bandwidth.of(16, None)))
+    run(scene(Bandwidth.of(None, 2)))

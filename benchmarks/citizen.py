@@ -1,0 +1,268 @@
+"""Does a peer keep to its own limits? Bytes counted at its network interface, packet headers and all.
+
+Two hosts, each a network namespace, on a link of 100 Mb/s each way with 20 ms (`shaped/`). At home a peer with
+`--max-up` or `--max-down`; away another one without. What crosses the link is what peers send most of: blobs
+(contributions and states, several at once) and a pipeline's frames, over the daemon's own services, with TLS. Each row
+is one limit and one kind of traffic; the other side always has more to send than the limit lets through.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
+
+import grpc
+import numpy as np
+import uvloop
+from shaped.hosts import Hosts, hosts, missing
+from tls import shown
+
+from peer.network.contacts import Contacts
+from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from protocol.any_bytes import AnyBytes
+from protocol.bandwidth import Bandwidth
+from protocol.blobs import BlobService, fetch
+from protocol.channels import listen, options
+from protocol.errors import HetpeerError
+from protocol.guard import Guard
+from protocol.identity import PeerId, ReplicaId
+from protocol.keys import load_or_create
+from protocol.limits import CHUNK_BYTES
+from protocol.manifest import Manifest, check
+from protocol.schemas import blobs_pb2_grpc, pipeline_pb2_grpc
+from protocol.schemas import pipeline_pb2 as pb
+
+LINK_MEGABITS, LATENCY = 100.0, 0.02
+LIMITS = (2.0, 5.0, 20.0)
+SECONDS, SETTLING = 20.0, 4.0
+"""A measurement, and what goes before it: TCP finds its rate, and what senders may have on its way is on its way."""
+
+FETCHES = 4
+AHEAD = 4
+"""Frames' pieces that wait to be sent: always some."""
+
+BLOB_BYTES = 4 << 20
+HOME, AWAY = 0, 1
+
+Kind = Literal["blobs", "frames", "both"]
+KINDS: tuple[Kind, ...] = ("blobs", "frames", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One limit. `share` is what was measured of it; `frames` the part of the messages' bytes that were frames'."""
+
+    flag: str
+    mbps: float
+    traffic: Kind
+    measured_mbps: float
+    share: float
+    frames: float
+
+
+# A peer: a process of its own
+
+
+@dataclass(slots=True)
+class There:
+    """The other one."""
+
+    peer_id: PeerId
+    address: str
+
+
+async def serve(index: int, folder: Path, address: str) -> None:
+    """One of the two: what to do comes on standard input, as JSON."""
+    manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
+    me, authority = load_or_create(folder / str(index)), load_or_create(folder / "operator")
+    blob = np.random.default_rng(index).bytes(BLOB_BYTES)
+    told = await hear()
+    bandwidth = Bandwidth.of(told["max_up"], told["max_down"])
+    contacts = Contacts(manifest, shown(me, authority), bandwidth=bandwidth)
+    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[Guard(), AnyBytes()])
+    pipeline = PipelineService(manifest)
+    pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
+    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: blob, bandwidth), server)
+    port = listen(server, f"{address}:0", contacts.credentials.serving())
+    await server.start()
+    say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
+    other = (await hear())[1 - index]
+    there = There(other["peer_id"], other["address"])
+    attempt = Attempt(ReplicaId("benchmark"), 1)
+    neighbour = link(manifest, there.peer_id, "the other", bandwidth)
+    counts = {"blobs": 0, "frames": 0}
+    pipeline.expect(attempt, there.peer_id, neighbour)
+    say("ready")
+    task = await hear()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            if task["carry"]:
+                if index == HOME:
+                    tasks.create_task(call(there, contacts, attempt, neighbour))
+                mover = send_frames(neighbour) if task["frames"] else take_frames(neighbour, counts)
+                tasks.create_task(mover)
+            for _ in range(FETCHES if task["fetch"] else 0):
+                tasks.create_task(take_blobs(contacts, manifest, there, other["sha256"], counts))
+            while (order := await hear()) is not None:
+                say(counts | order)
+            raise asyncio.CancelledError
+    finally:
+        await contacts.close()
+        await server.stop(None)
+
+
+async def send_frames(neighbour: Link) -> None:
+    """As many as go."""
+    while not neighbour.ended:
+        while neighbour.unsent < AHEAD:
+            neighbour.send(pb.Frame(rest=bytes(CHUNK_BYTES)))
+        await asyncio.sleep(0.005)
+
+
+async def take_frames(neighbour: Link, counts: dict[str, int]) -> None:
+    with contextlib.suppress(HetpeerError):
+        while True:
+            counts["frames"] += (await neighbour.receive()).ByteSize()
+
+
+async def take_blobs(contacts: Contacts, manifest: Manifest, there: There, sha256: str, counts: dict[str, int]) -> None:
+    """One after the other."""
+    while True:
+        async with contacts.to(there) as channel:
+            await fetch(channel, manifest, sha256, BLOB_BYTES, contacts.bandwidth)
+        counts["blobs"] += BLOB_BYTES
+
+
+def say(words: Any) -> None:
+    """A line of JSON."""
+    print(json.dumps(words), flush=True)
+
+
+async def hear() -> Any:
+    """The next line; None at the end."""
+    line = await asyncio.to_thread(sys.stdin.readline)
+    return json.loads(line) if line else None
+
+
+# The one who measures
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two processes."""
+
+    processes: list[subprocess.Popen[str]]
+
+    def tell(self, *words: Any) -> list[Any]:
+        """To each its own; what each answers."""
+        for each, said in zip(self.processes, words, strict=True):
+            assert each.stdin is not None
+            print(json.dumps(said), file=each.stdin, flush=True)
+        answers = []
+        for each in self.processes:
+            assert each.stdout is not None
+            line = each.stdout.readline()
+            if not line:
+                raise RuntimeError(f"process {each.pid} ended with {each.wait()}")
+            answers.append(json.loads(line))
+        return answers
+
+
+@contextlib.contextmanager
+def pair(on: Hosts, folder: Path) -> Iterator[Pair]:
+    """Both peers, for as long as the block lasts."""
+    load_or_create(folder / "operator")
+    own = [sys.executable, __file__, "--folder", str(folder)]
+    processes = [
+        subprocess.Popen(
+            [*on.enter(index), *own, "--serve", str(index), "--address", on.address(index)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in (HOME, AWAY)
+    ]
+    try:
+        yield Pair(processes)
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
+
+
+def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds: float) -> Row:
+    """One row."""
+    with pair(on, folder) as peers:
+        limits = {"max_up": mbps if up else None, "max_down": None if up else mbps}
+        here = peers.tell(limits, {"max_up": None, "max_down": None})
+        peers.tell(here, here)
+        sender = HOME if up else AWAY
+        carry, blobs = kind != "blobs", kind != "frames"
+        tasks = [{"carry": carry, "frames": n == sender, "fetch": blobs and n != sender} for n in (HOME, AWAY)]
+        for each, task in zip(peers.processes, tasks, strict=True):
+            assert each.stdin is not None
+            print(json.dumps(task), file=each.stdin, flush=True)
+        time.sleep(SETTLING)
+        way, taker = ("tx" if up else "rx"), 1 - sender
+        began, before = time.monotonic(), on.bytes_of(HOME)[way]
+        first = peers.tell({}, {})[taker]
+        time.sleep(seconds)
+        after, took = on.bytes_of(HOME)[way], time.monotonic() - began
+        last = peers.tell({}, {})[taker]
+        measured = 8 * (after - before) / took / 1e6
+        frames, others = last["frames"] - first["frames"], last["blobs"] - first["blobs"]
+        part = frames / max(1, frames + others)
+    return Row("--max-up" if up else "--max-down", mbps, kind, measured, measured / mbps, part)
+
+
+def table(rows: list[Row]) -> str:
+    """Lines of text."""
+    return "\n".join(
+        f"{each.flag:10} {each.mbps:5.1f} Mb/s  {each.traffic:6}  measured {each.measured_mbps:6.2f} Mb/s, "
+        f"{each.share:6.1%} of it; frames {each.frames:4.0%}"
+        for each in rows
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--limits", type=float, nargs="+", default=list(LIMITS), metavar="MBIT/S")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
+    for hidden in ("--serve", "--folder", "--address"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            uvloop.run(serve(int(given.serve), Path(given.folder), given.address))
+        return 0
+    if lacking := missing():
+        print(lacking, file=sys.stderr)
+        return 1
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, hosts(2, LATENCY) as on:
+        on.limit(LINK_MEGABITS, 2)
+        for up in (True, False):
+            for mbps in given.limits:
+                for kind in given.kinds:
+                    rows.append(measure(on, Path(folder), up, mbps, kind, given.seconds))
+                    print(table(rows[-1:]), file=sys.stderr, flush=True)
+    print(json.dumps({"limits": [asdict(each) for each in rows]}, indent=1) if given.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

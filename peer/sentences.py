@@ -1,0 +1,102 @@
+"""What a person is told: an event as a line worth keeping, and sizes in words."""
+
+from datetime import datetime
+
+from peer.events import (
+    Audited,
+    CertificateRenewed,
+    CompressionChosen,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    HandedOver,
+    Inherited,
+    Injected,
+    Joined,
+    Paused,
+    PauseEnded,
+    Progress,
+    Refused,
+    Resumed,
+    Resynchronised,
+    RoundDone,
+    Serving,
+    Suspected,
+    Tried,
+)
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def say(event: Event) -> str | None:
+    """An event as a line worth keeping; None for what only passes by."""
+    match event:
+        case Serving(ticket, run_id):
+            return (
+                f"Serving run {run_id[:12]}. The ticket, one line, for everybody who joins:\n\n{ticket}\n\n"
+                "Ctrl-C stops this node."
+            )
+        case Progress(doing, 0, 0):
+            return doing[0].upper() + doing[1:]
+        case Joined(peer_id, role, stage, slot, address):
+            where = f" of stage {stage}" if role == "volunteer" else ""
+            return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"
+        case GroupFormed(replica, _, members):
+            return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
+        case GroupBroken(_, round, step, reason):
+            lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
+            return f"{reason}. {lost}; looking for another member."
+        case CompressionChosen(_, why):
+            return f"{why[0].upper()}{why[1:]}."
+        case Resumed(round):
+            return f"Resumed after round {round}, from this peer's own folder."
+        case Paused(reason):
+            return f"Paused {reason}."
+        case PauseEnded():
+            return "The pause is over: going on."
+        case Resynchronised(part, round, returned):
+            own = f" {returned} of our contributions went back into the error feedback." if returned else ""
+            return f"WARNING: our state of {part} was not that of most peers; took theirs, of round {round}.{own}"
+        case HandedOver(heir):
+            return f"Handed over to peer {heir[-8:]}: error feedback and optimizer."
+        case Inherited(giver, optimizer):
+            return f"Took over from peer {giver[-8:]}: error feedback" + (" and optimizer." if optimizer else ".")
+        case CertificateRenewed(ends):
+            return f"This peer's certificate was renewed; it lasts until {datetime.fromtimestamp(ends):%Y-%m-%d %H:%M}."
+        case Refused(peer, reason):
+            return f"Refused what peer {peer[-8:]} sent: {reason}"
+        case RoundDone():
+            sets = ", ".join(f"{part} {count}" for part, count in event.contributions.items())
+            sent = f"{size(event.pipeline_sent)} in the pipeline, {size(event.outer_sent)} in contributions"
+            return f"Round {event.round} done in {event.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
+        case Evaluated(round, loss, plain):
+            return f"Held-out loss after round {round}: {loss:.3f} through the boundaries, {plain:.3f} plain"
+        case Audited(round, gains):
+            each = ", ".join(f"{peer[-8:]} {gain:+.4f}" for peer, gain in sorted(gains.items(), key=lambda one: one[1]))
+            return f"Audit of round {round}, gains in nats: {each}"
+        case Tried(round, peer, gain, objection):
+            verdict = f"not yet: {objection}" if objection else "they count from now on"
+            return f"Trial of peer {peer[-8:]}'s contributions: round {round} would gain {gain:+.4f} nats; {verdict}"
+        case Suspected(peer, reason):
+            return f"WARNING: peer {peer[-8:]} is suspected: {reason}"
+        case Finished(rounds):
+            return f"Finished: {rounds} rounds."
+        case Failed(message, _):
+            return f"hetpeer: {message}"
+        case Injected(_, _, action, processes, begins, reason):
+            whom = "; ".join(processes)
+            if begins and reason:
+                return f"{action} {reason}"
+            return f"{action} {whom}".rstrip() + (f": {reason}" if reason else "")
+        case _:
+            return None

@@ -1,0 +1,44 @@
+"""Whether a run fits what this peer's owner lets it use, asked before it joins."""
+
+import pytest
+
+from peer.joining import require_bandwidth
+from peer.manners import Manners
+from protocol.errors import UserError
+from protocol.manifest import check
+
+RUN = check(
+    {
+        "model": {"preset": "512m"},
+        "replicas": {"stages": 4, "compression": 1},
+        "inner": {"sequences": 64, "microbatch": 1},
+    }
+)
+
+
+def test_frames_that_do_not_get_through_a_limit_in_time_are_told_with_the_limit_that_would_do():
+    for stage in (0, 1, 3):
+        with pytest.raises(
+            UserError, match=r"--max-up 1: the frames of one inner step .* give at least (\d+)"
+        ) as error:
+            require_bandwidth(RUN, stage, Manners(max_up=1))
+        enough = int(str(error.value).split("at least ")[1].split(",")[0])
+        require_bandwidth(RUN, stage, Manners(max_up=enough))
+        with pytest.raises(UserError):
+            require_bandwidth(RUN, stage, Manners(max_up=enough - 2))
+
+
+def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end():
+    def least(stage: int, **limit: float) -> int:
+        with pytest.raises(UserError) as error:
+            require_bandwidth(RUN, stage, Manners(**limit))
+        return int(str(error.value).split("at least ")[1].split(",")[0])
+
+    for way in ("max_up", "max_down"):
+        ends, middle = [least(stage, **{way: 1}) for stage in (0, 3)], least(1, **{way: 1})
+        assert ends[0] == ends[1]
+        assert middle in (2 * ends[0], 2 * ends[0] - 1)
+
+
+def test_without_limits_everything_fits():
+    require_bandwidth(RUN, 1, Manners())
