@@ -12,6 +12,7 @@ from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
 from protocol import certificates
 from protocol import dht as dhts
+from protocol.addresses import join, moved
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
@@ -39,7 +40,7 @@ class Listen:
 
     def at(self, offset: int) -> str:
         """One of the three addresses."""
-        return f"{self.host}:{self.port and self.port + offset}"
+        return join(self.host, self.port and self.port + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +116,9 @@ def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Lis
     own = Ticket(
         descriptor.run_id,
         certificates.public_key(standing.credentials.root),
-        (f"{where.announced or where.host}:{port}",),
-        tuple(_announce(address, where.announced) for address in libp2p),
+        (join(where.announced or where.host, port),),
+        tuple(moved(each, where.announced) if where.announced else each for each in libp2p),
     )
     if standing.known is None:
         return own
     return replace(own, doors=own.doors + standing.known.doors, addresses=own.addresses + standing.known.addresses)
-
-
-def _announce(address: str, host: str | None) -> str:
-    """A libp2p address with another host in it."""
-    if host is None:
-        return address
-    kind = "ip4" if host.replace(".", "").isdigit() else "dns4"
-    return "/".join(("", kind, host, *address.split("/")[3:]))

@@ -61,3 +61,19 @@ class RegisterReply(_message.Message):
     closed: bool
     trials: bool
     def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ...) -> None: ...
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("peer_id", "address")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    address: str
+    def __init__(self, peer_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class DialBackReply(_message.Message):
+    __slots__ = ("dialled", "objection")
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    OBJECTION_FIELD_NUMBER: _ClassVar[int]
+    dialled: str
+    objection: str
+    def __init__(self, dialled: _Optional[str] = ..., objection: _Optional[str] = ...) -> None: ...
