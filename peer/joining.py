@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.events import Listener, Progress
 from peer.network import operator
 from peer.network.operator import Admitted
+from peer.network.reach import Wish
 from peer.network.remembered import Remembered, card_of, recall, remember_place
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
@@ -24,7 +25,7 @@ from protocol.ticket import Ticket
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """What is this machine's own. `listen` None: the interface towards the operator, any port."""
+    """What is this machine's own."""
 
     ticket: Ticket
     role: Role
@@ -32,7 +33,7 @@ class PeerOptions:
     stage: int | None = None
     device: DeviceName = "auto"
     threads: int = 1
-    listen: str | None = None
+    wish: Wish = field(default_factory=Wish)
     manifest: Path | None = None
     audit: bool = False
 

@@ -7,6 +7,7 @@ from peer.compute.machine import DeviceName, cores
 from peer.daemon import run_until
 from peer.home import home, locked, peer_folder, remember
 from peer.joining import PeerOptions
+from peer.network.reach import Wish
 from peer.process import Terminal, run, told
 from protocol.cards import Role
 from protocol.ticket import find
@@ -21,7 +22,7 @@ class JoinOptions:
     device: DeviceName
     threads: int
     directory: Path | None
-    listen: str | None
+    wish: Wish
     stage: int | None = None
     manifest: Path | None = None
     audit: bool = False
@@ -43,7 +44,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 stage=options.stage,
                 device=options.device,
                 threads=options.threads or cores(),
-                listen=options.listen,
+                wish=options.wish,
                 manifest=options.manifest,
                 audit=options.audit,
             )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,13 @@ class Reach:
     objection: str = ""
     doubt: str = ""
     """Why it is not known whether they can."""
+    forwarded: bool = False
+    """The user has said what others dial."""
+
+    @property
+    def libp2p_port(self) -> int:
+        """Where libp2p listens: who forwards a port can forward the next one, too; else any."""
+        return self.port + 1 if self.forwarded and self.port else 0
 
     def address(self, port: int) -> str:
         """What others dial, where this peer got that port."""
@@ -96,7 +103,7 @@ async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -
         return _with(reach, port, doubt=doubt)
     if objection:
         return _with(reach, port, objection=f"{dialled}: {objection}. {_advice(reach, port, dialled)}")
-    return Reach(reach.host, port, (split(dialled)[0], None))  # a router forwards the port already
+    return replace(reach, port=port, announced=(split(dialled)[0], None))  # a router forwards the port already
 
 
 def _wanted(wish: Wish, ticket: Ticket) -> Reach:
@@ -109,14 +116,14 @@ def _wanted(wish: Wish, ticket: Ticket) -> Reach:
             raise UserError(f"--listen takes HOST:PORT: {error}") from None
     if wish.announce is not None:
         try:
-            return Reach(host, port, read_host(wish.announce))
+            return Reach(host, port, read_host(wish.announce), forwarded=True)
         except FormatError as error:
             raise UserError(f"--announce takes HOST or HOST:PORT: {error}") from None
     return Reach(host, port, (operator.address_towards(ticket.operator) if host in WILDCARDS else host, None))
 
 
 def _with(reach: Reach, port: int, objection: str = "", doubt: str = "") -> Reach:
-    return Reach(reach.host, port, reach.announced, objection, doubt)
+    return replace(reach, port=port, objection=objection, doubt=doubt)
 
 
 def _advice(reach: Reach, port: int, dialled: str) -> str:
