@@ -157,7 +157,7 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awa
     silent: list[HetpeerError] = []
     for address in ticket.doors:
         try:
-            async with _knock(ticket, address) as (channel, node):
+            async with knocked(ticket, address) as (channel, node):
                 return await ask(channel, node)
         except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
             silent.append(error)
@@ -171,8 +171,13 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awa
 
 
 @asynccontextmanager
-async def _knock(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
-    """A channel to a door that shows a certificate of the ticket's authority, and who it is."""
+async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
+    """A channel to a door that shows a certificate of the ticket's authority, and who it is.
+
+    Raises:
+        UnreachableError: nobody answers there.
+        PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
+    """
     shown = await asyncio.to_thread(_shown, address)
     try:
         door, certificate = certificates.read_door(shown, ticket.authority)

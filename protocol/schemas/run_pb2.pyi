@@ -77,3 +77,23 @@ class DialBackReply(_message.Message):
     dialled: str
     objection: str
     def __init__(self, dialled: _Optional[str] = ..., objection: _Optional[str] = ...) -> None: ...
+
+class MeasureRequest(_message.Message):
+    __slots__ = ("piece", "wanted")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    piece: bytes
+    wanted: int
+    def __init__(self, piece: _Optional[bytes] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class MeasureReply(_message.Message):
+    __slots__ = ("piece", "time", "round", "round_seconds")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    piece: bytes
+    time: float
+    round: int
+    round_seconds: float
+    def __init__(self, piece: _Optional[bytes] = ..., time: _Optional[float] = ..., round: _Optional[int] = ..., round_seconds: _Optional[float] = ...) -> None: ...
