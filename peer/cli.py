@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 import typer
 
 from peer.cli_admin import admin
+from peer.cli_doctor import doctor
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
@@ -226,6 +227,10 @@ app.command(
     epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
     "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"
 )(plan)
+app.command(
+    epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
+    "  hetpeer doctor --preset 512m --stages 4 --device cpu"
+)(doctor)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

@@ -30,6 +30,7 @@ FLAGS = {
     "lab sweep": "data device jobs json list out save-minutes scale threads",
     "lab report": "out scale",
     "plan": "down figure2 json latency measured model overlap teraflops up",
+    "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
 }
 
