@@ -15,11 +15,11 @@ from bootstrap.rates import Limit, network_of
 from protocol.errors import RefusedError
 from protocol.limits import CHUNK_BYTES
 
-NETWORK_BURST, NETWORK_SECONDS = 192, 1.0
-"""Pieces, each way, for one network: two `hetpeer doctor` at once (72 each), and one again after a minute or so."""
+NETWORK_BURST, NETWORK_SECONDS = 320, 1.0
+"""Pieces for one network: four `hetpeer doctor` at once (75 each), and another after a minute or so."""
 
 ALL_BURST, ALL_SECONDS = 1024, 1 / 16
-"""For everybody together: fourteen at once, then 4 MiB a second, a third of a link of 100 Mb/s."""
+"""For everybody together: thirteen at once, then 4 MiB a second, a third of a link of 100 Mb/s."""
 
 EVERYBODY = ""
 

@@ -125,7 +125,7 @@ async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Termina
     """Ask the nodes and some peers, as who has no place."""
     terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.doors))}"))
     ways = await measure_doors(ticket)
-    if not any(isinstance(each, Way) for each in ways):
+    if not any(map(network.answers, ways)):
         return Around(ways, None)
     descriptor = await operator.describe(ticket)
     terminal.emit(Progress("asking to be dialled"))

@@ -17,12 +17,20 @@ WRONG_SECONDS = CLOCK_SLACK_SECONDS / 2
 believed."""
 
 
+def answers(node: Way | NoWay) -> bool:
+    """Whether a node does, if only to refuse."""
+    return isinstance(node, Way) or node.answers
+
+
 def ways(measured: Sequence[Way | NoWay]) -> list[Finding]:
     """One for each node of the ticket. It is no failure that one does not answer while another does."""
-    lost: Outcome = "warning" if any(isinstance(each, Way) for each in measured) else "failure"
+    lost: Outcome = "warning" if any(answers(each) for each in measured) else "failure"
     findings = []
     for each in measured:
         name = f"node {each.address}"
+        if isinstance(each, NoWay) and each.answers:
+            findings.append(Finding(name, each.reason, "warning", "Wait as long as it says, and run this again"))
+            continue
         if isinstance(each, NoWay):
             port = each.address.rpartition(":")[2]
             advice = (

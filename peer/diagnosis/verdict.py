@@ -133,11 +133,16 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
         return None
     made: Round = round_of_group(works(manifest, known), on or NO_LINK, manifest.outer.overlap)
     rate = manifest.tokens_per_step / made.step.seconds
+    teraflops = work_of(manifest).operations / max(each.passes for each in known) / 1e12
     value = (
         f"one of machines and links like these: {seconds(made.step.seconds)} an inner step, {seconds(made.seconds)} a "
         f"round, {rate:,.0f} tokens a second"
     )
-    numbers = {"step": made.step.seconds, "round": made.seconds, "tokens_per_second": rate}
+    numbers = {"step": made.step.seconds, "round": made.seconds, "tokens_per_second": rate, "teraflops": teraflops}
+    if on is not None:
+        numbers |= {"up": on.up, "down": on.down, "latency": on.latency}
+        link = f"--up {on.up / 1e6:.3g} --down {on.down / 1e6:.3g} --latency {1e3 * on.latency:.2g}"
+        value += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {teraflops:.3g}"
     return Finding("group", value, numbers=numbers)
 
 

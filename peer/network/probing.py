@@ -18,7 +18,7 @@ from statistics import median
 
 from peer.network.operator import knocked
 from protocol.addresses import split
-from protocol.errors import FormatError, HetpeerError
+from protocol.errors import FormatError, HetpeerError, RefusedError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES, TLS_SECONDS
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
@@ -61,10 +61,11 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class NoWay:
-    """A node, or a peer, that could not be measured, and why."""
+    """A node, or a peer, that could not be measured, and why; `answers` if it refused."""
 
     address: str
     reason: str
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ async def _measured(ticket: Ticket, address: str) -> Way | NoWay:
         async with knocked(ticket, address) as (channel, node):
             return await _measure(run_pb2_grpc.RunStub(channel), node.address)
     except HetpeerError as error:
-        return NoWay(address, str(error))
+        return NoWay(address, str(error), isinstance(error, RefusedError))
 
 
 async def _measure(door: run_pb2_grpc.RunStub, address: str) -> Way:

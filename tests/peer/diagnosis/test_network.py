@@ -27,6 +27,11 @@ def test_it_is_a_failure_if_no_node_answers():
     assert link_of([LOST], []) is None
 
 
+def test_a_node_that_wants_one_to_wait_is_no_failure():
+    (busy,) = ways([NoWay("node.example:7700", "node.example:7700 refused: try again in 7 s", answers=True)])
+    assert (busy.outcome, busy.advice) == ("warning", "Wait as long as it says, and run this again")
+
+
 @pytest.mark.parametrize(
     ("ahead", "outcome"), [(0.5, "ok"), (-1.9, "ok"), (5.0, "warning"), (-20.0, "warning"), (45.0, "failure")]
 )

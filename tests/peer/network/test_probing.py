@@ -56,6 +56,7 @@ def test_who_measures_too_much_is_told_to_wait(tmp_path: Path):
         (way,) = await measure_doors(house.ticket)
         assert isinstance(way, NoWay)
         assert "try again in" in way.reason
+        assert way.answers
 
     play(tmp_path, scene)
 
@@ -68,6 +69,7 @@ def test_a_door_that_does_not_open_is_named(tmp_path: Path):
             )
         assert isinstance(silent, NoWay)
         assert nobody in silent.reason
+        assert not silent.answers
         assert isinstance(way, Way)
 
     play(tmp_path, scene)
