@@ -3,11 +3,13 @@
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bootstrap.admission import Admission, PlaceRole
+from bootstrap.dial_back import Dialler
 from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.measuring import Measuring
 from bootstrap.trials import Trials
 from protocol import certificates
 from protocol.cards import Card, issue
@@ -47,9 +49,19 @@ class Door(run_pb2_grpc.RunServicer):
     certificate_seconds: float
     gatekeeper: Gatekeeper
     own_card: bytes = b""
+    dialler: Dialler = field(default_factory=Dialler)
+    measuring: Measuring = field(default_factory=Measuring)
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
+
+    async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
+        now, pace = time.time(), self.measuring.pace
+        try:
+            piece = self.measuring.answer(context.peer(), request.piece, request.wanted)
+        except RefusedError as error:
+            await refuse(context, str(error))
+        return pb.MeasureReply(piece=piece, time=now, round=pace.round, round_seconds=pace.seconds(now))
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         await require_manifest(context, self.descriptor.manifest)
@@ -86,6 +98,13 @@ class Door(run_pb2_grpc.RunServicer):
             closed=bool(invitation),
             trials=tried.required,
         )
+
+    async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:
+        try:
+            dialled, objection = await self.dialler.dial(context.peer(), request.peer_id, request.address)
+        except (FormatError, RefusedError) as error:
+            await refuse(context, str(error))
+        return pb.DialBackReply(dialled=dialled, objection=objection)
 
     async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None, tried: Trials) -> Card:
         """The place of a peer: the one it has, or a new one.

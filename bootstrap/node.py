@@ -1,6 +1,7 @@
 """The operator's node: the way into the DHT, the door of the run, and its files for those who have come in."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,15 +11,20 @@ import grpc
 from bootstrap.admission import Admission
 from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.measuring import Measuring
+from bootstrap.pace import Pace
 from protocol import certificates
 from protocol import dht as dhts
+from protocol.addresses import join, moved
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
 from protocol.cards import Authority
 from protocol.channels import Credentials, listen, options
+from protocol.dht import Dht
 from protocol.guard import Guard
 from protocol.keys import Identity, load_or_create
+from protocol.limits import HEARTBEAT_SECONDS
 from protocol.records import Register
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
@@ -39,7 +45,7 @@ class Listen:
 
     def at(self, offset: int) -> str:
         """One of the three addresses."""
-        return f"{self.host}:{self.port and self.port + offset}"
+        return join(self.host, self.port and self.port + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ async def serve(
     try:
         door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
-        admission = Admission(descriptor.manifest)
+        admission, measuring = Admission(descriptor.manifest), Measuring()
         door = Door(
             descriptor,
             dht,
@@ -95,6 +101,7 @@ async def serve(
             standing.certificate_seconds,
             gatekeeper,
             standing.card,
+            measuring=measuring,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         files = {file.sha256: directory / file.name for file in descriptor.files}
@@ -104,10 +111,25 @@ async def serve(
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         tell(ticket)
-        await dht.while_alive(stop.wait())
+        await dht.while_alive(_until(stop, dht, register, measuring.pace))
     finally:
         await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()
+
+
+async def _until(stop: asyncio.Event, dht: Dht, register: Register, pace: Pace) -> None:
+    """Follow how fast the run goes, for who asks before it joins, until `stop` is set."""
+
+    async def look() -> None:
+        while True:
+            records = register.read(await dht.read_all())
+            pace.see(records, register.manifest.outer.liars, time.time())
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(look())
+        await stop.wait()
+        looking.cancel()
 
 
 def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: Standing) -> Ticket:
@@ -115,17 +137,9 @@ def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Lis
     own = Ticket(
         descriptor.run_id,
         certificates.public_key(standing.credentials.root),
-        (f"{where.announced or where.host}:{port}",),
-        tuple(_announce(address, where.announced) for address in libp2p),
+        (join(where.announced or where.host, port),),
+        tuple(moved(each, where.announced) if where.announced else each for each in libp2p),
     )
     if standing.known is None:
         return own
     return replace(own, doors=own.doors + standing.known.doors, addresses=own.addresses + standing.known.addresses)
-
-
-def _announce(address: str, host: str | None) -> str:
-    """A libp2p address with another host in it."""
-    if host is None:
-        return address
-    kind = "ip4" if host.replace(".", "").isdigit() else "dns4"
-    return "/".join(("", kind, host, *address.split("/")[3:]))

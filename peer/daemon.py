@@ -14,7 +14,7 @@ from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
-from peer.network import operator
+from peer.network import operator, reach
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
@@ -35,13 +35,14 @@ from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
+from protocol.addresses import dialled_at, join
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import RefusedError, UnreachableError, UserError
+from protocol.errors import RefusedError, UnreachableError
 from protocol.guard import Guard
 from protocol.identity import Part, PeerId
 from protocol.keys import Identity, load_or_create
@@ -144,11 +145,13 @@ async def _joined(
     bandwidth = settings.manners.bandwidth()
     contacts, guard = Contacts(manifest, credentials, distrust.objection, bandwidth), Guard(distrust.objection)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
-    host, port = _listen_address(settings)
-    address = f"{host}:{listen(server, f'{host}:{port}', credentials.serving())}"
+    way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
+    if said := way.objection or way.doubt:
+        emit(Progress(said))
+    address = way.address(listen(server, join(way.host, way.port), credentials.serving()))
     addresses = remembered.addresses if remembered else settings.ticket.addresses
     try:
-        dht = await dhts.start(identity, host, 0, Register(authority, manifest), addresses)
+        dht = await dhts.start(identity, way.host, way.libp2p_port, Register(authority, manifest), addresses)
     except BaseException:
         await server.stop(None)
         raise
@@ -162,7 +165,7 @@ async def _joined(
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
-            libp2p=next(iter(dht.addresses), ""),
+            libp2p=dialled_at(dht.addresses, way.announced[0]),
             role=settings.role,
             stage=card.stage,
             slot=card.slot,
@@ -229,15 +232,6 @@ def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discover
     contacts.hang_up(peer)
     guard.cut_off(peer)
     discovery.news.ring()
-
-
-def _listen_address(settings: PeerOptions) -> tuple[str, int]:
-    if settings.listen is None:
-        return operator.address_towards(settings.ticket.operator), 0
-    host, _, port = settings.listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"--listen takes HOST:PORT, not {settings.listen!r}")
-    return host, int(port)
 
 
 async def _fetch(

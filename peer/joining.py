@@ -13,6 +13,7 @@ from peer.events import Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
+from peer.network.reach import Wish
 from peer.network.remembered import Remembered, card_of, recall, remember_place
 from peer.swarm.blame import FIRST_SECONDS
 from protocol import manifest as manifests
@@ -29,7 +30,7 @@ from protocol.ticket import Ticket
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """What is this machine's own. `listen` None: the interface towards the operator, any port."""
+    """What is this machine's own."""
 
     ticket: Ticket
     role: Role
@@ -37,7 +38,7 @@ class PeerOptions:
     stage: int | None = None
     device: DeviceName = "auto"
     threads: int = 1
-    listen: str | None = None
+    wish: Wish = field(default_factory=Wish)
     manifest: Path | None = None
     audit: bool = False
     manners: Manners = field(default_factory=Manners)

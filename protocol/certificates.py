@@ -145,6 +145,17 @@ def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
     return caller, _pem(shown)
 
 
+def shown_by(der: bytes) -> PeerId:
+    """Whose key a certificate (DER) is for, whoever signed it.
+
+    Raises:
+        FormatError: it is none.
+    """
+    _require_short(der)
+    with _refused("not a certificate"):
+        return _caller(x509.load_der_x509_certificate(der)).peer
+
+
 def private_key(identity: Identity) -> bytes:
     """The peer's key as TLS takes it (PEM)."""
     return identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

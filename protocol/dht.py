@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from protocol.addresses import WILDCARDS, is_ip, join, multiaddress
 from protocol.errors import FormatError, ResourceError, UnreachableError
 from protocol.keys import Identity
 from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
@@ -182,10 +183,10 @@ async def start(identity: Identity, host: str, port: int, rules: Rules, bootstra
     from hivemind.p2p.p2p_daemon import P2PDaemonError
 
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    ip = _require_free(host, port)
+    listens = _require_free(host, port)
     try:
         p2p = await P2P.create(
-            host_maddrs=[f"/ip4/{ip}/tcp/{port}"],
+            host_maddrs=listens,
             identity_path=str(identity.path),
             check_if_identity_free=False,
             nat_port_map=False,
@@ -194,7 +195,7 @@ async def start(identity: Identity, host: str, port: int, rules: Rules, bootstra
             startup_timeout=START_SECONDS,
         )
     except P2PDaemonError as error:
-        raise ResourceError(f"libp2p's daemon did not start on {host}:{port}: {error}") from None
+        raise ResourceError(f"libp2p's daemon did not start on {join(host, port)}: {error}") from None
     node = await DHTNode.create(p2p=p2p, wait_timeout=WAIT_SECONDS, record_validator=_validator(rules))
     addresses = tuple(str(address) for address in await p2p.get_visible_maddrs())
     dht = Dht(p2p, node, addresses, rules)
@@ -204,19 +205,28 @@ async def start(identity: Identity, host: str, port: int, rules: Rules, bootstra
     return dht
 
 
-def _require_free(host: str, port: int) -> str:
-    """The IPv4 address of `host`, on which the port is free.
+def _require_free(host: str, port: int) -> list[str]:
+    """The multiaddresses of `host`, on all of which the port is free: one, but for `::`, which is IPv4 as well.
 
     Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
 
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            ip = socket.gethostbyname(host)
-            probe.bind((ip, port))
-            return ip
-        except OSError as error:
-            raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror}; try another --listen") from None
+    try:
+        addresses = WILDCARDS if host == "::" else (host if is_ip(host) else _resolved(host),)
+        for address in addresses:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if probe.family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+    except OSError as error:
+        raise ResourceError(f"cannot listen on {join(host, port)}: {error.strerror}; try another --listen") from None
+    return [multiaddress(address, port) for address in addresses]
+
+
+def _resolved(host: str) -> str:
+    """The address of a name, of IPv4 if it has one."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

@@ -20,11 +20,11 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
     "until-stdin-closes",
-    "join": "device dir json listen manifest max-down max-memory max-up priority quiet-hours stage threads "
-    "until-stdin-closes",
-    "replica": "audit device dir json listen manifest max-down max-memory max-up priority quiet-hours threads "
-    "until-stdin-closes",
-    "observe": "audit device dir json listen max-down max-memory max-up priority quiet-hours threads "
+    "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach stage "
+    "threads until-stdin-closes",
+    "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
+    "threads until-stdin-closes",
+    "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach threads "
     "until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
@@ -35,6 +35,7 @@ FLAGS = {
     "lab sweep": "data device jobs json list out save-minutes scale threads",
     "lab report": "out scale",
     "plan": "down figure2 json latency measured model overlap teraflops up",
+    "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
 }
 

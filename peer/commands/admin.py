@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -20,18 +18,15 @@ from peer.events import Progress
 from peer.home import operators_folder, operators_ticket
 from peer.network.contacts import Contacts
 from peer.network.discovery import Peers
-from peer.network.operator import address_towards
 from peer.network.reconciliation import tell_revocation
+from peer.network.visiting import read_peers
 from peer.process import Terminal, run, told
-from protocol import dht as dhts
 from protocol.cards import Authority
-from protocol.dht import Dht
 from protocol.errors import UnreachableError, UserError
 from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
 from protocol.ledger import Revocation
 from protocol.proofs import revoke as sign
-from protocol.records import Register
 from protocol.run_files import DESCRIPTOR, Descriptor, parse
 from protocol.ticket import Ticket, find
 from protocol.window import Window
@@ -81,7 +76,7 @@ def peers(directory: Path | None, terminal: Terminal) -> int:
         descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
 
         async def read(stop: asyncio.Event) -> None:
-            here = [peer for peer in await _read_peers(ticket, descriptor) if not peer.gone]
+            here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
             show(terminal, peer_rows(here), peers_table(here))
 
         return run(read, terminal)
@@ -112,29 +107,11 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: Tick
         HetpeerError: there is no such peer, or the node's folder cannot be written.
     """
     try:
-        here = await _read_peers(ticket, operator.descriptor)
+        here = await read_peers(ticket, operator.descriptor)
     except UnreachableError as error:
         terminal.emit(Progress(str(error)))
         here = ()
     await _revoke(given, start, operator, here, terminal)
-
-
-async def _read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
-    register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
-    async with _dht(ticket, register) as dht:
-        return register.read(await dht.read_all())
-
-
-@asynccontextmanager
-async def _dht(ticket: Ticket, register: Register) -> AsyncIterator[Dht]:
-    """A node of the run's DHT for a moment."""
-    with tempfile.TemporaryDirectory(prefix="hetpeer-admin-") as temporary:  # libp2p wants an identity of its own
-        host = address_towards(ticket.operator)
-        dht = await dhts.start(load_or_create(Path(temporary)), host, 0, register, ticket.addresses)
-        try:
-            yield dht
-        finally:
-            await dht.stop()
 
 
 async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers, terminal: Terminal) -> None:

@@ -19,8 +19,9 @@ from peer.network.remembered import card_of, kept_credentials, remember_place
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
+from protocol.addresses import WILDCARDS, read_host, split
 from protocol.atomic import write_atomically
-from protocol.errors import UnreachableError, UserError
+from protocol.errors import FormatError, UnreachableError, UserError
 from protocol.identity import PeerId
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
@@ -29,6 +30,9 @@ from protocol.ticket import Ticket
 
 FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
 """Of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes others."""
+
+MOST_PORT = 65533
+"""The node takes the next two as well."""
 
 OWN_SECONDS = 3600
 """For this node's observer to come in."""
@@ -145,12 +149,18 @@ async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: T
 
 
 def _listen_address(options: BootstrapOptions) -> Listen:
-    host, _, port = options.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65533:
-        raise UserError(f"--listen takes HOST:PORT, not {options.listen!r}")
-    if host == "0.0.0.0" and options.announce is None:
-        raise UserError("listening on 0.0.0.0 needs --announce HOST: the address that peers can reach")
-    return Listen(host, int(port), options.announce)
+    try:
+        host, port = split(options.listen)
+        announced, other_port = read_host(options.announce) if options.announce is not None else (None, None)
+    except FormatError as error:
+        raise UserError(f"--listen takes HOST:PORT, and --announce HOST: {error}") from None
+    if other_port is not None:
+        raise UserError("--announce takes HOST alone: the ports are those of --listen")
+    if port > MOST_PORT:
+        raise UserError(f"--listen takes a port up to {MOST_PORT}: libp2p and peers use the next two")
+    if host in WILDCARDS and announced is None:
+        raise UserError(f"listening on {host} needs --announce HOST: the address that peers can reach")
+    return Listen(host, port, announced)
 
 
 async def _observe(

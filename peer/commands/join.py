@@ -10,6 +10,7 @@ from peer.guest import serve_as_guest
 from peer.home import home, locked, peer_folder, remember
 from peer.joining import PeerOptions
 from peer.manners import Manners
+from peer.network.reach import Wish
 from peer.process import Terminal, run, told
 from protocol.cards import Role
 from protocol.ticket import find
@@ -24,7 +25,7 @@ class JoinOptions:
     device: DeviceName
     threads: int
     directory: Path | None
-    listen: str | None
+    wish: Wish
     stage: int | None = None
     manifest: Path | None = None
     audit: bool = False
@@ -49,7 +50,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 stage=options.stage,
                 device=options.device,
                 threads=options.threads or cores(),
-                listen=options.listen,
+                wish=options.wish,
                 manifest=options.manifest,
                 audit=options.audit,
                 manners=manners,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from peer.commands.tables import show
 from peer.events import Progress
-from peer.planning.model import Round, Volunteer, best_compression, round_of, work_of
+from peer.planning.model import Round, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
 from protocol import manifest as manifests
 from protocol.errors import UserError
@@ -80,10 +80,8 @@ def _manifest(options: PlanOptions) -> Manifest:
 
 
 def compression_of(manifest: Manifest, on: Volunteer) -> int:
-    """d / k of the run; where groups choose, what one of such volunteers comes to."""
-    if manifest.replicas.compression != "auto":
-        return manifest.replicas.compression
-    return best_compression(manifest, on, manifest.compressions, HIDDEN) or manifest.compressions[-1]
+    """d / k of the run, or what its groups come to."""
+    return compression_at(manifest, lambda compression: work_of(manifest, compression), on)
 
 
 def _rows(planned: dict[int, Round]) -> Iterable[dict[str, Any]]:

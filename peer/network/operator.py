@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import grpc
 
 from protocol import certificates
+from protocol.addresses import join, split
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
@@ -111,6 +112,29 @@ async def register(
     return await _at_a_door(ticket, ask)
 
 
+async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, str]:
+    """Ask a node whether others can dial this peer: it dials where the question comes from, with the port of
+    `address`, and expects that the peer's key answers. `peer.network.reach.answering` lets it, without a place.
+
+    Returns:
+        What it dialled, which is `address` if that is where the question came from, and why the peer is not there
+        (empty: it is).
+
+    Raises:
+        UnreachableError, RefusedError, PeerError: it cannot be asked, or does not do it.
+    """
+    request = pb.DialBackRequest(peer_id=peer, address=address)
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> tuple[str, str]:
+        reply = await run_pb2_grpc.RunStub(channel).DialBack(request, timeout=CALL_SECONDS)
+        try:
+            return join(*split(reply.dialled)), reply.objection[:200]
+        except FormatError as error:
+            raise PeerError(f"{node.address} dialled back at {error}") from None
+
+    return await _at_a_door(ticket, ask)
+
+
 async def fetch_files(
     admitted: Admitted,
     descriptor: Descriptor,
@@ -136,7 +160,7 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awa
     silent: list[HetpeerError] = []
     for address in ticket.doors:
         try:
-            async with _knock(ticket, address) as (channel, node):
+            async with knocked(ticket, address) as (channel, node):
                 return await ask(channel, node)
         except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
             silent.append(error)
@@ -150,8 +174,13 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awa
 
 
 @asynccontextmanager
-async def _knock(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
-    """A channel to a door that shows a certificate of the ticket's authority, and who it is."""
+async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
+    """A channel to a door that shows a certificate of the ticket's authority, and who it is.
+
+    Raises:
+        UnreachableError: nobody answers there.
+        PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
+    """
     shown = await asyncio.to_thread(_shown, address)
     try:
         door, certificate = certificates.read_door(shown, ticket.authority)
@@ -166,10 +195,9 @@ def _shown(address: str) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    host, port = address.rsplit(":", 1)
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), TLS_SECONDS) as plain,
+            socket.create_connection(split(address), TLS_SECONDS) as plain,
             context.wrap_socket(plain) as secure,
         ):
             return secure.getpeercert(binary_form=True) or b""
@@ -177,7 +205,7 @@ def _shown(address: str) -> bytes:
         raise PeerError(
             f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason or error})"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FormatError) as error:
         raise UnreachableError(f"no answer from {address} ({error})") from None
 
 
@@ -187,10 +215,15 @@ def address_towards(operator: str) -> str:
     Raises:
         UnreachableError: no interface does.
     """
-    host, port = operator.rsplit(":", 1)
+    reason: object = "it has no address"
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UnreachableError(f"no way from this machine to {operator}: {error.strerror}") from None
+        for family, kind, _, _, where in socket.getaddrinfo(*split(operator), type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(where)
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                reason = error.strerror
+    except (OSError, FormatError) as error:
+        reason = error
+    raise UnreachableError(f"no way from this machine to {operator}: {reason}")

@@ -13,8 +13,8 @@ that a home has: hence 2 t_x. The paper counts a link of its own for each pair o
 the same.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from protocol.contribution import expected_bytes
@@ -39,10 +39,12 @@ class Volunteer:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run asks of the stage that has most to do.
+    """What a run asks of a stage: of the one that has most to do, or of a certain one.
 
     `operations`: of both passes of one microbatch. `forward_bytes` and `backward_bytes`: of its frames. `contribution`:
-    bytes that the stage publishes in a round; as many come from each of the other `replicas`.
+    bytes that the stage publishes in a round; as many come from each of the other `replicas`. `update` and `closing`:
+    operations of an inner step and of a round beside the passes, where they are known. `neighbours`: of a certain
+    stage; None: as many as any has.
     """
 
     operations: float
@@ -53,6 +55,16 @@ class Work:
     steps: int
     replicas: int
     contribution: float
+    update: float = 0.0
+    closing: float = 0.0
+    neighbours: int | None = None
+
+    @property
+    def carried(self) -> float:
+        """Bytes of a microbatch on the fuller direction of the stage's link."""
+        neighbours = min(2, self.stages - 1) if self.neighbours is None else self.neighbours
+        both = (self.forward_bytes, self.backward_bytes)
+        return sum(both) if neighbours == 2 else max(both) if neighbours else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,49 +97,48 @@ class Round:
     down_bytes: float
 
 
-def work_of(manifest: Manifest, compression: int | None = None) -> Work:
-    """What a run's manifest asks of a volunteer; with another `compression` than its own, if given."""
+def work_of(manifest: Manifest, compression: int | None = None, stage: int | None = None) -> Work:
+    """What a run's manifest asks of a volunteer, or of one at a certain stage; with another `compression` than its
+    own, if given."""
     model, replicas, inner = manifest.model, manifest.replicas, manifest.inner
     tokens = inner.microbatch * model.context
     width = model.d // (compression or manifest.compressions[0])
     forward, backward = (Payload(wire, inner.microbatch, model.context, width).size for wire in replicas.wires)
-    share = max(
-        sum(expected_bytes(manifest, part) for part in parts_authored(stage)) for stage in range(replicas.stages)
-    )
+    stages = range(replicas.stages) if stage is None else (stage,)
+    shares = shares_of(manifest)
     return Work(
-        operations=tokens * operations_per_token(manifest) * _largest_share(manifest),
+        operations=tokens * operations_per_token(manifest) * max(shares[each] for each in stages),
         forward_bytes=forward + 4 * inner.microbatch * (model.context + 1),
         backward_bytes=backward,
         microbatches=inner.microbatches,
         stages=replicas.stages,
         steps=inner.steps,
         replicas=replicas.total,
-        contribution=share,
+        contribution=max(sum(expected_bytes(manifest, part) for part in parts_authored(each)) for each in stages),
+        neighbours=None if stage is None else (stage > 0) + (stage < replicas.stages - 1),
     )
 
 
-def _largest_share(manifest: Manifest) -> float:
-    """Of the model's multiplications, those of the stage with most of them."""
+def shares_of(manifest: Manifest) -> list[float]:
+    """Of the model's multiplications, those of each stage."""
     sizes = [
         sum(rows * columns for rows, columns in (shape for shape in layout.values() if len(shape) == 2))
         for part, layout in model_layout(manifest).items()
         if part != EMBEDDING
     ]
-    return max(sizes) / sum(sizes)
+    return [size / sum(sizes) for size in sizes]
 
 
 def step_of(work: Work, on: Volunteer) -> Step:
     """One inner step. Both directions of a link are busy at once; a stage in the middle sends and receives both kinds
     of frames."""
-    passes = work.operations / on.operations
-    inner = work.stages > 2
-    carried = work.forward_bytes + work.backward_bytes if inner else work.forward_bytes
-    carry = 8 * carried / min(on.up, on.down) if work.stages > 1 else 0.0
+    passes, update = work.operations / on.operations, work.update / on.operations
+    carry = 8 * work.carried / min(on.up, on.down)
     hop = 8 * (work.forward_bytes + work.backward_bytes) / 2 / min(on.up, on.down) + on.latency
     stages, microbatches = work.stages, work.microbatches
-    filling = stages * passes + 2 * (stages - 1) * hop
+    filling = stages * passes + 2 * (stages - 1) * hop + update
     seconds = (microbatches - 1) * max(passes, carry) + filling
-    return Step(passes, carry, seconds, (microbatches + stages - 1) * passes)
+    return Step(passes, carry, seconds, (microbatches + stages - 1) * passes + update)
 
 
 def round_of(work: Work, on: Volunteer, overlap: bool = False) -> Round:
@@ -141,11 +152,23 @@ def round_of(work: Work, on: Volunteer, overlap: bool = False) -> Round:
     if overlap:
         least = 8 * (frames + exchanged) / min(on.up, on.down)
         exchange = max(0.0, least - inner)
-    seconds = inner + exchange
+    seconds = inner + exchange + work.closing / on.operations
     limit = _limit(step, exchange, inner, on)
     moved = frames + exchanged
     utilization = work.steps * step.ideal / seconds
     return Round(step, seconds, exchange, utilization, limit, moved, moved)
+
+
+def round_of_group(works: Sequence[Work], on: Volunteer, overlap: bool = False) -> Round:
+    """A round of a group whose stages differ in what they have to do, by the one that takes longest. It fills and
+    drains through all of them."""
+    rounds = [round_of(each, on, overlap) for each in works]
+    slowest = max(rounds, key=lambda each: each.seconds)
+    less = sum(slowest.step.passes - each.step.passes for each in rounds)
+    step = replace(slowest.step, seconds=slowest.step.seconds - less, ideal=slowest.step.ideal - less)
+    steps = works[0].steps
+    seconds = slowest.seconds - steps * less
+    return replace(slowest, step=step, seconds=seconds, utilization=steps * step.ideal / seconds)
 
 
 def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Limit:
@@ -163,7 +186,16 @@ def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Limit:
 
 def best_compression(manifest: Manifest, on: Volunteer, choices: Iterable[int], least: float = 0.97) -> int | None:
     """The least compression (the largest k) at which a step's links are hidden; None: at none of them."""
-    for compression in sorted(choices):
-        if step_of(work_of(manifest, compression), on).utilization >= least:
-            return compression
-    return None
+    return best_of(lambda compression: work_of(manifest, compression), on, choices, least)
+
+
+def best_of(work_at: Callable[[int], Work], on: Volunteer, choices: Iterable[int], least: float = 0.97) -> int | None:
+    """The same, of any work that depends on it."""
+    return next((each for each in sorted(choices) if step_of(work_at(each), on).utilization >= least), None)
+
+
+def compression_at(manifest: Manifest, work_at: Callable[[int], Work], on: Volunteer) -> int:
+    """d / k of the run; where it leaves that to its groups, what a group of such volunteers comes to."""
+    if manifest.replicas.compression != "auto":
+        return manifest.replicas.compression
+    return best_of(work_at, on, manifest.compressions) or manifest.compressions[-1]

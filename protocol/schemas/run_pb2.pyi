@@ -61,3 +61,39 @@ class RegisterReply(_message.Message):
     closed: bool
     trials: bool
     def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ...) -> None: ...
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("peer_id", "address")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    address: str
+    def __init__(self, peer_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class DialBackReply(_message.Message):
+    __slots__ = ("dialled", "objection")
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    OBJECTION_FIELD_NUMBER: _ClassVar[int]
+    dialled: str
+    objection: str
+    def __init__(self, dialled: _Optional[str] = ..., objection: _Optional[str] = ...) -> None: ...
+
+class MeasureRequest(_message.Message):
+    __slots__ = ("piece", "wanted")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    piece: bytes
+    wanted: int
+    def __init__(self, piece: _Optional[bytes] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class MeasureReply(_message.Message):
+    __slots__ = ("piece", "time", "round", "round_seconds")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    piece: bytes
+    time: float
+    round: int
+    round_seconds: float
+    def __init__(self, piece: _Optional[bytes] = ..., time: _Optional[float] = ..., round: _Optional[int] = ..., round_seconds: _Optional[float] = ...) -> None: ...

@@ -45,6 +45,16 @@ class RunStub:
                 request_serializer=protocol_dot_schemas_dot_run__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=protocol_dot_schemas_dot_run__pb2.RegisterReply.FromString,
                 _registered_method=True)
+        self.DialBack = channel.unary_unary(
+                '/hetpeer.v1.Run/DialBack',
+                request_serializer=protocol_dot_schemas_dot_run__pb2.DialBackRequest.SerializeToString,
+                response_deserializer=protocol_dot_schemas_dot_run__pb2.DialBackReply.FromString,
+                _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/hetpeer.v1.Run/Measure',
+                request_serializer=protocol_dot_schemas_dot_run__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=protocol_dot_schemas_dot_run__pb2.MeasureReply.FromString,
+                _registered_method=True)
 
 
 class RunServicer:
@@ -65,6 +75,20 @@ class RunServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DialBack(self, request, context):
+        """"Can I be dialled?" The node dials the caller's own address once, and tells whether a key answers there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request, context):
+        """How far the way to this node carries, what its clock says, and how fast the run goes: before one has a place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_RunServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=protocol_dot_schemas_dot_run__pb2.RegisterRequest.FromString,
                     response_serializer=protocol_dot_schemas_dot_run__pb2.RegisterReply.SerializeToString,
+            ),
+            'DialBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.DialBack,
+                    request_deserializer=protocol_dot_schemas_dot_run__pb2.DialBackRequest.FromString,
+                    response_serializer=protocol_dot_schemas_dot_run__pb2.DialBackReply.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=protocol_dot_schemas_dot_run__pb2.MeasureRequest.FromString,
+                    response_serializer=protocol_dot_schemas_dot_run__pb2.MeasureReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class Run:
             '/hetpeer.v1.Run/Register',
             protocol_dot_schemas_dot_run__pb2.RegisterRequest.SerializeToString,
             protocol_dot_schemas_dot_run__pb2.RegisterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DialBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetpeer.v1.Run/DialBack',
+            protocol_dot_schemas_dot_run__pb2.DialBackRequest.SerializeToString,
+            protocol_dot_schemas_dot_run__pb2.DialBackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetpeer.v1.Run/Measure',
+            protocol_dot_schemas_dot_run__pb2.MeasureRequest.SerializeToString,
+            protocol_dot_schemas_dot_run__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ import pytest
 
 from bootstrap import invitations, revoked, trials
 from bootstrap.admission import Admission
+from bootstrap.dial_back import NOBODY
 from bootstrap.door import GATEWAY_SECONDS, Door
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.invitations import set_closed
@@ -26,6 +27,7 @@ from bootstrap.rates import Limit, Rates
 from bootstrap.revoked import RevokedPeer
 from peer.network import operator as nodes
 from peer.network.operator import Admitted
+from peer.network.reach import answering
 from protocol import certificates
 from protocol.blobs import BlobService, fetch
 from protocol.cards import Authority, Card, Role, issue
@@ -130,6 +132,20 @@ async def fetched(admitted: Admitted) -> bytes:
     """What a peer with this place gets at the node's other port."""
     async with connect(admitted.node, MANIFEST, admitted.credentials) as channel:
         return await fetch(channel, MANIFEST, hashlib.sha256(BLOB).hexdigest(), len(BLOB))
+
+
+def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
+    async def scene(house: House) -> None:
+        async with answering(ANN, "127.0.0.1", 0) as port:
+            here = f"127.0.0.1:{port}"
+            assert await nodes.dial_back(house.ticket, ANN.peer_id, here) == (here, "")
+            assert await nodes.dial_back(house.ticket, ANN.peer_id, f"192.0.2.1:{port}") == (here, "")
+            assert await nodes.dial_back(house.ticket, BOB.peer_id, here) == (here, "another peer answers there")
+            with pytest.raises(RefusedError, match=r"no HOST:PORT"):
+                await nodes.dial_back(house.ticket, ANN.peer_id, "nowhere")
+        assert await nodes.dial_back(house.ticket, ANN.peer_id, here) == (here, NOBODY)
+
+    play(tmp_path, scene)
 
 
 def test_a_newcomer_learns_what_the_run_is(tmp_path: Path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.node import as_operator
 from peer.network import operator
 from peer.network.group import Membership, Seat, invite
+from peer.network.probing import measure_doors
 from peer.network.reconciliation import tell_revocation
 from peer.network.snapshots import fetch_snapshot
 from peer.network.succession import bequeath
@@ -94,6 +95,10 @@ async def register(liar: Liar) -> None:
     await operator.register(liar.ticket, descriptor, identity, "volunteer", 1)
 
 
+async def measure(liar: Liar) -> None:
+    assert len(await measure_doors(liar.ticket)) == 1
+
+
 ASKS: dict[Asks, str] = {
     compare: "Reconciliation/Compare",
     be_invited: "Group/Invite",
@@ -103,6 +108,7 @@ ASKS: dict[Asks, str] = {
     revoke: "Reconciliation/Revoke",
     knock: "Run/Describe",
     register: "Run/Register",
+    measure: "Run/Measure",
 }
 every_question = pytest.mark.parametrize("ask", ASKS, ids=ASKS.values())
 

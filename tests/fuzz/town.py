@@ -159,6 +159,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         ),
         "Reconciliation/Revoke": reconciliation_pb2.Revocations(),
         "Run/Describe": run_pb2.DescribeRequest(),
+        "Run/Measure": run_pb2.MeasureRequest(wanted=9),
         "Run/Register": run_pb2.RegisterRequest(
             signing_request=certificates.request(caller.signer.identity), role=run_pb2.VOLUNTEER
         ),

@@ -243,6 +243,23 @@ def test_its_address_carries_the_identity_of_the_key(tmp_path: Path):
     asyncio.run(scene())
 
 
+def test_nodes_meet_over_ipv6(tmp_path: Path):
+    rules = Numbers()
+
+    async def scene() -> None:
+        first = await dhts.start(load_or_create(tmp_path / "first"), "::1", 0, rules)
+        assert all(address.startswith("/ip6/::1/tcp/") for address in first.addresses)
+        second = await dhts.start(load_or_create(tmp_path / "second"), "::1", 0, rules, first.addresses)
+        try:
+            await second.store("numbers", "a", 7, rules.until)  # type: ignore[arg-type]
+            assert await first.read("numbers") == {"a": 7}
+        finally:
+            await second.stop()
+            await first.stop()
+
+    asyncio.run(scene())
+
+
 def test_bootstrap_nodes_that_do_not_answer_are_named(tmp_path: Path):
     gone = f"/ip4/127.0.0.1/tcp/9/p2p/{load_or_create(tmp_path / 'other').peer_id}"
 

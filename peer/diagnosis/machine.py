@@ -1,0 +1,135 @@
+"""What this machine is, apart from any network: versions, device, cores, memory, disk, files, clock."""
+
+import os
+import platform
+import shutil
+import time
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+
+from peer.checkpoint import KEPT
+from peer.compute.machine import cores, free_bytes, gigabytes
+from peer.diagnosis.finding import SET_THE_CLOCK, Finding
+from protocol.identity import EMBEDDING
+from protocol.layout import elements, part_layout, parts_authored, parts_followed
+from protocol.manifest import Manifest
+from protocol.ticket import PREFIX
+
+FILES_NEEDED = 1024
+"""Open at once: connections of a large run, and the contributions that are written and served."""
+
+BUSY_SHARE = 0.25
+"""Of the cores: with more of them in use by others, what is measured now is no measure of the machine."""
+
+EARLIEST = 1767225600.0
+"""2026 began; a clock before that was never set."""
+
+CHECKPOINT_BYTES = 12
+"""Of a trained value: error feedback and AdamW's two moments."""
+
+SNAPSHOT_BYTES = 4
+SNAPSHOTS = 4
+"""At most, while one is made."""
+
+
+def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
+    """All checks that need no run."""
+    return [
+        versions(),
+        computes_on(device),
+        busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, cores(), threads),
+        memory(device),
+        disk(folder, 0),
+        open_files(),
+        clock(time.time()),
+    ]
+
+
+def versions() -> Finding:
+    """Of what matters to whether two peers understand each other, and of what computes."""
+    try:
+        own = metadata.version("hetpeer")
+    except metadata.PackageNotFoundError:
+        own = "not installed"
+    protocol = PREFIX.removeprefix("hetpeer").rstrip("-")
+    parts = (
+        f"hetpeer {own}, protocol {protocol}",
+        f"Python {platform.python_version()}",
+        f"PyTorch {torch.__version__}",
+        f"{platform.system()} {platform.machine()}",
+    )
+    return Finding("versions", ", ".join(parts))
+
+
+def computes_on(device: torch.device, nvidia: Path = Path("/proc/driver/nvidia/version")) -> Finding:
+    """The device, and whether a better one lies idle: `nvidia` is there where a driver of Nvidia's is."""
+    if device.type == "cuda":
+        return Finding("device", f"{torch.cuda.get_device_name(device)} (cuda)")
+    if device.type == "cpu" and nvidia.exists() and not torch.cuda.is_available():
+        advice = "Install a PyTorch built for CUDA (pytorch.org/get-started), or --device cpu if that is what you want"
+        return Finding("device", "cpu; there is an Nvidia GPU that this PyTorch cannot use", "warning", advice)
+    return Finding("device", device.type)
+
+
+def busy(load: float, available: int, threads: int) -> Finding:
+    """`load`: processes that want to run, on average over the last minute."""
+    value = f"{threads} of {available} cores are computed on"
+    if load > BUSY_SHARE * available:
+        value = f"{value}; others want {load:.1f} of them now"
+        advice = "What is measured now is too slow: end what else computes here, and run this again"
+        return Finding("cores", value, "warning", advice, {"load": load})
+    return Finding("cores", value, numbers={"load": load})
+
+
+def memory(device: torch.device) -> Finding:
+    """Where the device computes; which stages fit is told with the stages."""
+    free = free_bytes(device)
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
+    value = f"{gigabytes(free)} free of {gigabytes(total)}"
+    return Finding("memory", value, numbers={"free": free, "total": total})
+
+
+def disk(folder: Path, needed: int) -> Finding:
+    """Where this peer would keep its things; `needed`: bytes for the run's cheapest stage, 0 where there is no run."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    value = f"{gigabytes(free)} free in {folder}"
+    if needed > free:
+        advice = f"Free {gigabytes(needed - free)} there, or give another disk's folder with --dir"
+        return Finding("disk", f"{value}; the run takes {gigabytes(needed)}", "failure", advice, {"free": free})
+    value = f"{value}; the run takes {gigabytes(needed)} at most" if needed else value
+    return Finding("disk", value, numbers={"free": free, "needed": needed})
+
+
+def disk_bytes(manifest: Manifest, stage: int, files: int) -> int:
+    """What a volunteer of a stage keeps on its disk beside the run's `files`: checkpoints, and closed rounds."""
+    trained = sum(elements(part_layout(manifest, part)) for part in parts_authored(stage))
+    followed = sum(elements(part_layout(manifest, part)) for part in {EMBEDDING, *parts_followed(manifest, stage)})
+    return files + CHECKPOINT_BYTES * (KEPT + 1) * trained + SNAPSHOT_BYTES * SNAPSHOTS * followed
+
+
+def open_files() -> Finding:
+    """How many files and connections this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return Finding("open files", "no limit")
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= allowed < FILES_NEEDED:
+        more = FILES_NEEDED if most < 0 else min(most, FILES_NEEDED)
+        advice = f"`ulimit -n {more}` before `hetpeer join`" + (
+            f", and as root {FILES_NEEDED} in /etc/security/limits.conf" if more < FILES_NEEDED else ""
+        )
+        return Finding("open files", f"{allowed} at once; a large run takes {FILES_NEEDED}", "warning", advice)
+    return Finding("open files", "no limit" if allowed < 0 else f"{allowed} at once")
+
+
+def clock(now: float) -> Finding:
+    """Seconds since 1970: whether anybody has ever set it. By a node's clock it is compared with a ticket."""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < EARLIEST:
+        return Finding("clock", f"{shown}: it was never set", "failure", SET_THE_CLOCK)
+    return Finding("clock", shown)

@@ -1,0 +1,118 @@
+"""What was measured of the network, in words: the ways to the run's nodes and to some peers, the clock, and whether
+others can dial this machine. Pure."""
+
+from collections.abc import Sequence
+
+from peer.diagnosis.finding import SET_THE_CLOCK, Finding, Outcome
+from peer.network.probing import Handshake, NoWay, Way, usual_round_trip
+from peer.network.reach import Reach
+from peer.planning.model import Volunteer
+from protocol.limits import CLOCK_SLACK_SECONDS
+
+CLOCK_SECONDS = 2.0
+"""Further off, a clock is not set from the network."""
+
+WRONG_SECONDS = CLOCK_SLACK_SECONDS / 2
+"""Further off, others do not see this peer for a part of the time: its records are over before they come, or not yet
+believed."""
+
+
+def answers(node: Way | NoWay) -> bool:
+    """Whether a node does, if only to refuse."""
+    return isinstance(node, Way) or node.answers
+
+
+def ways(measured: Sequence[Way | NoWay]) -> list[Finding]:
+    """One for each node of the ticket. It is no failure that one does not answer while another does."""
+    lost: Outcome = "warning" if any(answers(each) for each in measured) else "failure"
+    findings = []
+    for each in measured:
+        name = f"node {each.address}"
+        if isinstance(each, NoWay) and each.answers:
+            findings.append(Finding(name, each.reason, "warning", "Wait as long as it says, and run this again"))
+            continue
+        if isinstance(each, NoWay):
+            port = each.address.rpartition(":")[2]
+            advice = (
+                f"If others reach it, let this machine call its TCP port {port} and the two after it (firewall, VPN, "
+                "proxy); else ask the operator whether it is up, or for a new ticket"
+            )
+            findings.append(Finding(name, each.reason, lost, advice))
+            continue
+        value = f"{_ms(each.round_trip)} there and back; {_rate(each.up)} up, {_rate(each.down)} down"
+        numbers = {"round_trip": each.round_trip, "up": each.up, "down": each.down}
+        findings.append(Finding(name, value, numbers=numbers))
+    return findings
+
+
+def clocks(measured: Sequence[Way | NoWay]) -> Finding | None:
+    """This machine's clock beside the nodes', by the one with the shortest round trip; None where none answers."""
+    found = [each for each in measured if isinstance(each, Way)]
+    if not found:
+        return None
+    nearest = min(found, key=lambda each: each.uncertain)
+    off = abs(nearest.ahead)
+    value = f"{_ms(off)} {'ahead of' if nearest.ahead > 0 else 'behind'} the node's, to within {_ms(nearest.uncertain)}"
+    numbers = {"ahead": nearest.ahead, "uncertain": nearest.uncertain}
+    if off - nearest.uncertain <= CLOCK_SECONDS:
+        return Finding("clock", value, numbers=numbers)
+    wrong = off - nearest.uncertain > WRONG_SECONDS
+    advice = f"{SET_THE_CLOCK}; if this one is right, tell the operator that the node's is not"
+    return Finding("clock", value, "failure" if wrong else "warning", advice, numbers)
+
+
+def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
+    """Some of `known` peers that are in the run."""
+    answering = [each for each in shaken if isinstance(each, Handshake)]
+    trip = usual_round_trip(shaken)
+    if not known:
+        return Finding("peers", "nobody is in the run now")
+    if trip is None:
+        advice = (
+            "Let this machine call any TCP port (firewall, VPN, proxy): peers listen on ports of their own; or all of "
+            "them are behind routers, and come to you: then be reachable"
+        )
+        return Finding("peers", f"none of {len(shaken)}, of {known}, takes a connection", "warning", advice)
+    trips, quickest = [each.round_trip for each in answering], min(each.tls for each in answering)
+    value = (
+        f"{len(answering)} of {len(shaken)} asked answer, of {known} in all: {_ms(min(trips))} to {_ms(max(trips))} "
+        f"there and back, TLS in {_ms(quickest)}; what they carry shows only from within"
+    )
+    return Finding("peers", value, numbers={"round_trip": trip, "answer": len(answering), "known": known})
+
+
+def hidden(reason: str) -> Finding:
+    """Nobody can tell who is in the run, though a node answers."""
+    advice = "Let this machine call the port after the node's, which is libp2p's (firewall, VPN, proxy)"
+    return Finding("peers", f"cannot tell who is in the run: {reason}", "warning", advice)
+
+
+def reachable(found: Reach) -> Finding:
+    """Whether others can dial this machine, as a node has tried it."""
+    if found.objection:
+        return Finding("reachable", "others cannot dial this machine", "warning", found.objection)
+    if found.doubt:
+        advice = "Run this again when a node answers; until then look at the router: is the port of --listen forwarded?"
+        return Finding("reachable", found.doubt, "warning", advice)
+    return Finding("reachable", f"others can dial this machine at {found.announced[0]}")
+
+
+def link_of(measured: Sequence[Way | NoWay], shaken: Sequence[Handshake | NoWay]) -> Volunteer | None:
+    """This machine's link as the plan takes it, for work that is counted in seconds (so `operations` are 1): the best
+    way to a node, since an access link carries no less, and half of the usual round trip to a peer, or to a node where
+    no peer answers."""
+    found = [each for each in measured if isinstance(each, Way)]
+    if not found:
+        return None
+    trip = usual_round_trip(shaken) or min(each.round_trip for each in found)
+    return Volunteer(1.0, max(each.up for each in found), max(each.down for each in found), trip / 2)
+
+
+def _ms(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.1f} ms"
+
+
+def _rate(bits: float) -> str:
+    return f"{bits / 1e9:.1f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.{0 if bits >= 1e7 else 1}f} Mb/s"

@@ -1,0 +1,194 @@
+"""How fast this machine computes a stage of a run: the stage's own trainer on the run's shapes, with random weights.
+
+What would take too long is measured on a part, and scaled by its operations: fewer sequences, then fewer layers, then
+shorter ones.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
+from peer.compute.payload import from_bytes, to_bytes
+from peer.compute.trainer import StageTrainer
+from peer.compute.warm_up import RUN, warm_up
+from peer.diagnosis.verdict import Speed
+from peer.model.number_format import number_format
+from peer.model.subspace import Formats
+from peer.optim.outer import OuterState
+from peer.planning.model import work_of
+from protocol.contribution import decode
+from protocol.frames import FrameRules
+from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.layout import elements, layers_of_stage, part_layout, parts_authored, parts_followed
+from protocol.manifest import Manifest, check
+
+SECONDS = 8.0
+"""For each kind of stage; with what is made before and after, ten."""
+
+FEWEST, MOST = 3, 40
+"""Microbatches that are timed, after one that is not."""
+
+SHORTEST_CONTEXT = 64
+
+TRIED_SIDE = 512
+TRIED_SHARE = 0.4
+"""Of what a matrix product does, a stage's passes do about so much: to guess how long they will take."""
+
+ME = PeerId("QmMe")
+
+
+def kind_of(manifest: Manifest, stage: int) -> tuple[bool, int, bool]:
+    """Stages of one kind take the same: with the embedding or not, so many layers, with the head or not."""
+    stages = manifest.replicas.stages
+    return stage == 0, len(layers_of_stage(manifest.model.layers, stages, stage)), stage == stages - 1
+
+
+def measure_stages(
+    manifest: Manifest, device: torch.device, threads: int, seconds: float, tell: Callable[[int], None]
+) -> list[Speed | None]:
+    """Every stage's speed; None where not even a part of it fits into the memory. One stage of each kind is measured,
+    and `tell` is told before which."""
+    torch.set_num_threads(threads)
+    warm_up()
+    closing = _closing_by_value(manifest)
+    rate = _tried_operations(device)
+    found: dict[tuple[bool, int, bool], Speed | None] = {}
+    for stage in range(manifest.replicas.stages):
+        if (kind := kind_of(manifest, stage)) not in found:
+            tell(stage)
+            found[kind] = _measure(manifest, stage, device, seconds, rate, closing)
+    return [found[kind_of(manifest, stage)] for stage in range(manifest.replicas.stages)]
+
+
+def _measure(
+    manifest: Manifest, stage: int, device: torch.device, seconds: float, rate: float, closing: float
+) -> Speed | None:
+    whole = work_of(manifest, stage=stage).operations
+    part = part_that_takes(manifest, stage, rate * seconds / (FEWEST + 1))
+    if stage_bytes(part, stage) + BASE_BYTES > free_bytes(device):
+        return None
+    passes, update = _time(part, stage, device, seconds)
+    share = work_of(part, stage=stage).operations / whole
+    values = _trained(manifest, stage)
+    return Speed(passes / share, update * values / _trained(part, stage), closing * values, share)
+
+
+def part_that_takes(manifest: Manifest, stage: int, operations: float) -> Manifest:
+    """The run itself, or as much of it as takes no more operations for a microbatch at this stage: fewer sequences in
+    it, then one layer, then shorter sequences."""
+    sizes = manifest.model_dump(mode="json")
+    inner, model = sizes["inner"], sizes["model"]
+
+    def taken() -> float:
+        return work_of(check(sizes), stage=stage).operations
+
+    while taken() > operations and inner["microbatch"] > 1:
+        inner["microbatch"] //= 2
+        inner["sequences"] = inner["microbatch"]
+    if taken() > operations:
+        model["layers"] = manifest.replicas.stages
+    while taken() > operations and model["context"] >= 2 * SHORTEST_CONTEXT:
+        model["context"] //= 2
+    return check(sizes)
+
+
+def _trained(manifest: Manifest, stage: int) -> int:
+    return sum(elements(part_layout(manifest, part)) for part in parts_authored(stage))
+
+
+def _tried_operations(device: torch.device) -> float:
+    """A second, about."""
+    left = torch.randn(TRIED_SIDE, TRIED_SIDE, device=device)
+    for _ in range(3):
+        begun = time.perf_counter()
+        _wait(device, left @ left)
+        taken = time.perf_counter() - begun
+    return TRIED_SHARE * 2 * TRIED_SIDE**3 / taken
+
+
+def _wait(device: torch.device, result: Tensor) -> None:
+    if device.type != "cpu":
+        result.flatten()[0].item()
+
+
+def _time(manifest: Manifest, stage: int, device: torch.device, seconds: float) -> tuple[float, float]:
+    """Of a microbatch's passes, and of an update, in seconds: means, since a step is a sum."""
+    trainer = _trainer(manifest, stage, device)
+    rules, inner, model = FrameRules.of(manifest), manifest.inner, manifest.model
+    shape = inner.microbatch, model.context
+    tokens_BM = torch.randint(model.vocabulary, (shape[0], shape[1] + 1))
+    formats = Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))
+    sent_BLk = torch.randn(*shape, manifest.k)
+    activations = None if trainer.first else to_bytes(formats.activations.pack(sent_BLk))
+    gradients = None if trainer.last else to_bytes(formats.gradients.pack(sent_BLk * 1e-3))
+
+    def passes() -> None:
+        """As a volunteer's torch thread runs them: bytes in, bytes out."""
+        entered = None if activations is None else from_bytes(activations, rules.activations, device)
+        left = trainer.forward(0, tokens_BM, entered)
+        _ = left.item() if trainer.last else to_bytes(left)
+        came = None if gradients is None else from_bytes(gradients, rules.gradients, device)
+        back = trainer.backward(0, came)
+        if back is not None:
+            to_bytes(back)
+        else:
+            _wait(device, trainer.parameters[0])
+
+    def update(step: int) -> None:
+        trainer.squared_norm()
+        trainer.update(1.0, step)
+        _wait(device, trainer.parameters[0])
+
+    passes()
+    update(0)
+    taken, ends = list[float](), time.perf_counter() + seconds
+    while len(taken) < FEWEST or (len(taken) < MOST and time.perf_counter() < ends):
+        taken.append(_seconds(passes))
+    return mean(taken), _seconds(lambda: update(1))
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _trainer(manifest: Manifest, stage: int, device: torch.device) -> StageTrainer:
+    """A volunteer's, with weights that no run has."""
+    model = manifest.model
+    basis_Dk = torch.randn(model.d, manifest.k) / model.d**0.5
+    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device)
+    weights = {
+        part: {
+            name: torch.randn(shape, device=device) * 0.02 if len(shape) > 1 else torch.ones(shape, device=device)
+            for name, shape in part_layout(manifest, part).items()
+        }
+        for part in parts_followed(manifest, stage)
+    }
+    te_VD = next(iter(weights[EMBEDDING].values())) if EMBEDDING in weights else None
+    trainer.start_from(weights[stage_part(stage)], te_VD, te_VD if stage == 0 else None)
+    return trainer
+
+
+def _closing_by_value(manifest: Manifest) -> float:
+    """Seconds of a round's end for each value that a stage trains: making its own contribution, reading the others',
+    and applying all; on a part of this size, whatever the model's."""
+    outer = manifest.outer.model_dump(mode="json")
+    sizes = {"layers": 1, "d": 512, "heads": 4, "kv_heads": 4, "ffn": 1408, "context": 8, "vocabulary": 258}
+    small = check({"model": sizes, "replicas": {"stages": 1}, "outer": outer})
+    part: Part = stage_part(0)
+    layout = part_layout(small, part)
+    genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}
+    state = OuterState.begin(small, part, genesis, author=True)
+    moved = {name: torch.randn(shape) * 1e-3 for name, shape in layout.items()}
+
+    def close() -> None:
+        blob, sent = state.contribute(RUN, 1, ME, 1, moved)
+        others = [decode(blob, small) for _ in range(manifest.replicas.total - 1)]
+        state.replace([], [sent, *others])
+
+    return _seconds(close) / elements(layout)

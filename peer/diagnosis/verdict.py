@@ -1,0 +1,164 @@
+"""What each stage of a run would be like on this machine and its link, in words. Pure: what was measured goes in.
+
+The plan's model (`peer.planning.model`) with measured seconds in the place of operations. The other stages of the group
+are taken to be like this one, as its neighbours would otherwise wait for it, or it for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from peer.diagnosis.finding import Finding
+from peer.planning.model import Round, Volunteer, Work, best_of, compression_at, round_of, round_of_group, work_of
+from protocol.manifest import Manifest
+
+SLOWER = 1.1
+"""So much longer than the swarm a round may take before it is worth a warning."""
+
+WELL_USED = 0.9
+"""Of the device, where nobody knows what the swarm takes."""
+
+WHOLE = 0.99
+"""Of a microbatch: with less measured, it is told how much."""
+
+SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+LIMITS = {"compute": "your device", "upload": "your upload", "download": "your download", "latency": "the distance"}
+
+REMEDIES = {
+    "compute": "A quicker device (--device), more cores (--threads), or a stage that takes less",
+    "upload": "A cable instead of Wi-Fi, and no other uploads; or ask the operator for a larger d / k",
+    "download": "A cable instead of Wi-Fi, and no other downloads; or ask the operator for a larger d / k",
+    "latency": "Ask the operator for more microbatches (inner.sequences), or join a run of peers that are nearer",
+}
+
+EXCHANGE = "Ask the operator for `overlap = true` in [outer]: the exchange would have the next round's time"
+
+NO_LINK = Volunteer(1.0, float("inf"), float("inf"))
+"""Where no link was measured: frames take no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds at a stage: of both passes of a microbatch, of what else an inner step takes (AdamW, the norm of the
+    gradients), and of what the end of a round takes beside the network. `share` is how much of a microbatch's
+    operations were measured; the rest is scaled."""
+
+    passes: float
+    update: float
+    closing: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of memory that a stage takes, and that are free."""
+
+    needed: int
+    free: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the stage does."""
+        return self.needed <= self.free
+
+
+def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[Work]:
+    """What each stage takes here, in seconds; with another `compression` than the run's, if given."""
+    return [
+        replace(work_of(manifest, compression, stage), operations=each.passes, update=each.update, closing=each.closing)
+        for stage, each in enumerate(speeds)
+    ]
+
+
+def stages(
+    manifest: Manifest, speeds: Sequence[Speed | None], rooms: Sequence[Room], on: Volunteer | None, swarm: float
+) -> list[Finding]:
+    """A verdict for each stage. `swarm`: seconds that the swarm takes for a round; 0: not known."""
+    any_fits = any(room.fits and speed is not None for room, speed in zip(rooms, speeds, strict=True))
+    findings = []
+    for stage, (speed, room) in enumerate(zip(speeds, rooms, strict=True)):
+        if speed is None or not room.fits:
+            findings.append(_too_large(stage, room, any_fits))
+            continue
+        findings.append(_verdict(manifest, stage, speed, room, on, swarm))
+    return findings
+
+
+def _too_large(stage: int, room: Room, any_fits: bool) -> Finding:
+    value = f"does not fit: takes {_gigabytes(room.needed)} of memory, {_gigabytes(room.free)} are free"
+    advice = "Join with another stage" if any_fits else "End other programs, or use a machine with more memory"
+    numbers = {"memory": room.needed, "free": room.free}
+    return Finding(f"stage {stage}", value, "warning" if any_fits else "failure", advice, numbers)
+
+
+def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volunteer | None, swarm: float) -> Finding:
+    def at(compression: int) -> Work:
+        work = work_of(manifest, compression, stage)
+        return replace(work, operations=speed.passes, update=speed.update, closing=speed.closing)
+
+    ratio = compression_at(manifest, at, on or NO_LINK)
+    here = round_of(at(ratio), on or NO_LINK, manifest.outer.overlap)
+    best = best_of(at, on or NO_LINK, [each for each in SHOWN if manifest.model.d % each == 0])
+    numbers = {
+        "passes": speed.passes,
+        "step": here.step.seconds,
+        "round": here.seconds,
+        "utilization": here.utilization,
+        "swarm_round": swarm,
+        "memory": room.needed,
+        "best_compression": float(best or 0),
+        "share_measured": speed.share,
+        "teraflops": work_of(manifest, ratio, stage).operations / speed.passes / 1e12,
+    }
+    said = f"would take {seconds(here.seconds)} a round here"
+    said += f" ({seconds(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
+    said += f"; the swarm takes {seconds(swarm)}" if swarm else ""
+    said += f"; {LIMITS[here.limit]} is the limit"
+    said += f"; {_gigabytes(room.needed)} of memory"
+    said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE else ""
+    late = here.seconds > SLOWER * swarm if swarm else here.utilization < WELL_USED
+    if not late:
+        return Finding(f"stage {stage}", said, numbers=numbers)
+    remedy = REMEDIES[here.limit]
+    if here.limit in ("upload", "download") and best is not None:
+        said += f"; k = d/{best} would fit" if best > ratio else "; it is the exchange that does not fit"
+        remedy = remedy if best > ratio or manifest.outer.overlap else EXCHANGE
+    return Finding(f"stage {stage}", said, "warning", remedy, numbers)
+
+
+def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | None) -> Finding | None:
+    """A whole group of machines like this one; None where it cannot serve every stage."""
+    known = [each for each in speeds if each is not None]
+    if len(known) < len(speeds):
+        return None
+    ratio = compression_at(
+        manifest, lambda compression: max(works(manifest, known, compression), key=_longest), on or NO_LINK
+    )
+    made: Round = round_of_group(works(manifest, known, ratio), on or NO_LINK, manifest.outer.overlap)
+    rate = manifest.tokens_per_step / made.step.seconds
+    teraflops = work_of(manifest).operations / max(each.passes for each in known) / 1e12
+    value = (
+        f"one of machines and links like these: {seconds(made.step.seconds)} an inner step, {seconds(made.seconds)} a "
+        f"round, {rate:,.0f} tokens a second"
+    )
+    numbers = {"step": made.step.seconds, "round": made.seconds, "tokens_per_second": rate, "teraflops": teraflops}
+    if on is not None:
+        numbers |= {"up": on.up, "down": on.down, "latency": on.latency}
+        link = f"--up {on.up / 1e6:.3g} --down {on.down / 1e6:.3g} --latency {1e3 * on.latency:.2g}"
+        value += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {teraflops:.3g}"
+    return Finding("group", value, numbers=numbers)
+
+
+def _longest(work: Work) -> float:
+    return work.operations
+
+
+def seconds(value: float) -> str:
+    """A time in words."""
+    if value >= 120:
+        return f"{value / 60:.1f} min"
+    return f"{value:.{0 if value >= 10 else 1}f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

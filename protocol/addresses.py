@@ -1,0 +1,78 @@
+"""Addresses as text: `host:port`, where the host is a name, an IPv4 address, or an IPv6 address in brackets; and the
+multiaddresses of libp2p."""
+
+from ipaddress import IPv6Address, ip_address
+
+from protocol.errors import FormatError
+
+WILDCARDS = ("0.0.0.0", "::")
+"""To listen on every interface. Nobody can dial them."""
+
+MOST_CHARACTERS = 256
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port.
+
+    Raises:
+        FormatError: it is no address; an IPv6 host without brackets is none, as its port could not be told from it.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if (
+        not (colon and host and len(address) <= MOST_CHARACTERS and address.isprintable() and " " not in address)
+        or not (port.isascii() and port.isdigit() and int(port) < 2**16)
+        or bracketed != (":" in host)
+        or {"[", "]"} & set(host)
+    ):
+        raise FormatError(f"{address[:80]!r} is no HOST:PORT (an IPv6 host is in brackets, as in [::1]:7700)")
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """`host:port`, with brackets where they belong."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_host(text: str) -> tuple[str, int | None]:
+    """What a user names as `HOST` or `HOST:PORT`. An IPv6 host alone may do without brackets.
+
+    Raises:
+        FormatError: it is neither.
+    """
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if is_ip(bare) or ":" not in text:
+        return split(join(bare, 0))[0], None
+    return split(text)
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is an address, and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def multiaddress(host: str, port: int) -> str:
+    """Where libp2p listens: on an address."""
+    return f"/ip{ip_address(host).version}/{host}/tcp/{port}"
+
+
+def moved(libp2p: str, host: str) -> str:
+    """A libp2p address with another host in it. Of a name, libp2p takes the addresses of the kind it listens on."""
+    kind = libp2p.split("/")[1]
+    if is_ip(host):
+        kind = "ip6" if isinstance(ip_address(host), IPv6Address) else "ip4"
+    elif kind.startswith("ip"):
+        kind = f"dns{kind[-1]}"
+    return "/".join(("", kind, host, *libp2p.split("/")[3:]))
+
+
+def dialled_at(libp2p: tuple[str, ...], host: str) -> str:
+    """The one of a node's libp2p addresses that others dial where they know it as `host`; "" of none."""
+    kind = "/ip6/" if is_ip(host) and ":" in host else "/ip4/"
+    chosen = next((each for each in libp2p if each.startswith(kind)), next(iter(libp2p), ""))
+    return chosen and moved(chosen, host)

@@ -1,0 +1,78 @@
+"""What a machine is found to be: from itself, and from values that no machine here has."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.diagnosis.machine import (
+    CHECKPOINT_BYTES,
+    EARLIEST,
+    busy,
+    clock,
+    computes_on,
+    disk,
+    disk_bytes,
+    examine,
+    open_files,
+    versions,
+)
+from tests.reference.small_manifest import small_manifest
+
+CPU = torch.device("cpu")
+
+
+def test_this_machine_has_every_check_once(tmp_path: Path):
+    found = examine(CPU, 1, tmp_path / "not" / "there yet")
+    assert [each.name for each in found] == ["versions", "device", "cores", "memory", "disk", "open files", "clock"]
+    assert not any(each.outcome == "failure" for each in found)
+    assert not (tmp_path / "not").exists()
+
+
+def test_versions_are_those_that_decide_whether_peers_understand_each_other():
+    assert "protocol 1" in versions().value
+    assert torch.__version__ in versions().value
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here PyTorch can use it")
+def test_a_gpu_that_torch_cannot_use_is_worth_a_warning(tmp_path: Path):
+    driver = tmp_path / "version"
+    assert computes_on(CPU, driver).outcome == "ok"
+    driver.touch()
+    assert computes_on(CPU, driver).outcome == "warning"
+    assert "pytorch.org" in computes_on(CPU, driver).advice
+
+
+def test_who_computes_beside_it_spoils_the_measurement():
+    assert busy(0.3, 4, 4).outcome == "ok"
+    assert "others want 3.0" in busy(3.0, 4, 4).value
+
+
+def test_a_full_disk_is_a_failure_and_names_what_is_missing(tmp_path: Path):
+    assert disk(tmp_path, 1).outcome == "ok"
+    full = disk(tmp_path, 10**18)
+    assert full.outcome == "failure"
+    assert "--dir" in full.advice
+
+
+def test_what_a_stage_keeps_on_disk_is_more_than_its_files():
+    manifest = small_manifest()
+    first, last = (disk_bytes(manifest, stage, 0) for stage in (0, 1))
+    assert disk_bytes(manifest, 0, 1000) == first + 1000
+    assert min(first, last) > CHECKPOINT_BYTES * 16 * 300  # the embedding, or the head
+
+
+def test_few_files_are_a_warning_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    assert "`ulimit -n 1024`" in open_files().advice
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 512))
+    assert "limits.conf" in open_files().advice
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert open_files().outcome == "ok"
+
+
+def test_a_clock_that_was_never_set_is_a_failure():
+    assert clock(EARLIEST + 1).outcome == "ok"
+    assert clock(12.0).outcome == "failure"
+    assert "timedatectl" in clock(12.0).advice

@@ -1,0 +1,108 @@
+"""What is said of each stage, for links and devices that nobody here has."""
+
+import pytest
+
+from peer.diagnosis.verdict import Room, Speed, group, seconds, stages
+from peer.planning.model import Volunteer, round_of, round_of_group, work_of
+from protocol.manifest import Manifest, check
+
+MANIFEST = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+ROOMY = Room(8 * 10**9, 24 * 10**9)
+TIGHT = Room(8 * 10**9, 4 * 10**9)
+GIGABIT = Volunteer(1.0, 1e9, 1e9, 0.01)
+HOME = Volunteer(1.0, 10e6, 100e6, 0.02)
+
+
+def speed(passes: float, share: float = 1.0) -> Speed:
+    return Speed(passes, 0.1, 1.0, share)
+
+
+def verdicts(manifest: Manifest, passes: float, on: Volunteer | None, swarm: float = 0.0, room: Room = ROOMY):
+    count = manifest.replicas.stages
+    return stages(manifest, [speed(passes)] * count, [room] * count, on, swarm)
+
+
+def test_a_stage_whose_links_are_hidden_is_well():
+    for each in verdicts(MANIFEST, 4.0, GIGABIT):
+        assert each.outcome == "ok"
+        assert "your device is the limit" in each.value
+        assert each.numbers["round"] > MANIFEST.inner.steps * MANIFEST.inner.microbatches * 4.0
+
+
+def test_a_thin_upload_is_named_with_the_k_that_would_fit():
+    """The issue's example: the upload is the limit, and k = d/16 would fit."""
+    middle = verdicts(MANIFEST, 9.0, HOME)[1]
+    assert middle.outcome == "warning"
+    assert "your upload is the limit" in middle.value
+    compression = int(middle.numbers["best_compression"])
+    assert f"k = d/{compression} would fit" in middle.value
+    assert compression > MANIFEST.replicas.compression
+    assert "cable" in middle.advice
+
+
+def test_the_ends_of_a_pipeline_carry_half_of_what_its_middle_does():
+    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}, "inner": {"sequences": 512}})
+    first, middle, _, last = (each.numbers["step"] for each in verdicts(manifest, 1.0, HOME))
+    assert first == pytest.approx(last, rel=0.02)
+    assert middle == pytest.approx(2 * first, rel=0.1)
+
+
+def test_beside_the_swarm_only_who_is_slower_is_warned():
+    here = verdicts(MANIFEST, 4.0, GIGABIT)[1].numbers["round"]
+    ahead, behind = (verdicts(MANIFEST, 4.0, GIGABIT, swarm)[1] for swarm in (1.05 * here, 0.5 * here))
+    assert ahead.outcome == "ok"
+    assert behind.outcome == "warning"
+    assert f"the swarm takes {seconds(0.5 * here)}" in behind.value
+    assert "quicker device" in behind.advice
+
+
+def test_where_the_exchange_is_in_the_way_overlap_is_the_advice():
+    manifest = check(
+        {
+            "model": {"preset": "512m"},
+            "replicas": {"stages": 4, "groups": 60, "compression": 128},
+            "inner": {"steps": 2},
+        }
+    )
+    found = verdicts(manifest, 2.0, Volunteer(1.0, 20e6, 100e6, 0.01))[1]
+    assert "it is the exchange" in found.value
+    assert "overlap = true" in found.advice
+
+
+def test_a_stage_that_does_not_fit_is_a_failure_only_if_none_does():
+    assert {each.outcome for each in verdicts(MANIFEST, 4.0, GIGABIT, room=TIGHT)} == {"failure"}
+    found = stages(MANIFEST, [speed(4.0)] * 4, [TIGHT, ROOMY, ROOMY, TIGHT], GIGABIT, 0.0)
+    assert [each.outcome for each in found] == ["warning", "ok", "ok", "warning"]
+    assert "another stage" in found[0].advice
+    assert stages(MANIFEST, [None] * 4, [ROOMY] * 4, GIGABIT, 0.0)[0].outcome == "failure"
+
+
+def test_without_a_link_only_the_device_is_judged():
+    found = verdicts(MANIFEST, 4.0, None)[1]
+    assert "links aside" in found.value
+    assert found.outcome == "ok"
+
+
+def test_what_was_measured_in_part_says_so():
+    (only,) = stages(
+        check({"model": {"preset": "nano"}, "replicas": {"stages": 1}}), [speed(1.0, 0.05)], [ROOMY], GIGABIT, 0.0
+    )
+    assert "computed from 5.0% of a microbatch" in only.value
+
+
+def test_a_group_takes_as_long_as_its_slowest_stage_lets_it():
+    speeds = [speed(1.0), speed(3.0), speed(1.0), speed(2.0)]
+    found = group(MANIFEST, speeds, GIGABIT)
+    assert found is not None
+    alone = stages(MANIFEST, speeds, [ROOMY] * 4, GIGABIT, 0.0)
+    slowest = alone[1].numbers["step"]
+    assert found.numbers["step"] == pytest.approx(slowest - (2.0 + 2.0 + 1.0))  # the others fill and drain sooner
+    assert found.numbers["tokens_per_second"] == MANIFEST.tokens_per_step / found.numbers["step"]
+    assert group(MANIFEST, [*speeds[:3], None], GIGABIT) is None
+
+
+def test_stages_that_are_alike_are_a_group_as_the_plan_has_it():
+    work = work_of(MANIFEST, stage=1)
+    on = Volunteer(1e12, 20e6, 100e6, 0.02)
+    assert round_of_group([work] * 4, on) == round_of(work, on)
+    assert work_of(MANIFEST).operations == max(work_of(MANIFEST, stage=stage).operations for stage in range(4))

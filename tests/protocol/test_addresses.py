@@ -1,0 +1,85 @@
+"""Addresses as text."""
+
+import pytest
+
+from protocol.addresses import dialled_at, join, moved, multiaddress, read_host, split
+from protocol.errors import FormatError
+
+TAIL = "tcp/7701/p2p/QmfNi74igfB5xPmSgD68LMZgKe9cJrH7u5k6zBC3Yh9cvM"
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("127.0.0.1:7700", "127.0.0.1", 7700),
+        ("train.example.org:1", "train.example.org", 1),
+        ("[::1]:7700", "::1", 7700),
+        ("[2001:db8::7]:0", "2001:db8::7", 0),
+    ],
+)
+def test_host_and_port_come_apart_and_together_again(address: str, host: str, port: int):
+    assert split(address) == (host, port)
+    assert join(host, port) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        ":7700",
+        "::1:7700",
+        "[::1]",
+        "[::1]:",
+        "[host]:1",
+        "h:70000",
+        "h:-1",
+        "h:٣",
+        "a b:1",
+        "h" * 300 + ":1",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str):
+    with pytest.raises(FormatError, match="is no HOST:PORT"):
+        split(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("me.example.org", "me.example.org", None),
+        ("me.example.org:7710", "me.example.org", 7710),
+        ("203.0.113.7", "203.0.113.7", None),
+        ("2001:db8::7", "2001:db8::7", None),
+        ("[2001:db8::7]", "2001:db8::7", None),
+        ("[2001:db8::7]:7710", "2001:db8::7", 7710),
+    ],
+)
+def test_a_host_may_be_named_with_or_without_a_port(text: str, host: str, port: int | None):
+    assert read_host(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "[", "a b", "h:port", "[h]:1"])
+def test_what_is_no_host_is_refused(text: str):
+    with pytest.raises(FormatError):
+        read_host(text)
+
+
+def test_libp2p_has_its_own_form():
+    assert multiaddress("127.0.0.1", 7701) == "/ip4/127.0.0.1/tcp/7701"
+    assert multiaddress("::1", 7701) == "/ip6/::1/tcp/7701"
+
+
+def test_a_libp2p_address_moves_to_the_host_that_others_dial():
+    assert moved(f"/ip4/10.0.0.2/{TAIL}", "203.0.113.7") == f"/ip4/203.0.113.7/{TAIL}"
+    assert moved(f"/ip4/10.0.0.2/{TAIL}", "2001:db8::7") == f"/ip6/2001:db8::7/{TAIL}"
+    assert moved(f"/ip4/10.0.0.2/{TAIL}", "train.example.org") == f"/dns4/train.example.org/{TAIL}"
+    assert moved(f"/ip6/::1/{TAIL}", "train.example.org") == f"/dns6/train.example.org/{TAIL}"
+
+
+def test_of_several_libp2p_addresses_the_one_of_the_hosts_kind_is_dialled():
+    both = (f"/ip4/127.0.0.1/{TAIL}", f"/ip6/::1/{TAIL.replace('7701', '7702')}")
+    assert dialled_at(both, "203.0.113.7") == f"/ip4/203.0.113.7/{TAIL}"
+    assert dialled_at(both, "2001:db8::7") == f"/ip6/2001:db8::7/{TAIL.replace('7701', '7702')}"
+    assert dialled_at((), "203.0.113.7") == ""
