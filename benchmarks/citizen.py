@@ -46,10 +46,10 @@ from protocol.schemas import pipeline_pb2 as pb
 
 LINK_MEGABITS, LATENCY = 100.0, 0.02
 LIMITS = (2.0, 5.0, 20.0)
-SECONDS, SETTLING = 20.0, 4.0
+SECONDS, SETTLING = 20.0, 8.0
 """A measurement, and what goes before it: TCP finds its rate, and what senders may have on its way is on its way."""
 
-FETCHES = 4
+FETCHES = 2
 AHEAD = 4
 """Frames' pieces that wait to be sent: always some."""
 
@@ -94,7 +94,8 @@ async def serve(index: int, folder: Path, address: str) -> None:
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[Guard(), AnyBytes()])
     pipeline = PipelineService(manifest)
     pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
-    blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, lambda _: blob, bandwidth), server)
+    service = BlobService(manifest, lambda _: blob, bandwidth)
+    blobs_pb2_grpc.add_BlobsServicer_to_server(service, server)
     port = listen(server, f"{address}:0", contacts.credentials.serving())
     await server.start()
     say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
@@ -102,7 +103,6 @@ async def serve(index: int, folder: Path, address: str) -> None:
     there = There(other["peer_id"], other["address"])
     attempt = Attempt(ReplicaId("benchmark"), 1)
     neighbour = link(manifest, there.peer_id, "the other", bandwidth)
-    counts = {"blobs": 0, "frames": 0}
     pipeline.expect(attempt, there.peer_id, neighbour)
     say("ready")
     task = await hear()
@@ -111,12 +111,11 @@ async def serve(index: int, folder: Path, address: str) -> None:
             if task["carry"]:
                 if index == HOME:
                     tasks.create_task(call(there, contacts, attempt, neighbour))
-                mover = send_frames(neighbour) if task["frames"] else take_frames(neighbour, counts)
-                tasks.create_task(mover)
+                tasks.create_task(send_frames(neighbour) if task["send"] else take_frames(neighbour))
             for _ in range(FETCHES if task["fetch"] else 0):
-                tasks.create_task(take_blobs(contacts, manifest, there, other["sha256"], counts))
-            while (order := await hear()) is not None:
-                say(counts | order)
+                tasks.create_task(take_blobs(contacts, manifest, there, other["sha256"]))
+            while await hear() is not None:
+                say({"blobs": service.bytes_sent, "frames": neighbour.bytes_sent - CHUNK_BYTES * neighbour.unsent})
             raise asyncio.CancelledError
     finally:
         await contacts.close()
@@ -131,18 +130,18 @@ async def send_frames(neighbour: Link) -> None:
         await asyncio.sleep(0.005)
 
 
-async def take_frames(neighbour: Link, counts: dict[str, int]) -> None:
+async def take_frames(neighbour: Link) -> None:
+    """As they come."""
     with contextlib.suppress(HetpeerError):
         while True:
-            counts["frames"] += (await neighbour.receive()).ByteSize()
+            await neighbour.receive()
 
 
-async def take_blobs(contacts: Contacts, manifest: Manifest, there: There, sha256: str, counts: dict[str, int]) -> None:
+async def take_blobs(contacts: Contacts, manifest: Manifest, there: There, sha256: str) -> None:
     """One after the other."""
     while True:
         async with contacts.to(there) as channel:
             await fetch(channel, manifest, sha256, BLOB_BYTES, contacts.bandwidth)
-        counts["blobs"] += BLOB_BYTES
 
 
 def say(words: Any) -> None:
@@ -210,17 +209,17 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
         peers.tell(here, here)
         sender = HOME if up else AWAY
         carry, blobs = kind != "blobs", kind != "frames"
-        tasks = [{"carry": carry, "frames": n == sender, "fetch": blobs and n != sender} for n in (HOME, AWAY)]
+        tasks = [{"carry": carry, "send": n == sender, "fetch": blobs and n != sender} for n in (HOME, AWAY)]
         for each, task in zip(peers.processes, tasks, strict=True):
             assert each.stdin is not None
             print(json.dumps(task), file=each.stdin, flush=True)
         time.sleep(SETTLING)
-        way, taker = ("tx" if up else "rx"), 1 - sender
+        way = "tx" if up else "rx"
         began, before = time.monotonic(), on.bytes_of(HOME)[way]
-        first = peers.tell({}, {})[taker]
+        first = peers.tell({}, {})[sender]
         time.sleep(seconds)
         after, took = on.bytes_of(HOME)[way], time.monotonic() - began
-        last = peers.tell({}, {})[taker]
+        last = peers.tell({}, {})[sender]
         measured = 8 * (after - before) / took / 1e6
         frames, others = last["frames"] - first["frames"], last["blobs"] - first["blobs"]
         part = frames / max(1, frames + others)

@@ -55,7 +55,7 @@ of the last round takes this part of a round: whichever is the most."""
 YIELD_SECONDS = 0.25
 """A piece of bulk waits at most so long for frames that are unsent: whatever the link, bulk goes on."""
 
-WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_SECONDS = 8 << 20, 64 * 1024, 0.25
+WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_SECONDS = 8 << 20, 64 * 1024, 0.1
 """What a sender may have on its way to us on one stream: much where links are long, little where a limit is to hold."""
 
 

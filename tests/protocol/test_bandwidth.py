@@ -7,6 +7,7 @@ import pytest
 
 from protocol.bandwidth import (
     LEAST_PIECE_BYTES,
+    LEAST_WINDOW_BYTES,
     SPREAD_MEGABITS,
     WINDOW_BYTES,
     WIRE,
@@ -215,7 +216,8 @@ def test_who_gives_up_waiting_costs_the_others_nothing():
 def test_a_sender_may_have_little_on_its_way_where_a_limit_is_to_hold():
     assert Bandwidth().window is None
     assert Bandwidth.of(5, None).window is None
-    assert Bandwidth.of(None, 5).window == 5e6 / 8 / 4
+    assert Bandwidth.of(None, 1).window == LEAST_WINDOW_BYTES
+    assert Bandwidth.of(None, 40).window == 500_000
     assert Bandwidth.of(None, 10_000).window == WINDOW_BYTES
 
 
