@@ -58,6 +58,13 @@ ReachOption = Annotated[
         help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
     ),
 ]
+RelayOption = Annotated[
+    bool,
+    typer.Option(
+        "--relay/--no-relay",
+        help="Carry calls to peers behind routers that let nobody in, if this one can be dialled. Uses bandwidth.",
+    ),
+]
 ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
@@ -159,6 +166,7 @@ def join(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = False,
     manifest: ManifestOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -183,6 +191,7 @@ def replica(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = True,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
@@ -194,7 +203,9 @@ def replica(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, manifest=manifest, audit=audit)
+    options = JoinOptions(
+        "datacenter", ticket, device, threads, directory, wish, manifest=manifest, audit=audit, relay=relay
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -207,6 +218,7 @@ def observe(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = False,
     audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -217,7 +229,7 @@ def observe(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit)
+    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, relay=relay)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 

@@ -36,6 +36,8 @@ class PeerOptions:
     wish: Wish = field(default_factory=Wish)
     manifest: Path | None = None
     audit: bool = False
+    relay: bool = False
+    """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:

@@ -20,9 +20,9 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
     "until-stdin-closes",
-    "join": "announce device dir json listen manifest reach stage threads until-stdin-closes",
-    "replica": "announce audit device dir json listen manifest reach threads until-stdin-closes",
-    "observe": "announce audit device dir json listen reach threads until-stdin-closes",
+    "join": "announce device dir json listen manifest reach relay stage threads until-stdin-closes",
+    "replica": "announce audit device dir json listen manifest reach relay threads until-stdin-closes",
+    "observe": "announce audit device dir json listen reach relay threads until-stdin-closes",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),

@@ -26,6 +26,7 @@ class JoinOptions:
     stage: int | None = None
     manifest: Path | None = None
     audit: bool = False
+    relay: bool = False
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -47,6 +48,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 wish=options.wish,
                 manifest=options.manifest,
                 audit=options.audit,
+                relay=options.relay,
             )
             return run(lambda stop: run_until(stop, settings, terminal.emit), terminal)
 
