@@ -26,8 +26,10 @@ from protocol.guard import Guard
 from protocol.keys import Identity, load_or_create
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.records import Register
+from protocol.relay import Relay
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
+from protocol.streams import Streams
 from protocol.ticket import Ticket
 
 GRACE_SECONDS = 2.0
@@ -110,6 +112,8 @@ async def serve(
         await door_server.start()
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
+        streams = Streams(dht.p2p)
+        await Relay(streams, register.authority, gatekeeper.objection).open()
         tell(ticket)
         await dht.while_alive(_until(stop, dht, register, measuring.pace))
     finally:

@@ -60,6 +60,13 @@ ReachOption = Annotated[
         help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
     ),
 ]
+RelayOption = Annotated[
+    bool,
+    typer.Option(
+        "--relay/--no-relay",
+        help="Carry calls to peers behind routers that let nobody in, if this one can be dialled. Uses bandwidth.",
+    ),
+]
 ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
@@ -166,6 +173,7 @@ def join(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = False,
     manifest: ManifestOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -191,6 +199,7 @@ def replica(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = True,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
@@ -202,7 +211,7 @@ def replica(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, asked)
+    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -217,6 +226,7 @@ def observe(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
+    relay: RelayOption = False,
     audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -227,7 +237,7 @@ def observe(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, asked=asked)
+    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked)
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 

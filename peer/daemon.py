@@ -31,6 +31,7 @@ from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.network.trial import stand_trial
+from peer.network.ways import ways
 from peer.swarm.node import Node
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
@@ -60,6 +61,7 @@ from protocol.schemas import (
     snapshots_pb2_grpc,
     succession_pb2_grpc,
 )
+from protocol.streams import Streams
 from protocol.window import Window
 
 LEAVE_SECONDS = 30.0
@@ -148,10 +150,12 @@ async def _joined(
     way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
     if said := way.objection or way.doubt:
         emit(Progress(said))
-    address = way.address(listen(server, join(way.host, way.port), credentials.serving()))
+    port = listen(server, join(way.host, way.port), credentials.serving())
+    address = way.address(port)
     addresses = remembered.addresses if remembered else settings.ticket.addresses
     try:
-        dht = await dhts.start(identity, way.host, way.libp2p_port, Register(authority, manifest), addresses)
+        where = way.host, way.libp2p_port
+        dht = await dhts.start(identity, *where, Register(authority, manifest), addresses, way.hidden)
     except BaseException:
         await server.stop(None)
         raise
@@ -165,14 +169,17 @@ async def _joined(
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
-            libp2p=dialled_at(dht.addresses, way.announced[0]),
+            libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
             role=settings.role,
             stage=card.stage,
             slot=card.slot,
             on_trial=card.on_trial,
+            relays=settings.relay and not way.hidden,
         )
         signer = Signer(identity, authority, place.signed_card)
         discovery = Discovery(dht, signer, manifest, record, objection=distrust.objection)
+        first = settings.ticket.addresses
+        reached = ways(way, port, Streams(dht.p2p), discovery, contacts, distrust, first, emit)
         distrust.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
@@ -201,6 +208,7 @@ async def _joined(
             emit=emit,
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
+            keep_reached=reached.keep,
             audit=settings.audit,
             max_memory=settings.manners.max_memory,
         )
@@ -217,6 +225,7 @@ async def _joined(
         emit(Progress("getting ready to compute"))
         await warming
         await server.start()
+        await reached.open()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         emit(Joined(identity.peer_id, settings.role, card.stage, card.slot, address))
         yield node

@@ -38,6 +38,13 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """This peer cannot be dialled: the relays by which others reach it now (peer ids)."""
+
+    relays: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFormed:
     """This peer is a member of a complete replica."""
 
@@ -227,6 +234,7 @@ Event = (
     Serving
     | Progress
     | Joined
+    | Reached
     | GroupFormed
     | GroupBroken
     | StepDone

@@ -42,6 +42,8 @@ class PeerOptions:
     manifest: Path | None = None
     audit: bool = False
     manners: Manners = field(default_factory=Manners)
+    relay: bool = False
+    """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:

@@ -19,6 +19,7 @@ from peer.events import (
     Paused,
     PauseEnded,
     Progress,
+    Reached,
     Refused,
     Resumed,
     Resynchronised,
@@ -51,6 +52,10 @@ def say(event: Event) -> str | None:
         case Joined(peer_id, role, stage, slot, address):
             where = f" of stage {stage}" if role == "volunteer" else ""
             return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"
+        case Reached([]):
+            return "WARNING: no relay holds this peer, and it cannot be dialled: others cannot call it."
+        case Reached(relays):
+            return f"Others reach this peer by {len(relays)} relay(s): {', '.join(each[-8:] for each in relays)}"
         case GroupFormed(replica, _, members):
             return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
         case GroupBroken(_, round, step, reason):

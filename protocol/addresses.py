@@ -56,6 +56,11 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address by which only its own machine is reached."""
+    return is_ip(host) and ip_address(host).is_loopback
+
+
 def multiaddress(host: str, port: int) -> str:
     """Where libp2p listens: on an address."""
     return f"/ip{ip_address(host).version}/{host}/tcp/{port}"

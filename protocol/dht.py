@@ -171,8 +171,11 @@ def _validator(rules: Rules) -> Any:
     return Validator()
 
 
-async def start(identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = ()) -> Dht:
-    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`.
+async def start(
+    identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = (), hidden: bool = False
+) -> Dht:
+    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. One that is `hidden`, as others
+    cannot dial it, asks and keeps nothing for others.
 
     Raises:
         ResourceError: libp2p's daemon does not start.
@@ -196,7 +199,9 @@ async def start(identity: Identity, host: str, port: int, rules: Rules, bootstra
         )
     except P2PDaemonError as error:
         raise ResourceError(f"libp2p's daemon did not start on {join(host, port)}: {error}") from None
-    node = await DHTNode.create(p2p=p2p, wait_timeout=WAIT_SECONDS, record_validator=_validator(rules))
+    node = await DHTNode.create(
+        p2p=p2p, wait_timeout=WAIT_SECONDS, record_validator=_validator(rules), client_mode=hidden
+    )
     addresses = tuple(str(address) for address in await p2p.get_visible_maddrs())
     dht = Dht(p2p, node, addresses, rules)
     if bootstraps and not await dht.attach(bootstraps):

@@ -4,19 +4,29 @@ A record travels as a signed message that carries the operator's word, or a gate
 whoever holds or reads it checks it without asking anybody.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
 
 from protocol import signed
 from protocol.cards import Authority, Role
 from protocol.errors import FormatError
 from protocol.identity import PeerId, ReplicaId, RunId
-from protocol.limits import RECORD_BYTES, RECORD_SECONDS
+from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 
@@ -27,8 +37,18 @@ RECORDS_UNDER_A_KEY = 64
 
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
 
+RELAY_CHARACTERS = 192
+
+RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_CHARACTERS, pattern=LIBP2P)]
+"""Where the libp2p node of a relay listens."""
+
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 """The peer id of who is scored."""
+
+
+def is_relay(address: str) -> bool:
+    """Whether a relay's address may stand in a record."""
+    return 0 < len(address) <= RELAY_CHARACTERS and re.fullmatch(LIBP2P, address) is not None
 
 
 class PeerRecord(BaseModel):
@@ -54,6 +74,16 @@ class PeerRecord(BaseModel):
     sequence: int = Field(0, ge=0, lt=2**62)
     gone: bool = Field(False, description="it has said goodbye")
     scores: dict[Scored, FiniteFloat] = Field(default_factory=dict, max_length=16)
+    relays: bool = Field(False, description="it carries streams to peers that cannot be dialled")
+    via: list[RelayAddress] = Field(
+        default_factory=list, max_length=RELAYS_NAMED, description="the relays that hold it, if it cannot be dialled"
+    )
+
+    @model_serializer(mode="wrap")
+    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Who can be dialled, and relays nothing, says nothing of it: so its bytes are those of before."""
+        said: dict[str, Any] = serialize(self)
+        return {key: value for key, value in said.items() if key not in ("relays", "via") or value}
 
     @property
     def leads(self) -> bool:
@@ -112,7 +142,7 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     """
     place = authority.admitted(signer, card)
     try:
-        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=0))
+        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=RELAYS_NAMED))
     except ValidationError as error:
         first = error.errors()[0]
         raise FormatError(f"the record of {signer} is malformed: {first['loc']}: {first['msg']}"[:200]) from None

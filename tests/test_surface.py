@@ -20,12 +20,12 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
     "until-stdin-closes",
-    "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach stage "
-    "threads until-stdin-closes",
+    "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
+    "stage threads until-stdin-closes",
     "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
+    "relay threads until-stdin-closes",
+    "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach relay "
     "threads until-stdin-closes",
-    "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach threads "
-    "until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
     "testnet": (

@@ -29,6 +29,7 @@ class JoinOptions:
     stage: int | None = None
     manifest: Path | None = None
     audit: bool = False
+    relay: bool = False
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `Manners.of`."""
 
@@ -54,6 +55,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 manifest=options.manifest,
                 audit=options.audit,
                 manners=manners,
+                relay=options.relay,
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 

@@ -3,17 +3,26 @@ one on which this peer still shows its last certificate."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
 
+from peer.network.routes import Routes
 from protocol.bandwidth import Bandwidth
-from protocol.channels import Credentials, Reachable, channel_to, connect, translated
+from protocol.channels import Credentials, Reachable, channel_to, translated
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A peer, and where to dial it."""
+
+    peer_id: PeerId
+    address: str
 
 
 @dataclass(slots=True)
@@ -26,6 +35,8 @@ class Contacts:
     """Why this peer does not talk to another; empty: it does."""
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     """What goes over these channels, and over those by which others call, takes its turn in this."""
+    routes: Routes | None = None
+    """How to reach who cannot be dialled; None: nobody is."""
     channels: dict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=dict)
     """Each with the certificate that it was opened with."""
     streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
@@ -46,10 +57,12 @@ class Contacts:
             self._drop(key, channel)
             channel = None
         if channel is None:
-            channel = channel_to(peer, self.manifest, self.credentials, self.bandwidth.window)
-            self.channels[key] = self.credentials.chain, channel
+            at = await self._dialled(peer)
+            if key not in self.channels:  # else another call was quicker
+                self.channels[key] = self.credentials.chain, self._channel_to(at)
+            channel = self.channels[key][1]
         try:
-            with translated(peer.address, self.manifest, self.credentials):
+            with self._translated(peer):
                 yield channel
         except UnreachableError:
             self._drop(key, channel)
@@ -59,12 +72,31 @@ class Contacts:
     async def alone(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
         """A channel to a peer for one stream, which ends with it. Raises as `to` does."""
         self._require_no_objection(peer)
-        async with connect(peer, self.manifest, self.credentials, self.bandwidth.window) as channel:
+        async with self._channel_to(await self._dialled(peer)) as channel:
             self.streams[channel] = peer.peer_id
             try:
-                yield channel
+                with self._translated(peer):
+                    yield channel
             finally:
                 del self.streams[channel]
+
+    def _channel_to(self, at: Reachable) -> grpc.aio.Channel:
+        return channel_to(at, self.manifest, self.credentials, self.bandwidth.window)
+
+    async def _dialled(self, peer: Reachable) -> Reachable:
+        """A peer where a channel to it dials."""
+        return peer if self.routes is None else At(peer.peer_id, await self.routes.address(peer))
+
+    @contextlib.contextmanager
+    def _translated(self, peer: Reachable) -> Iterator[None]:
+        """gRPC's errors as ours, which say on which way they came."""
+        try:
+            with translated(peer.address, self.manifest, self.credentials):
+                yield
+        except UnreachableError as error:
+            if self.routes is None or not (trouble := self.routes.failed(peer)):
+                raise
+            raise UnreachableError(f"{error}; {trouble}") from None
 
     def hang_up(self, peer: PeerId) -> None:
         """End the channels to a peer, if there are any; whoever waits for an answer finds it unreachable."""
@@ -89,6 +121,8 @@ class Contacts:
 
     async def close(self) -> None:
         """Hang up everywhere."""
+        if self.routes is not None:
+            await self.routes.close()
         for task in self.closing:
             task.cancel()
         channels, self.channels = [channel for _, channel in self.channels.values()], {}

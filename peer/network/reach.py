@@ -11,7 +11,7 @@ import grpc
 
 from peer.network import operator
 from protocol import certificates
-from protocol.addresses import WILDCARDS, join, read_host, split
+from protocol.addresses import WILDCARDS, is_loopback, join, read_host, split
 from protocol.atomic import write_atomically
 from protocol.channels import Credentials, listen, options
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
@@ -50,6 +50,16 @@ class Reach:
     """Why it is not known whether they can."""
     forwarded: bool = False
     """The user has said what others dial."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether others cannot dial this peer."""
+        return bool(self.objection)
+
+    @property
+    def here(self) -> str:
+        """The host by which this machine itself calls this peer."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
     def libp2p_port(self) -> int:
@@ -129,7 +139,7 @@ def _with(reach: Reach, port: int, objection: str = "", doubt: str = "") -> Reac
 def _advice(reach: Reach, port: int, dialled: str) -> str:
     """What a volunteer can do about it."""
     seen, named = split(dialled)[0], reach.announced[1]
-    if reach.host in ("127.0.0.1", "::1"):
+    if is_loopback(reach.host):
         return f"This peer listens on {reach.host}, where only this machine calls: give --listen 0.0.0.0:{port}"
     if seen == reach.host:
         return f"Let TCP port {port} through this machine's firewall, and name it: --listen {join(seen, port)}"

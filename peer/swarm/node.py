@@ -61,6 +61,8 @@ class Node:
     """Renews this peer's certificate for as long as it lives."""
     stand_trial: Callable[[], Coroutine[Any, Any, None]]
     """Until what this peer contributes counts."""
+    keep_reached: Callable[[], Coroutine[Any, Any, None]]
+    """Sees that others reach this peer, if they cannot dial it."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
     max_memory: int | None = None
@@ -103,6 +105,7 @@ class Node:
                 tasks.create_task(keep_remembering(self.directory, self.discovery)),
                 tasks.create_task(self.keep_certified()),
                 tasks.create_task(self.stand_trial()),
+                tasks.create_task(self.keep_reached()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()

@@ -28,6 +28,24 @@ COMMAND_SECONDS = 10.0
 
 BURST = ("burst", "64kb", "latency", "50ms")
 
+RENO = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+
+LAN = "192.168"
+"""Behind a router; no other host has a route there."""
+
+ROUTER = """table ip home {{
+chain out {{
+type nat hook postrouting priority 100;
+oifname "eth0" masquerade
+}}
+chain in {{
+type filter hook forward priority 0; policy drop;
+iifname "{inside}" accept
+ct state established,related accept
+}}
+}}
+"""
+
 PREFIX = "hetpeer-"
 FOLDER = Path("/run/netns")
 
@@ -77,9 +95,29 @@ class Namespaces:
         await _run("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
         await _run("ip", "-n", inside, "addr", "add", f"{address}/16", "dev", "eth0")
         await _run("ip", "-n", inside, "link", "set", "eth0", "up")
-        setting = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
-        await _run("nsenter", f"--net={FOLDER / inside}", "sh", "-c", setting)
+        await _run("nsenter", f"--net={FOLDER / inside}", "sh", "-c", RENO)
         return address
+
+    async def add_behind_router(self, name: str) -> str:
+        """A namespace for a process that sees the others through a router of its own, which lets nobody in: it
+        translates addresses, as a home's does. The process's address, which is of no use to others."""
+        router, inside = self._router(name), f"lan{len(self.hosts)}"
+        await self.add(router)
+        number = self.hosts[name] = len(self.hosts)
+        namespace = self.namespace(name)
+        await self._make(namespace)
+        at = f"{self.namespace(router)}"
+        await _run("ip", "-n", at, "link", "add", inside, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        await _run("ip", "-n", at, "addr", "add", f"{LAN}.{number}.1/24", "dev", inside)
+        await _run("ip", "-n", at, "link", "set", inside, "up")
+        await _run("ip", "-n", namespace, "addr", "add", f"{LAN}.{number}.2/24", "dev", "eth0")
+        await _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+        await _run("ip", "-n", namespace, "route", "add", "default", "via", f"{LAN}.{number}.1")
+        routes = "echo 1 > /proc/sys/net/ipv4/ip_forward"
+        await _run("nsenter", f"--net={FOLDER / at}", "sh", "-c", routes)
+        await _run("nsenter", f"--net={FOLDER / at}", "nft", ROUTER.format(inside=inside))
+        await _run("nsenter", f"--net={FOLDER / namespace}", "sh", "-c", RENO)
+        return f"{LAN}.{number}.2"
 
     async def enter(self, name: str) -> tuple[str, ...]:
         """What goes before a command for it to run in the namespace of `name`, which is made if it is missing."""
@@ -115,6 +153,10 @@ class Namespaces:
         while self.made:
             with suppress(ResourceError):
                 await _run("ip", "netns", "del", self.made.pop())
+
+    @staticmethod
+    def _router(name: str) -> str:
+        return f"router of {name}"
 
     def _port(self, name: str) -> str:
         return f"port{self.hosts[name]}"

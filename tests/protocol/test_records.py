@@ -75,6 +75,37 @@ def test_a_record_is_read_as_it_was_signed(way: str, me: Signer):
 
 
 @in_both_ways
+def test_who_cannot_be_dialled_says_by_whom_it_is_reached(way: str, me: Signer):
+    told = record_of(me, via=["/ip4/192.0.2.1/tcp/7701/p2p/QmA", "/dns4/relay.example.org/tcp/7701/p2p/QmB"])
+    assert read_as(way, signed_as(way, me, told), me) == told
+    assert read_as(way, signed_as(way, me, record_of(me, relays=True)), me).relays
+
+
+def test_who_can_be_dialled_and_relays_nothing_says_nothing_of_it(me: Signer):
+    assert not {"via", "relays"} & set(msgpack.unpackb(pack(record_of(me))))
+
+
+@pytest.mark.parametrize(
+    "via",
+    [
+        [f"/ip4/192.0.2.1/tcp/{port}/p2p/QmA" for port in range(4)],
+        [""],
+        ["192.0.2.1:7701"],
+        ["/ip4/192.0.2.1/tcp/7701/p2p/QmA/p2p-circuit"],
+        ["/ip4/192.0.2.1/tcp/7701/p2p/" + "Q" * 200],
+        [7701],
+        "/ip4/192.0.2.1/tcp/7701/p2p/QmA",
+        {"/ip4/192.0.2.1/tcp/7701/p2p/QmA": 1},
+    ],
+)
+def test_other_relays_than_a_few_addresses_are_refused(me: Signer, via: object):
+    packed = msgpack.packb({**record_of(me).model_dump(), "via": via})
+    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    with pytest.raises(FormatError, match="is malformed"):
+        read(data, me.identity.peer_id, me.authority)
+
+
+@in_both_ways
 def test_nobody_speaks_for_another(way: str, me: Signer, tmp_path: Path, operator: Identity):
     other = admitted(tmp_path / "other", operator)
     with pytest.raises(FormatError, match=f"speaks for {me.identity.peer_id}"):

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +42,9 @@ microbatch = {sequences}
 E = TypeVar("E")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """A process that prints its events and stops when its standard input closes."""
-    command = [*HETPEER, *arguments, "--json", "--until-stdin-closes"]
+def start(*arguments: str, enter: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A process that prints its events and stops when its standard input closes. `enter` goes before its command."""
+    command = [*enter, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -78,8 +78,8 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[list[Event]]:
 class Peer:
     """A process that is listened to while it runs. It ends with the block."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.process = start(*arguments)
+    def __init__(self, *arguments: str, enter: Sequence[str] = ()) -> None:
+        self.process = start(*arguments, enter=enter)
         self.said: list[Event] = []
         self._ended = False
         self._news = threading.Condition()

@@ -182,3 +182,21 @@ def test_a_machine_without_them_is_told_what_is_missing(monkeypatch: pytest.Monk
 
     with pytest.raises(ResourceError, match=f"partition and slow .* needs {words}"):
         run(nothing)
+
+
+@needs_them
+def test_behind_a_router_one_reaches_the_others_and_is_reached_by_nobody():
+    async def story(network: Namespaces) -> None:
+        public, hidden = await network.add("public"), await network.add_behind_router("hidden")
+        outside, inside = await server(network, "public", public), await server(network, "hidden", hidden)
+        try:
+            assert await reaches(network, "hidden", public, 10)
+            assert not await reaches(network, "public", hidden, 2)
+            router = "10.77.0.2"
+            assert not await reaches(network, "public", router, 2)
+        finally:
+            for each in (outside, inside):
+                each.kill()
+                await each.wait()
+
+    run(story)

@@ -1,0 +1,53 @@
+"""The ways to this peer and from it to others, set up once it listens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.events import Listener
+from peer.network.contacts import Contacts
+from peer.network.discovery import Discovery
+from peer.network.distrust import Distrust
+from peer.network.hidden import Hidden
+from peer.network.reach import Reach
+from peer.network.routes import Routes
+from protocol.relay import Relay
+from protocol.streams import Streams
+
+
+@dataclass(slots=True)
+class Ways:
+    """`hidden` is there if others cannot dial this peer, `relay` if it carries streams for those."""
+
+    streams: Streams
+    hidden: Hidden | None
+    relay: Relay | None
+
+    async def open(self) -> None:
+        """Be reached from now on, and relay; the gRPC server is up."""
+        if self.relay is not None:
+            await self.relay.open()
+        if self.hidden is not None:
+            await self.hidden.begin()
+
+    async def keep(self) -> None:
+        """Be reached for as long as this peer lives."""
+        if self.hidden is not None:
+            await self.hidden.keep()
+
+
+def ways(
+    reach: Reach,
+    port: int,
+    streams: Streams,
+    discovery: Discovery,
+    contacts: Contacts,
+    distrust: Distrust,
+    first: Sequence[str],
+    emit: Listener,
+) -> Ways:
+    """Those of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`. From here
+    on `contacts` finds who cannot be dialled."""
+    contacts.routes = Routes(streams, discovery)
+    hidden = Hidden(streams, discovery, reach.here, port, first, emit, distrust.objection) if reach.hidden else None
+    relays = discovery.record.relays
+    return Ways(streams, hidden, Relay(streams, discovery.signer.authority, distrust.objection) if relays else None)

@@ -1,0 +1,170 @@
+"""Volunteers behind routers that let nobody in, and public nodes outside: real processes, in network namespaces, with
+real address translation. Skipped, with the reason, without root or tools. And a swarm on IPv6, which needs neither."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from peer.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
+from peer.testnet import namespaces
+from peer.testnet.namespaces import Namespaces
+from protocol.ticket import parse
+from tests.reference.processes import RUN, TEXT, Peer
+
+needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
+
+LONG_RUN = RUN.format(datacenters=0, sequences=2) + "steps = 6\n[outer]\nrounds = 500\n"
+
+REPLACED_SECONDS = 20.0
+"""Half of it is what the issue asks for, on a machine that has a core for each process."""
+
+
+@dataclass
+class World:
+    """A run whose operator, and every peer, has a host of its own. Peers by name."""
+
+    folder: Path
+    network: Namespaces
+    stack: ExitStack
+    peers: dict[str, Peer] = field(default_factory=dict)
+
+    @property
+    def ticket(self) -> str:
+        return self.peers["operator"].wait_for(Serving).ticket
+
+    def begin(self) -> None:
+        """Start the operator's node."""
+        (self.folder / "run.toml").write_text(LONG_RUN)
+        (self.folder / "text.txt").write_text(TEXT)
+        address = asyncio.run(self.network.add("operator"))
+        where = ["--listen", f"{address}:7700", "--data", str(self.folder / "text.txt")]
+        self._start("operator", "bootstrap", str(self.folder / "run.toml"), *where)
+
+    def join(self, name: str, *arguments: str, behind_router: bool = False) -> Peer:
+        """Start a peer, on a public host or behind a router of its own."""
+        asyncio.run((self.network.add_behind_router if behind_router else self.network.add)(name))
+        command, *more = arguments
+        return self._start(name, command, self.ticket, *more, "--device", "cpu", "--threads", "1")
+
+    def _start(self, name: str, *arguments: str) -> Peer:
+        enter = asyncio.run(self.network.enter(name))
+        peer = Peer(*arguments, "--dir", str(self.folder / name), enter=enter)
+        self.peers[name] = self.stack.enter_context(peer)
+        return peer
+
+    def named(self, peer_id: str) -> str:
+        """Whose id this is."""
+        for name, peer in self.peers.items():
+            if any(isinstance(said, Joined) and said.peer_id == peer_id for said in peer.said):
+                return name
+        return "operator"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    network = Namespaces(os.getpid())
+    with ExitStack() as stack:
+        asyncio.run(network.open())
+        stack.callback(lambda: asyncio.run(network.close()))
+        made = World(tmp_path, network, stack)
+        made.begin()
+        yield made
+        for peer in made.peers.values():  # all at once: nobody waits for another to say goodbye
+            peer.leave()
+
+
+@contextmanager
+def timed() -> Iterator[Callable[[], float]]:
+    began = time.monotonic()
+    yield lambda: time.monotonic() - began
+
+
+def follow_each_other(steps: list[StepDone]) -> bool:
+    """Whether no step is left out and none is done twice."""
+    return all(
+        (one.round, one.step + 1) == (next.round, next.step) or (one.round + 1, 0) == (next.round, next.step)
+        for one, next in pairwise(steps)
+    )
+
+
+def steps_of(peer: Peer) -> list[StepDone]:
+    return [said for said in peer.said if isinstance(said, StepDone)]
+
+
+def digests_after(round: int, *peers: Peer) -> list[dict[str, str]]:
+    return [peer.wait_for(RoundDone, lambda done: done.round == round).digests for peer in peers]
+
+
+@needs_namespaces
+def test_two_volunteers_behind_routers_train_through_a_relay_and_its_death_costs_the_step_in_flight(world: World):
+    for name in ("one relay", "another relay"):
+        world.join(name, "observe", "--relay").wait_for(Joined)
+    leader = world.join("leader", "join", "--stage", "0", behind_router=True)
+    member = world.join("member", "join", "--stage", "1", behind_router=True)
+    for peer in (leader, member):
+        said = peer.wait_for(Progress, lambda said: "Forward TCP port" in said.doing).doing
+        assert "--announce 10.77." in said
+        assert len(peer.wait_for(Reached, lambda reached: len(reached.relays) == 2).relays) == 2
+    first = leader.wait_for(RoundDone).round
+    one, other = digests_after(first, leader, member)
+    assert one["embedding"] == other["embedding"]
+
+    held = [said.relays for said in member.said if isinstance(said, Reached)][-1]
+    dying = held[0]  # the first is the one by which others come, unless it did not answer
+    heard = len(member.said)
+    with timed() as seconds:
+        world.peers[world.named(dying)].process.kill()
+        replaced = member.wait_for(
+            Reached, lambda said: said in member.said[heard:] and len(said.relays) == 2 and dying not in said.relays
+        )
+        took = seconds()
+    print(f"a killed relay was replaced in {took:.1f} s by {world.named(replaced.relays[-1])}")
+    assert took < REPLACED_SECONDS
+    last = max(said.round for said in leader.said if isinstance(said, RoundDone))
+    one, other = digests_after(last + 1, leader, member)
+    assert one["embedding"] == other["embedding"]
+    assert follow_each_other(steps_of(leader))
+    broken = [said for said in leader.said if isinstance(said, GroupBroken)]
+    print(f"the group broke {len(broken)} time(s): {[said.reason for said in broken]}")
+
+
+@needs_namespaces
+def test_a_public_volunteer_and_one_behind_a_router_train_over_its_own_connection(world: World):
+    leader = world.join("leader", "join", "--stage", "0")
+    leader.wait_for(Joined)
+    member = world.join("member", "join", "--stage", "1", behind_router=True)
+    member.wait_for(Reached, lambda said: len(said.relays) == 1)
+    leader.wait_for(GroupFormed)
+    leader.wait_for(StepDone)
+    world.peers["operator"].end(signal.SIGKILL)  # with it the only relay is gone
+    member.wait_for(Reached, lambda said: not said.relays)
+    round = max((said.round for said in leader.said if isinstance(said, RoundDone)), default=0) + 1
+    one, other = digests_after(round + 1, leader, member)
+    assert one["embedding"] == other["embedding"]
+    assert not [said for said in leader.said if isinstance(said, GroupBroken)]
+
+
+def test_a_swarm_trains_over_ipv6(tmp_path: Path):
+    (tmp_path / "run.toml").write_text(RUN.format(datacenters=0, sequences=2) + "steps = 2\n[outer]\nrounds = 1\n")
+    (tmp_path / "text.txt").write_text(TEXT)
+    more = ["--data", str(tmp_path / "text.txt"), "--dir", str(tmp_path / "operator")]
+    with Peer("bootstrap", str(tmp_path / "run.toml"), "--listen", "[::1]:0", *more) as operator:
+        ticket = operator.wait_for(Serving).ticket
+        assert parse(ticket).operator.startswith("[::1]:")
+        where = ["--device", "cpu", "--threads", "1", "--dir"]
+        with (
+            Peer("join", ticket, "--stage", "0", *where, str(tmp_path / "0")) as leader,
+            Peer("join", ticket, "--stage", "1", "--announce", "::1", *where, str(tmp_path / "1")) as member,
+        ):
+            for peer in (leader, member):
+                assert peer.wait_for(Joined).address.startswith("[::1]:")
+            one, other = digests_after(1, leader, member)
+            assert one["embedding"] == other["embedding"]
