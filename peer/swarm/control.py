@@ -5,7 +5,7 @@ replica in one process would compute.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class LeaderControl:
 
     orders: Mapping[int, Orders]
     clip: float
-    last: bool = False
+    last: Callable[[], bool] = lambda: False
 
     async def agree(self, round: int, step: int, squared_norm: float, loss: float | None) -> Agreed:
         squared_norms = [squared_norm]
@@ -62,11 +62,11 @@ class LeaderControl:
                 raise stream.breach("reported gradients, or a loss, that are no numbers")
             squared_norms.append(gradients.squared_norm)
             loss = gradients.loss
-        factor = clip_factor(squared_norms, self.clip)
-        order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=self.last))
+        factor, last = clip_factor(squared_norms, self.clip), self.last()
+        order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=last))
         for stream in self.orders.values():
             stream.send(order)
-        return Agreed(factor, loss, self.last)
+        return Agreed(factor, loss, last)
 
 
 @dataclass(frozen=True, slots=True)
