@@ -5,7 +5,7 @@ replica in one process would compute.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class LeaderControl:
 
     orders: Mapping[int, Orders]
     clip: float
-    last: bool = False
+    last: Callable[[], bool] = lambda: False
     sending: float = 0.0
 
     async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
@@ -78,11 +78,11 @@ class LeaderControl:
             sending.append(gradients.sending)
             loss = gradients.loss
         self.sending = max(sending)
-        factor = clip_factor(squared_norms, self.clip)
-        order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=self.last))
+        factor, last = clip_factor(squared_norms, self.clip), self.last()
+        order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=last))
         for stream in self.orders.values():
             stream.send(order)
-        return Agreed(factor, loss, self.last)
+        return Agreed(factor, loss, last)
 
 
 @dataclass(frozen=True, slots=True)

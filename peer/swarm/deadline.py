@@ -42,11 +42,12 @@ class Pace:
         return None if until is None or half is None else half + EARLY_SHARE * (until - half)
 
     def remember(self, started: float, arrivals: Sequence[float], expected: int) -> None:
-        """A round has ended."""
-        half = halfway(arrivals, expected)
-        if half is not None:
+        """A round has ended. What came after `stop` tells nothing of how long to wait: it was cut short, and came when
+        the wait let it. Counted, each wait would make the next one longer, until all wait for the slowest replica."""
+        half, stop = halfway(arrivals, expected), self.stop(started, arrivals, expected)
+        if half is not None and stop is not None:
             self.halves.append(half - started)
-            self.delays.append(max(arrivals) - half)
+            self.delays.append(max(each for each in arrivals if each <= max(half, stop)) - half)
 
     def _half(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """When half were here, but not before they usually are: what a broken group had done comes early."""

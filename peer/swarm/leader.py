@@ -239,11 +239,14 @@ class Leader:
             LostMemberError: a member is gone.
         """
         node, here = self.here.node, self.here
-        control = LeaderControl(self.orders, node.manifest.inner.clip)
+
+        def ends() -> bool:  # asked when the gradients are in: one step more of a slow group would be too late
+            return here.steps + 1 >= node.manifest.inner.steps or here.outer.late(here.round) or node.leaving
+
+        control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
         last = False
         while not last:
             data = await node.torch_thread.run(batch, self.tokens, node.manifest, here.round, here.steps, node.slot)
-            control.last = here.steps + 1 >= node.manifest.inner.steps or here.outer.late(here.round) or node.leaving
             last = (await here.step(data, control)).last
             self.choice.note(control.sending)
 

@@ -106,6 +106,7 @@ class Node:
                 tasks.create_task(self.keep_certified()),
                 tasks.create_task(self.stand_trial()),
                 tasks.create_task(self.keep_reached()),
+                tasks.create_task(outer.keep_noting()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()

@@ -1,5 +1,6 @@
 """The outer rounds of one peer: contribute, wait for the others, settle what counts, agree on what is closed."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
+
+NOTE_SECONDS = 1.0
+"""So often arrivals are looked for; the shortest wait for a slow replica is as long."""
 
 
 @dataclass(slots=True)
@@ -172,6 +176,13 @@ class OuterLoop:
         self.reconciler.claims = {part: each.claims for part, each in self.followed.parts.items()}
 
     # Waiting
+
+    async def keep_noting(self) -> None:
+        """Note arrivals for as long as this peer lives: a slow one is in the midst of a step when they come, and would
+        take its end for the time of them all, and stop too late."""
+        while True:
+            self.note_arrivals()
+            await asyncio.sleep(NOTE_SECONDS)
 
     def note_arrivals(self) -> None:
         """Look at what has come since the last time: deadlines follow from when."""

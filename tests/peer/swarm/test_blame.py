@@ -9,7 +9,7 @@ ONE, TWO, THREE = PeerId("one"), PeerId("two"), PeerId("three")
 NOBODY, LEADER = PeerId(""), PeerId("leader")
 
 
-def test_a_step_may_take_ten_usual_ones_but_never_less_than_a_moment_of_a_busy_machine():
+def test_a_step_may_take_many_usual_ones_but_never_less_than_a_moment_of_a_busy_machine():
     pace = StepPace()
     assert pace.bound() == FIRST_SECONDS
     pace.remember(0.1)
@@ -24,6 +24,15 @@ def test_one_slow_step_does_not_make_the_group_patient():
     for seconds in (1.0, 1.0, 500.0):
         pace.remember(seconds)
     assert pace.bound() == LEAST_SECONDS
+
+
+def test_who_is_at_a_tenth_of_the_speed_of_whom_it_replaced_holds_nobody_up():
+    pace = StepPace()
+    for _ in range(16):
+        pace.remember(30.0)
+    for _ in range(16):
+        assert 0.6 * pace.bound() > 10 * 30.0
+        pace.remember(10 * 30.0)
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,23 @@ def test_the_leader_says_when_the_inner_loop_ends():
         orders, reports = pair()
         leader, member = LeaderControl({1: orders}, 1.0), MemberControl(reports)
         for last in (False, True):
-            leader.last = last
+            leader.last = lambda last=last: last
             agreed = await asyncio.gather(leader.agree(1, 0, Gradients(1.0)), member.agree(1, 0, Gradients(1.0, 2.0)))
             assert [each.last for each in agreed] == [last, last]
+
+    asyncio.run(scene())
+
+
+def test_what_the_leader_learns_while_a_step_lasts_can_make_it_the_last():
+    async def scene() -> None:
+        orders, reports = pair()
+        others_wait = False
+        leader, member = LeaderControl({1: orders}, 1.0, lambda: others_wait), MemberControl(reports)
+        agreeing = asyncio.create_task(leader.agree(1, 0, Gradients(1.0)))
+        await asyncio.sleep(0)
+        others_wait = True  # the leader has its own gradients, and waits for the slow member's
+        assert (await member.agree(1, 0, Gradients(1.0, 2.0))).last
+        assert (await agreeing).last
 
     asyncio.run(scene())
 

@@ -32,7 +32,7 @@ def test_a_contribution_that_comes_before_its_time_hurries_nobody():
 
 def test_a_slow_replica_stops_before_the_others_go_on():
     pace = Pace(2.0)
-    pace.remember(100.0, [100.0, 105.0], 2)
+    pace.remember(80.0, [100.0, 105.0], 2)
     stop, wait = pace.stop(0.0, [30.0], 2), pace.wait(0.0, [30.0], 2)
     assert wait == 40.0
     assert stop == 30 + EARLY_SHARE * 10
@@ -48,5 +48,41 @@ def test_delays_too_small_to_measure_do_not_hurry_anybody():
 def test_old_rounds_are_forgotten():
     pace = Pace(1.0)
     for round in range(3 * ROUNDS_REMEMBERED):
-        pace.remember(0.0, [0.0, 50.0 if round < ROUNDS_REMEMBERED else 4.0], 2)
-    assert pace.wait(0.0, [10.0], 2) == pytest.approx(14.0)
+        pace.remember(0.0, [100.0, 150.0 if round < ROUNDS_REMEMBERED else 110.0], 2)
+    assert pace.wait(0.0, [100.0], 2) == pytest.approx(110.0)
+
+
+def test_who_was_made_to_stop_early_does_not_make_the_next_wait_longer():
+    pace = Pace(3.0)
+    pace.remember(0.0, [10.0, 11.0, 10.0 + 3 * 10.0], 3)  # the third came when the wait let it
+    assert pace.wait(100.0, [110.0, 111.0], 3) == pytest.approx(111 + 3 * 0.1 * 11)
+
+
+STEPS = 100
+
+
+def play(pace: Pace, seconds_of_slow_step: float, rounds: int) -> list[tuple[float, int]]:
+    """Rounds of three replicas that take 10 s for all their steps, and of one that is slower: how long each round
+    lasted, and how many steps the slow one did."""
+    told = []
+    for _ in range(rounds):
+        quick = [10.0, 10.1, 10.2]
+        stop, wait = pace.stop(0.0, quick, 4), pace.wait(0.0, quick, 4)
+        assert stop is not None
+        assert wait is not None
+        steps = min(STEPS, 1 + int(stop / seconds_of_slow_step))  # it ends the step it is in
+        slow = steps * seconds_of_slow_step
+        arrivals = [*quick, slow] if slow <= wait else quick
+        pace.remember(0.0, arrivals, 4)
+        told.append((max(quick[-1], min(slow, wait)), steps))
+    return told
+
+
+def test_a_replica_at_a_tenth_of_the_speed_contributes_fewer_steps_and_does_not_slow_the_others_down():
+    rounds = play(Pace(3.0), 1.0, 20)
+    assert all(steps >= 10 for _, steps in rounds)
+    assert all(seconds <= 1.4 * 10 for seconds, _ in rounds[2:])
+
+
+def test_a_replica_that_is_a_little_slower_is_waited_for():
+    assert all(steps == STEPS for _, steps in play(Pace(3.0), 0.12, 20))

@@ -63,6 +63,20 @@ def test_everybody_holds_the_same_bits_through_closed_rounds(tmp_path: Path):
     play(tmp_path, "abc", scene)
 
 
+def test_when_others_contributed_is_known_in_the_midst_of_a_long_step(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        slow, quick = made.peers
+        noting = asyncio.create_task(slow.outer.keep_noting())  # nobody else looks while the step lasts
+        await quick.contribute(1, 1)
+        came = asyncio.get_running_loop().time()
+        while not any(slow.outer._seen(1).arrived(part) for part in slow.outer.followed.parts):
+            await slow.outer.discovery.news.wait(0.1)
+        noting.cancel()
+        assert min(slow.outer._seen(1).arrived(EMBEDDING)) < came + 10  # by the same clock
+
+    play(tmp_path, "ab", scene)
+
+
 def test_a_late_contribution_changes_its_round_exactly_as_if_it_had_come_in_time(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b, c = made.peers
