@@ -4,6 +4,10 @@ Two hosts, each a network namespace, on a link of 100 Mb/s each way with 20 ms (
 `--max-up` or `--max-down`; away another one without. What crosses the link is what peers send most of: blobs
 (contributions and states, several at once) and a pipeline's frames, over the daemon's own services, with TLS. Each row
 is one limit and one kind of traffic; the other side always has more to send than the limit lets through.
+
+And without limits: what an exchange adds to the way of a frame. Over a link of 10 Mb/s a frame of 40 kB goes out every
+172 ms (the paper's case, scaled as in `utilization.py`), while the other side fetches blobs all the time, seven at once;
+with the way that bulk gives to frames while inner steps run, without it, and with no blobs at all.
 """
 
 import argparse
@@ -11,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -56,6 +61,9 @@ AHEAD = 4
 BLOB_BYTES = 4 << 20
 HOME, AWAY = 0, 1
 
+DELAY_MEGABITS, DELAY_BYTES, DELAY_SECONDS, DELAY_FETCHES = 10.0, 40_000, 0.172, 7
+MODES = ("no blobs", "at once", "giving way")
+
 Kind = Literal["blobs", "frames", "both"]
 KINDS: tuple[Kind, ...] = ("blobs", "frames", "both")
 
@@ -70,6 +78,17 @@ class Row:
     measured_mbps: float
     share: float
     frames: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long frames were on their way, in milliseconds, and what blobs had of the link meanwhile."""
+
+    mode: str
+    median_ms: float
+    tenth_ms: float
+    """A tenth of them took at least so long."""
+    blobs_mbps: float
 
 
 # A peer: a process of its own
@@ -103,6 +122,7 @@ async def serve(index: int, folder: Path, address: str) -> None:
     there = There(other["peer_id"], other["address"])
     attempt = Attempt(ReplicaId("benchmark"), 1)
     neighbour = link(manifest, there.peer_id, "the other", bandwidth)
+    delays: list[float] = []
     pipeline.expect(attempt, there.peer_id, neighbour)
     say("ready")
     task = await hear()
@@ -111,11 +131,20 @@ async def serve(index: int, folder: Path, address: str) -> None:
             if task["carry"]:
                 if index == HOME:
                     tasks.create_task(call(there, contacts, attempt, neighbour))
-                tasks.create_task(send_frames(neighbour) if task["send"] else take_frames(neighbour))
-            for _ in range(FETCHES if task["fetch"] else 0):
+                send = send_regularly if task.get("regularly") else send_frames
+                tasks.create_task(send(neighbour) if task["send"] else take_frames(neighbour, delays))
+            if task.get("step"):
+                bandwidth.begin_steps()
+            for _ in range(task["fetch"]):
                 tasks.create_task(take_blobs(contacts, manifest, there, other["sha256"]))
             while await hear() is not None:
-                say({"blobs": service.bytes_sent, "frames": neighbour.bytes_sent - CHUNK_BYTES * neighbour.unsent})
+                say(
+                    {
+                        "blobs": service.bytes_sent,
+                        "frames": neighbour.bytes_sent - CHUNK_BYTES * neighbour.unsent,
+                        "delays": delays,
+                    }
+                )
             raise asyncio.CancelledError
     finally:
         await contacts.close()
@@ -130,11 +159,19 @@ async def send_frames(neighbour: Link) -> None:
         await asyncio.sleep(0.005)
 
 
-async def take_frames(neighbour: Link) -> None:
+async def send_regularly(neighbour: Link) -> None:
+    """One frame for each microbatch, with the time at which it was sent."""
+    while not neighbour.ended:
+        neighbour.send(pb.Frame(rest=struct.pack("<d", time.monotonic()) + bytes(DELAY_BYTES)))
+        await asyncio.sleep(DELAY_SECONDS)
+
+
+async def take_frames(neighbour: Link, delays: list[float]) -> None:
     """As they come."""
     with contextlib.suppress(HetpeerError):
         while True:
-            await neighbour.receive()
+            frame = await neighbour.receive()
+            delays.append(time.monotonic() - struct.unpack_from("<d", frame.rest)[0])
 
 
 async def take_blobs(contacts: Contacts, manifest: Manifest, there: There, sha256: str) -> None:
@@ -164,11 +201,15 @@ class Pair:
 
     processes: list[subprocess.Popen[str]]
 
-    def tell(self, *words: Any) -> list[Any]:
-        """To each its own; what each answers."""
+    def order(self, *words: Any) -> None:
+        """To each its own."""
         for each, said in zip(self.processes, words, strict=True):
             assert each.stdin is not None
             print(json.dumps(said), file=each.stdin, flush=True)
+
+    def tell(self, *words: Any) -> list[Any]:
+        """To each its own; what each answers."""
+        self.order(*words)
         answers = []
         for each in self.processes:
             assert each.stdout is not None
@@ -209,10 +250,10 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
         peers.tell(here, here)
         sender = HOME if up else AWAY
         carry, blobs = kind != "blobs", kind != "frames"
-        tasks = [{"carry": carry, "send": n == sender, "fetch": blobs and n != sender} for n in (HOME, AWAY)]
-        for each, task in zip(peers.processes, tasks, strict=True):
-            assert each.stdin is not None
-            print(json.dumps(task), file=each.stdin, flush=True)
+        tasks = [
+            {"carry": carry, "send": n == sender, "fetch": FETCHES * (blobs and n != sender)} for n in (HOME, AWAY)
+        ]
+        peers.order(*tasks)
         time.sleep(SETTLING)
         way = "tx" if up else "rx"
         began, before = time.monotonic(), on.bytes_of(HOME)[way]
@@ -224,6 +265,33 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
         frames, others = last["frames"] - first["frames"], last["blobs"] - first["blobs"]
         part = frames / max(1, frames + others)
     return Row("--max-up" if up else "--max-down", mbps, kind, measured, measured / mbps, part)
+
+
+def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
+    """One way of treating blobs beside frames."""
+    with pair(on, folder) as peers:
+        free = {"max_up": None, "max_down": None}
+        here = peers.tell(free, free)
+        peers.tell(here, here)
+        home = {"carry": True, "send": True, "regularly": True, "fetch": 0, "step": mode == "giving way"}
+        away = {"carry": True, "send": False, "fetch": 0 if mode == "no blobs" else DELAY_FETCHES}
+        peers.order(home, away)
+        time.sleep(SETTLING)
+        first = peers.tell({}, {})
+        time.sleep(seconds)
+        last = peers.tell({}, {})
+    delays = sorted(last[AWAY]["delays"][len(first[AWAY]["delays"]) :])
+    blobs = 8 * (last[HOME]["blobs"] - first[HOME]["blobs"]) / seconds / 1e6
+    return Delay(mode, *(1000 * delays[int(len(delays) * part)] for part in (0.5, 0.9)), blobs)
+
+
+def delay_table(rows: list[Delay]) -> str:
+    """Lines of text."""
+    return "\n".join(
+        f"frames beside blobs, {each.mode:10}: median {each.median_ms:5.0f} ms, a tenth over {each.tenth_ms:5.0f} ms; "
+        f"blobs {each.blobs_mbps:5.2f} Mb/s"
+        for each in rows
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -238,7 +306,8 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("--limits", type=float, nargs="+", default=list(LIMITS), metavar="MBIT/S")
+    parser.add_argument("--limits", type=float, nargs="*", default=list(LIMITS), metavar="MBIT/S")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), help="of blobs beside frames")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
     for hidden in ("--serve", "--folder", "--address"):
@@ -251,7 +320,7 @@ def main() -> int:
     if lacking := missing():
         print(lacking, file=sys.stderr)
         return 1
-    rows = []
+    rows, delays = [], []
     with tempfile.TemporaryDirectory() as folder, hosts(2, LATENCY) as on:
         on.limit(LINK_MEGABITS, 2)
         for up in (True, False):
@@ -259,7 +328,12 @@ def main() -> int:
                 for kind in given.kinds:
                     rows.append(measure(on, Path(folder), up, mbps, kind, given.seconds))
                     print(table(rows[-1:]), file=sys.stderr, flush=True)
-    print(json.dumps({"limits": [asdict(each) for each in rows]}, indent=1) if given.json else table(rows))
+        on.limit(DELAY_MEGABITS, 2)
+        for mode in given.modes:
+            delays.append(delay(on, Path(folder), mode, given.seconds))
+            print(delay_table(delays[-1:]), file=sys.stderr, flush=True)
+    found = {"limits": [asdict(each) for each in rows], "delays": [asdict(each) for each in delays]}
+    print(json.dumps(found, indent=1) if given.json else f"{table(rows)}\n{delay_table(delays)}")
     return 0
 
 
