@@ -83,14 +83,14 @@ async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, ask
     """
     reach = _wanted(wish, ticket)
     if wish.way == "relay":
-        return _with(
-            reach, reach.port, objection="others are not to dial this peer (--reach relay): it is reached by relays"
-        )
+        return _with(reach, reach.port, objection="others are not to dial this peer, but to come by relays (--reach)")
     if wish.way == "direct":
         return reach
     if not asks:
         return _with(reach, reach.port, objection=_remembered(folder))
     reach = await _tried(wish, reach, ticket, identity)
+    if reach.doubt and wish.announce is None:
+        return replace(reach, objection=_remembered(folder))
     write_atomically(folder / FOUND, reach.objection.encode())
     return reach
 
