@@ -142,7 +142,7 @@ def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Lis
         descriptor.run_id,
         certificates.public_key(standing.credentials.root),
         (join(where.announced or where.host, port),),
-        tuple(moved(each, where.announced) if where.announced else each for each in libp2p),
+        tuple(dict.fromkeys(moved(each, where.announced) if where.announced else each for each in libp2p)),
     )
     if standing.known is None:
         return own

@@ -5,14 +5,14 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import grpc
 
 from protocol import certificates
-from protocol.addresses import join, split
+from protocol.addresses import is_ip, join, split
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
@@ -132,7 +132,20 @@ async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, st
         except FormatError as error:
             raise PeerError(f"{node.address} dialled back at {error}") from None
 
+    host, _ = split(address)
+    if is_ip(host):  # else the node, called over IPv6, would dial a peer that listens on IPv4 there
+        doors = await asyncio.gather(*(asyncio.to_thread(_as_reached_from, host, door) for door in ticket.doors))
+        ticket = replace(ticket, doors=tuple(doors))
     return await _at_a_door(ticket, ask)
+
+
+def _as_reached_from(host: str, door: str) -> str:
+    """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; as it is if there is none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return join(*socket.getaddrinfo(*split(door), family, socket.SOCK_STREAM)[0][4][:2])
+    except (OSError, FormatError):
+        return door
 
 
 async def fetch_files(
@@ -210,14 +223,15 @@ def _shown(address: str) -> bytes:
 
 
 def address_towards(operator: str) -> str:
-    """The host address of this machine's interface that leads to the operator. Sends nothing.
+    """The host address of this machine's interface that leads to the operator, of IPv4 if one does. Sends nothing.
 
     Raises:
         UnreachableError: no interface does.
     """
     reason: object = "it has no address"
     try:
-        for family, kind, _, _, where in socket.getaddrinfo(*split(operator), type=socket.SOCK_DGRAM):
+        found = socket.getaddrinfo(*split(operator), type=socket.SOCK_DGRAM)
+        for family, kind, _, _, where in sorted(found, key=lambda each: each[0] != socket.AF_INET):
             try:
                 with socket.socket(family, kind) as probe:
                     probe.connect(where)

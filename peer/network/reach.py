@@ -83,12 +83,14 @@ async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, ask
     """
     reach = _wanted(wish, ticket)
     if wish.way == "relay":
-        return _with(reach, reach.port, objection="--reach relay says so")
+        return _with(reach, reach.port, objection="others are not to dial this peer, but to come by relays (--reach)")
     if wish.way == "direct":
         return reach
     if not asks:
         return _with(reach, reach.port, objection=_remembered(folder))
     reach = await _tried(wish, reach, ticket, identity)
+    if reach.doubt and wish.announce is None:
+        return replace(reach, objection=_remembered(folder))
     write_atomically(folder / FOUND, reach.objection.encode())
     return reach
 
@@ -107,12 +109,12 @@ async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -
         except (UnreachableError, RefusedError, PeerError) as error:
             return _with(reach, port, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
     if dialled == reach.address(port):
-        return _with(reach, port, objection=objection and f"{dialled}: {objection}. {_advice(reach, port, dialled)}")
+        return _with(reach, port, objection=objection and _told(objection, reach, port, dialled))
     if wish.announce is not None:
         doubt = f"cannot tell whether others can dial {reach.address(port)}: from outside, this peer is at {dialled}"
         return _with(reach, port, doubt=doubt)
     if objection:
-        return _with(reach, port, objection=f"{dialled}: {objection}. {_advice(reach, port, dialled)}")
+        return _with(reach, port, objection=_told(objection, reach, port, dialled))
     return replace(reach, port=port, announced=(split(dialled)[0], None))  # a router forwards the port already
 
 
@@ -136,17 +138,22 @@ def _with(reach: Reach, port: int, objection: str = "", doubt: str = "") -> Reac
     return replace(reach, port=port, objection=objection, doubt=doubt)
 
 
+def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
+    advice = _advice(reach, port, dialled)
+    return f"others cannot dial this peer at {dialled} ({objection}); it is reached by relays. To do without: {advice}"
+
+
 def _advice(reach: Reach, port: int, dialled: str) -> str:
     """What a volunteer can do about it."""
     seen, named = split(dialled)[0], reach.announced[1]
     if is_loopback(reach.host):
-        return f"This peer listens on {reach.host}, where only this machine calls: give --listen 0.0.0.0:{port}"
+        return f"listen where others call, with --listen 0.0.0.0:{port}: on {reach.host} only this machine does"
     if seen == reach.host:
-        return f"Let TCP port {port} through this machine's firewall, and name it: --listen {join(seen, port)}"
+        return f"let TCP port {port} through this machine's firewall, and name it: --listen {join(seen, port)}"
     if named is not None and named != port:
-        return f"Forward port {named} on the router to port {port} of this machine ({reach.host})"
+        return f"forward port {named} on the router to port {port} of this machine ({reach.host})"
     return (
-        f"Forward TCP port {port} on the router to this machine ({reach.host}), and name it: "
+        f"forward TCP port {port} on the router to this machine ({reach.host}), and name it: "
         f"--listen {join(reach.host, port)} --announce {seen}"
     )
 

@@ -163,6 +163,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         "Run/Register": run_pb2.RegisterRequest(
             signing_request=certificates.request(caller.signer.identity), role=run_pb2.VOLUNTEER
         ),
+        "Run/DialBack": run_pb2.DialBackRequest(peer_id=caller.id, address="127.0.0.1:9"),
         "Snapshots/Describe": snapshots_pb2.SnapshotRequest(digest=next(iter(theirs.snapshots.headers))),
         "Succession/Bequeath": succession_pb2.Bequest(proof=offered),
     }

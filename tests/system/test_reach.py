@@ -5,8 +5,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,8 @@ from tests.reference.processes import RUN, TEXT, Peer
 needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
 
 LONG_RUN = RUN.format(datacenters=0, sequences=2) + "steps = 6\n[outer]\nrounds = 500\n"
+
+RELAYS = ("operator", "one relay", "another relay")
 
 REPLACED_SECONDS = 20.0
 """Half of it is what the issue asks for, on a machine that has a core for each process."""
@@ -60,6 +62,21 @@ class World:
         self.peers[name] = self.stack.enter_context(peer)
         return peer
 
+    def held(self, peer: Peer) -> list[str]:
+        """The relays that a peer names now."""
+        return [said.relays for said in peer.said if isinstance(said, Reached)][-1]
+
+    def replaced(self, peer: Peer, dying: str) -> float:
+        """Kill a relay; the seconds until a peer names as many as there can be without it."""
+        heard, began = len(peer.said), time.monotonic()
+        self.peers[self.named(dying)].process.kill()
+        left = sum(self.peers[name].process.poll() is None for name in RELAYS if name != self.named(dying))
+        peer.wait_for(
+            Reached,
+            lambda said: said in peer.said[heard:] and dying not in said.relays and len(said.relays) == min(2, left),
+        )
+        return time.monotonic() - began
+
     def named(self, peer_id: str) -> str:
         """Whose id this is."""
         for name, peer in self.peers.items():
@@ -81,12 +98,6 @@ def world(tmp_path: Path) -> Iterator[World]:
             peer.leave()
 
 
-@contextmanager
-def timed() -> Iterator[Callable[[], float]]:
-    began = time.monotonic()
-    yield lambda: time.monotonic() - began
-
-
 def follow_each_other(steps: list[StepDone]) -> bool:
     """Whether no step is left out and none is done twice."""
     return all(
@@ -105,35 +116,29 @@ def digests_after(round: int, *peers: Peer) -> list[dict[str, str]]:
 
 @needs_namespaces
 def test_two_volunteers_behind_routers_train_through_a_relay_and_its_death_costs_the_step_in_flight(world: World):
-    for name in ("one relay", "another relay"):
+    for name in RELAYS[1:]:
         world.join(name, "observe", "--relay").wait_for(Joined)
     leader = world.join("leader", "join", "--stage", "0", behind_router=True)
     member = world.join("member", "join", "--stage", "1", behind_router=True)
     for peer in (leader, member):
-        said = peer.wait_for(Progress, lambda said: "Forward TCP port" in said.doing).doing
+        said = peer.wait_for(Progress, lambda said: "forward TCP port" in said.doing).doing
         assert "--announce 10.77." in said
         assert len(peer.wait_for(Reached, lambda reached: len(reached.relays) == 2).relays) == 2
     first = leader.wait_for(RoundDone).round
     one, other = digests_after(first, leader, member)
     assert one["embedding"] == other["embedding"]
 
-    held = [said.relays for said in member.said if isinstance(said, Reached)][-1]
-    dying = held[0]  # the first is the one by which others come, unless it did not answer
-    heard = len(member.said)
-    with timed() as seconds:
-        world.peers[world.named(dying)].process.kill()
-        replaced = member.wait_for(
-            Reached, lambda said: said in member.said[heard:] and len(said.relays) == 2 and dying not in said.relays
-        )
-        took = seconds()
-    print(f"a killed relay was replaced in {took:.1f} s by {world.named(replaced.relays[-1])}")
-    assert took < REPLACED_SECONDS
-    last = max(said.round for said in leader.said if isinstance(said, RoundDone))
-    one, other = digests_after(last + 1, leader, member)
-    assert one["embedding"] == other["embedding"]
-    assert follow_each_other(steps_of(leader))
+    for dying in world.held(member):  # one of the two carries their streams
+        took = world.replaced(member, dying)
+        print(f"{world.named(dying)} was killed; after {took:.1f} s: {[*map(world.named, world.held(member))]}")
+        assert took < REPLACED_SECONDS
+        last = max(said.round for said in leader.said if isinstance(said, RoundDone))
+        one, other = digests_after(last + 2, leader, member)
+        assert one["embedding"] == other["embedding"]
     broken = [said for said in leader.said if isinstance(said, GroupBroken)]
-    print(f"the group broke {len(broken)} time(s): {[said.reason for said in broken]}")
+    print(f"the group broke {len(broken)} time(s): {[(said.round, said.step, said.reason) for said in broken]}")
+    assert broken
+    assert follow_each_other(steps_of(leader))
 
 
 @needs_namespaces

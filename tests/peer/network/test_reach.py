@@ -61,12 +61,14 @@ def test_a_peer_that_is_dialled_where_it_listens_announces_that(tmp_path: Path):
 
 def test_behind_a_router_the_fix_is_told_in_words(tmp_path: Path):
     reach = found(Wish(listen="127.0.0.1:0"), tmp_path, Outside("203.0.113.7", "nothing answers there"))
-    assert reach.objection.startswith(
-        f"203.0.113.7:{reach.port}: nothing answers there. This peer listens on 127.0.0.1"
+    assert reach.objection == (
+        f"others cannot dial this peer at 203.0.113.7:{reach.port} (nothing answers there); it is reached by relays. "
+        f"To do without: listen where others call, with --listen 0.0.0.0:{reach.port}: "
+        "on 127.0.0.1 only this machine does"
     )
     reach = found(Wish(listen="0.0.0.0:0", announce="10.0.0.2"), tmp_path, Outside(None, "nothing answers there"))
     assert reach.objection.endswith(
-        f"Forward TCP port {reach.port} on the router to this machine (0.0.0.0), and name it: "
+        f"forward TCP port {reach.port} on the router to this machine (0.0.0.0), and name it: "
         f"--listen 0.0.0.0:{reach.port} --announce 10.0.0.2"
     )
 
@@ -96,6 +98,9 @@ def test_what_was_found_is_remembered_for_when_no_node_is_there_to_ask(tmp_path:
     door = Outside()
     assert found(Wish(), tmp_path, door, asks=False).objection == first.objection
     assert not door.asked
+    unable = found(Wish(), tmp_path)
+    assert unable.doubt
+    assert unable.objection == first.objection
     assert found(Wish(), tmp_path, door).objection == ""
     assert found(Wish(), tmp_path, asks=False).objection == ""
 
