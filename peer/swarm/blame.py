@@ -10,8 +10,8 @@ from protocol.identity import PeerId
 STEPS_REMEMBERED = 16
 
 PATIENCE = 20.0
-"""So many usual steps a step may take: a volunteer at a tenth of the others' speed, who has just taken a quick one's seat
-or begun something else on its machine, takes ten, and its link may be busy. Signs of life tell of worse."""
+"""So many usual steps a step may take: a volunteer at a tenth of the others' speed, who has just taken a quick one's
+seat or begun something else on its machine, takes ten, and its link may be busy. Signs of life tell of worse."""
 
 LEAST_SECONDS = 20.0
 """No step is too long before: one may usually take milliseconds, and a machine that swaps, or a link that drops what it
