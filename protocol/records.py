@@ -7,10 +7,19 @@ whoever holds or reads it checks it without asking anybody.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
 
 from protocol import signed
 from protocol.cards import Authority, Role
@@ -26,6 +35,8 @@ RECORDS_UNDER_A_KEY = 64
 """As many are expected under each of a large run's keys."""
 
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
+
+MOST_TOKENS_PER_SECOND = 1e9
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 """The peer id of who is scored."""
@@ -54,6 +65,15 @@ class PeerRecord(BaseModel):
     sequence: int = Field(0, ge=0, lt=2**62)
     gone: bool = Field(False, description="it has said goodbye")
     scores: dict[Scored, FiniteFloat] = Field(default_factory=dict, max_length=16)
+    tokens_per_second: FiniteFloat = Field(
+        0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
+    )
+
+    @model_serializer(mode="wrap")
+    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a peer has not measured it does not speak of: its bytes are those of before."""
+        said: dict[str, Any] = serialize(self)
+        return {key: value for key, value in said.items() if key != "tokens_per_second" or value}
 
     @property
     def leads(self) -> bool:

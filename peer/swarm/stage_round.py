@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from peer.compute.machine import microbatches_that_fit
+from peer.compute.speed import told
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.events import RoundDone, StepDone
@@ -157,6 +158,8 @@ class StageRound:
     def _forget_links(self) -> None:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
         self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
+        if self.pipeline is not None and self.pipeline.speed:
+            self.node.discovery.tell(tokens_per_second=told(self.pipeline.speed))
         self.pipeline = None
 
     async def take_up(self) -> None:
