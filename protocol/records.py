@@ -41,6 +41,10 @@ RELAY_CHARACTERS = 192
 
 RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_CHARACTERS, pattern=LIBP2P)]
 """Where the libp2p node of a relay listens."""
+MOST_TOKENS_PER_SECOND = 1e9
+
+LATER = ("relays", "via", "tokens_per_second")
+"""Fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 """The peer id of who is scored."""
@@ -78,12 +82,16 @@ class PeerRecord(BaseModel):
     via: list[RelayAddress] = Field(
         default_factory=list, max_length=RELAYS_NAMED, description="the relays that hold it, if it cannot be dialled"
     )
+    tokens_per_second: FiniteFloat = Field(
+        0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
+    )
 
     @model_serializer(mode="wrap")
     def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Who can be dialled, and relays nothing, says nothing of it: so its bytes are those of before."""
+        """Who can be dialled, relays nothing and has not measured its speed says nothing of it: so its bytes are those
+        of before."""
         said: dict[str, Any] = serialize(self)
-        return {key: value for key, value in said.items() if key not in ("relays", "via") or value}
+        return {key: value for key, value in said.items() if key not in LATER or value}
 
     @property
     def leads(self) -> bool:

@@ -1,4 +1,5 @@
-"""Hosts on shaped links: namespaces, a switch with a delay, and the same rate up and down for all. Needs root."""
+"""Hosts on shaped links: namespaces, a switch with a delay, jitter and loss, and the same rate up and down for all.
+Needs root."""
 
 import contextlib
 import json
@@ -62,8 +63,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int, delay: float) -> Iterator[Hosts]:
-    """So many hosts, `delay` seconds from each other; all is removed at the end."""
+def hosts(count: int, delay: float, jitter: float = 0.0, loss: float = 0.0, seed: int = 0) -> Iterator[Hosts]:
+    """So many hosts, `delay` ± `jitter` seconds from each other, with so much loss each way; all is removed at the
+    end."""
     names = [f"hetpeer-bench-{os.getpid()}-{number}" for number in range(count)]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -74,7 +76,7 @@ def hosts(count: int, delay: float) -> Iterator[Hosts]:
             _run("nsenter", f"--net=/run/netns/{name}", "sh", "-c", reno)
         made = Hosts(names, None)  # type: ignore[arg-type]
         where = [f"{name}={made.address(number)}" for number, name in enumerate(names)]
-        command = (sys.executable, str(SWITCH), str(delay), *where)
+        command = (sys.executable, str(SWITCH), *map(str, (delay, jitter, loss, seed)), *where)
         switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         stack.callback(_end, switch)
         assert switch.stdout is not None

@@ -53,6 +53,8 @@ class Discovery:
     """When each peer last gave a sign of life, by `time.monotonic`."""
     lost: dict[PeerId, int] = field(default_factory=dict)
     """Peers that did not answer, and the sequence number of the last record they had told until then."""
+    trips: dict[PeerId, float] = field(default_factory=dict)
+    """Round trips to others, in seconds, as far as they were measured (`peer.network.distance`)."""
     news: News = field(default_factory=News)
     objection: Callable[[PeerId], str] = lambda peer: ""
     """Why this peer does not talk to another; empty: it does. Who is avoided is not there: nobody waits for it."""

@@ -11,6 +11,7 @@ from typing import Any
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
+from peer.network.distance import timed
 from peer.network.distrust import Distrust
 from peer.network.spreading import HEARERS, TELL_SECONDS, compare_seconds, first_hearers, follows, partners, some
 from protocol import statement
@@ -157,7 +158,8 @@ class Reconciler:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 question, metadata = self._comparison(whole), handshake(self.manifest)
-                told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
+                with timed(channel, peer.peer_id, self.discovery.trips):
+                    told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
             said = self.hear(told.statement, peer.peer_id)
             await self._learn(said, told)
             for part in self.acceptance.ledgers if whole else ():
@@ -245,12 +247,8 @@ class Reconciler:
     async def hand_out(self) -> None:
         """Tell others this peer's own contributions and its record, and wait until they have them: it leaves."""
         me = self.discovery.record.peer_id
-        own = [
-            entry
-            for ledger in self.acceptance.ledgers.values()
-            for entry in ledger.all_entries()
-            if entry.name.author == me
-        ]
+        entries = (entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+        own = [entry for entry in entries if entry.name.author == me]
         await asyncio.gather(*(self._tell(peer, own) for peer in some(self.discovery.others(), HEARERS, random)))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

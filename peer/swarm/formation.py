@@ -4,20 +4,28 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from peer.network.contacts import Contacts
-from peer.network.discovery import Discovery
 from peer.network.group import Membership, Seat, invite
-from peer.swarm.plan import choose_members
+from peer.network.reconciliation import Reconciler
+from peer.swarm.plan import choose_members, preferred
 from protocol.identity import ReplicaId
+from protocol.records import PeerRecord
+
+MEASURED = 4
+"""To so many candidates for a seat the distance is measured."""
+
+MEASURE_SECONDS = 1.5
+"""Who does not answer twice in so long is too far away, or too busy."""
 
 
-async def fill(discovery: Discovery, contacts: Contacts, taken: Mapping[int, Seat], attempt: int) -> dict[int, Seat]:
+async def fill(reconciler: Reconciler, taken: Mapping[int, Seat], attempt: int) -> dict[int, Seat]:
     """Invite a volunteer to each seat that is not taken; the seats that are filled now, by stage.
 
     An accepted invitation is a lease: its holder waits for the leader's call, and is free again if none comes.
     """
-    me = discovery.record
-    chosen = choose_members(discovery.peers(), me, contacts.manifest.replicas.stages, taken, attempt)
+    discovery, contacts = reconciler.discovery, reconciler.contacts
+    me, stages = discovery.record, contacts.manifest.replicas.stages
+    await _measure(reconciler, [stage for stage in range(1, stages) if stage not in taken])
+    chosen = choose_members(discovery.peers(), me, stages, taken, attempt, discovery.trips)
     seats = {stage: Seat(peer.peer_id, peer.address) for stage, peer in chosen.items()}
     membership = Membership(ReplicaId(me.peer_id), me.slot)
     accepted = await asyncio.gather(*(invite(stage, seat, membership, contacts) for stage, seat in seats.items()))
@@ -28,3 +36,23 @@ def after(seconds: float) -> Callable[[], bool]:
     """Whether so much time has passed since now."""
     until = time.monotonic() + seconds
     return lambda: time.monotonic() >= until
+
+
+async def _measure(reconciler: Reconciler, stages: list[int]) -> None:
+    """Learn how far away the first candidates for each of the stages are, where there is a choice. Peers that compare
+    with each other know it."""
+    discovery = reconciler.discovery
+    orders = [preferred(discovery.peers(), discovery.record, stage) for stage in stages]
+    asked = [peer for order in orders if len(order) > 1 for peer in order[:MEASURED]]
+    unknown = [peer for peer in asked if peer.peer_id not in discovery.trips]
+    if unknown:
+        asking = [asyncio.create_task(_ask(reconciler, peer)) for peer in unknown]
+        await asyncio.wait(asking, timeout=MEASURE_SECONDS)
+        for task in asking:
+            task.cancel()
+
+
+async def _ask(reconciler: Reconciler, peer: PeerRecord) -> None:
+    await reconciler.compare(peer)
+    if peer.peer_id not in reconciler.discovery.trips:  # the first comparison opened the channel
+        await reconciler.compare(peer)

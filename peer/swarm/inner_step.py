@@ -34,6 +34,9 @@ from protocol.frames import (
 from protocol.payloads import Payload
 from protocol.schemas import pipeline_pb2 as pb
 
+SHORTEST_SECONDS = 1e-6
+"""That a clock can tell."""
+
 TokenIds = npt.NDArray[np.int64]
 Frame = TypeVar("Frame")
 Read = Callable[[list[pb.Frame], Place], Frame]
@@ -115,6 +118,8 @@ class PipelineStage:
     """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
     sending: float = 0.0
     """Share of the last step's passes in which frames were held up on their way out, on the busier link."""
+    speed: float = 0.0
+    """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     waiting: Link | None = None
     """Whose frame is due now, while this stage has nothing to do."""
 
@@ -157,8 +162,10 @@ class PipelineStage:
             for incoming in (before, behind):
                 if incoming is not None:
                     incoming.stop()
+        passes = median(timing.passes.values())
+        self.speed = self.rules.sequences * manifest.model.context / max(passes, SHORTEST_SECONDS)
         if behind is not None:
-            trip, passes = behind.came[0] - timing.sent, median(timing.passes.values())
+            trip = behind.came[0] - timing.sent
             self.depth = depth_for(trip, passes, stage, stages, self.room)
         return losses
 

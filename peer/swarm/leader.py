@@ -89,7 +89,7 @@ class Leader:
             if self._complete:
                 return
             await self.here.succession.inherit()
-            for stage, seat in (await fill(node.discovery, node.reconciler.contacts, self.seats, attempt)).items():
+            for stage, seat in (await fill(node.reconciler, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:
                 return

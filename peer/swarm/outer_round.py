@@ -181,7 +181,8 @@ class OuterLoop:
         """Note arrivals for as long as this peer lives: a slow one is in the midst of a step when they come, and would
         take its end for the time of them all, and stop too late."""
         while True:
-            self.note_arrivals()
+            if self.begun:  # the first round does not last from when this peer joined
+                self.note_arrivals()
             await asyncio.sleep(NOTE_SECONDS)
 
     def note_arrivals(self) -> None:

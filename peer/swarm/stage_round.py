@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from peer.compute.machine import microbatches_that_fit
+from peer.compute.speed import told
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.events import RoundDone, StepDone
@@ -163,6 +164,8 @@ class StageRound:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
         self._bandwidth.end_steps()
         self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
+        if self.pipeline is not None and self.pipeline.speed:
+            self.node.discovery.tell(tokens_per_second=told(self.pipeline.speed))
         self.pipeline = None
 
     async def take_up(self) -> None:

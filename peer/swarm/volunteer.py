@@ -1,5 +1,6 @@
 """A volunteer: one stage of a replica group, from the first hello to the last round."""
 
+from peer.compute.speed import tokens_per_second, told
 from peer.compute.trainer import StageTrainer
 from peer.swarm.compression import Choice
 from peer.swarm.leader import Leader
@@ -17,6 +18,8 @@ async def serve_stage(node: Node) -> None:
     trainer = await node.torch_thread.run(
         StageTrainer, node.manifest, node.stage, "group", await node.basis(), node.device
     )
+    await node.torch_thread.run(trainer.load, outer.followed.grids)
+    node.discovery.tell(tokens_per_second=told(await node.torch_thread.run(tokens_per_second, trainer)))
     async with node.in_the_swarm(outer) as tasks:
         here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:

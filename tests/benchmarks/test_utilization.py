@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.shaped import case
 from benchmarks.shaped.hosts import hosts, missing
+from benchmarks.shaped.switch import Way, Weather
 
 ECHO = """
 import socket, sys
@@ -53,6 +54,20 @@ def test_hosts_have_the_delay_and_the_rate_that_they_are_given():
     assert trip >= 0.04
     assert seconds >= 0.9  # a megabyte at 8 Mb/s
     assert not any(name.startswith(f"hetpeer-bench-{os.getpid()}") for name in os.listdir("/run/netns"))
+
+
+def test_packets_arrive_in_order_within_the_jitter_and_as_many_are_lost_as_was_asked_for():
+    weather = Weather(0.03, 0.01, 0.01, seed=3)
+    sent = [0.05 * number for number in range(20_000)]
+    arrivals = [Way(weather, 0, 1).arrival(0.0), *map(Way(weather, 0, 1).arrival, sent)]
+    there = [(at, came) for at, came in zip(sent, arrivals[1:], strict=True) if came is not None]
+    assert 0.007 < 1 - len(there) / len(sent) < 0.013
+    assert all(0.02 <= came - at <= 0.04 for at, came in there)
+    assert sum(came - at for at, came in there) / len(there) == pytest.approx(0.03, abs=5e-4)
+    assert arrivals[0] == arrivals[1]  # one seed, one luck
+    assert arrivals[1:] != [*map(Way(weather, 1, 0).arrival, sent)]  # and another for each way
+    quick = [came for came in map(Way(weather, 0, 1).arrival, [at / 1000 for at in sent]) if came is not None]
+    assert quick == sorted(quick)
 
 
 @pytest.mark.parametrize("compression", case.COMPRESSIONS)

@@ -106,6 +106,24 @@ def test_other_relays_than_a_few_addresses_are_refused(me: Signer, via: object):
 
 
 @in_both_ways
+def test_a_volunteer_tells_how_fast_it_is(way: str, me: Signer):
+    told = record_of(me, tokens_per_second=1234.5)
+    assert read_as(way, signed_as(way, me, told), me) == told
+
+
+def test_who_has_not_measured_its_speed_says_nothing_of_it(me: Signer):
+    assert "tokens_per_second" not in msgpack.unpackb(pack(record_of(me)))
+
+
+@pytest.mark.parametrize("speed", [-1.0, 2e9, math.nan, math.inf, "fast", None, [1.0]])
+def test_a_speed_that_is_none_is_refused(me: Signer, speed: object):
+    packed = msgpack.packb({**record_of(me).model_dump(), "tokens_per_second": speed})
+    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    with pytest.raises(FormatError, match="malformed"):
+        read(data, me.identity.peer_id, me.authority)
+
+
+@in_both_ways
 def test_nobody_speaks_for_another(way: str, me: Signer, tmp_path: Path, operator: Identity):
     other = admitted(tmp_path / "other", operator)
     with pytest.raises(FormatError, match=f"speaks for {me.identity.peer_id}"):

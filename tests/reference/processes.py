@@ -42,9 +42,9 @@ microbatch = {sequences}
 E = TypeVar("E")
 
 
-def start(*arguments: str, enter: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """A process that prints its events and stops when its standard input closes. `enter` goes before its command."""
-    command = [*enter, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
+def start(*arguments: str, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it."""
+    command = [*inside, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -55,13 +55,13 @@ def events(process: subprocess.Popen[str]) -> Iterator[Event]:
 
 
 @contextmanager
-def serving(run_toml: str, folder: Path) -> Iterator[Ticket]:
+def serving(run_toml: str, folder: Path, listen: str = "127.0.0.1:0", inside: Sequence[str] = ()) -> Iterator[Ticket]:
     """A bootstrap node with a run of this manifest and `TEXT`; the run's files are in `folder / "b"`."""
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(run_toml)
     (folder / "text.txt").write_text(TEXT)
-    where = ["--listen", "127.0.0.1:0", "--dir", str(folder / "b"), "--data", str(folder / "text.txt")]
-    with start("bootstrap", str(folder / "run.toml"), *where) as process:
+    where = ["--listen", listen, "--dir", str(folder / "b"), "--data", str(folder / "text.txt")]
+    with start("bootstrap", str(folder / "run.toml"), *where, inside=inside) as process:
         yield parse(next(event.ticket for event in events(process) if isinstance(event, Serving)))
         process.communicate(timeout=SECONDS)
 
@@ -78,8 +78,8 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[list[Event]]:
 class Peer:
     """A process that is listened to while it runs. It ends with the block."""
 
-    def __init__(self, *arguments: str, enter: Sequence[str] = ()) -> None:
-        self.process = start(*arguments, enter=enter)
+    def __init__(self, *arguments: str, inside: Sequence[str] = ()) -> None:
+        self.process = start(*arguments, inside=inside)
         self.said: list[Event] = []
         self._ended = False
         self._news = threading.Condition()

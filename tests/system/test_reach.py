@@ -58,7 +58,7 @@ class World:
 
     def _start(self, name: str, *arguments: str) -> Peer:
         enter = asyncio.run(self.network.enter(name))
-        peer = Peer(*arguments, "--dir", str(self.folder / name), enter=enter)
+        peer = Peer(*arguments, "--dir", str(self.folder / name), inside=enter)
         self.peers[name] = self.stack.enter_context(peer)
         return peer
 
