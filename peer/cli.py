@@ -174,6 +174,13 @@ def join(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = False,
+    schedule: Annotated[
+        Literal["1f1b", "zero-bubble"],
+        typer.Option(
+            help="zero-bubble leaves the gradients of weights for when this stage would wait. They are the same to the "
+            "bit; it pays where a step has few microbatches for each stage."
+        ),
+    ] = "1f1b",
     manifest: ManifestOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -184,7 +191,9 @@ def join(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("volunteer", ticket, device, threads, directory, wish, stage, manifest, asked=asked)
+    options = JoinOptions(
+        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 

@@ -210,6 +210,7 @@ async def _joined(
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
             audit=settings.audit,
+            split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
         )
 

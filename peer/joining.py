@@ -42,6 +42,7 @@ class PeerOptions:
     manifest: Path | None = None
     audit: bool = False
     manners: Manners = field(default_factory=Manners)
+    split_backward: bool = False
     relay: bool = False
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
 

@@ -21,7 +21,7 @@ FLAGS = {
     "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
     "until-stdin-closes",
     "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
-    "stage threads until-stdin-closes",
+    "schedule stage threads until-stdin-closes",
     "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
     "relay threads until-stdin-closes",
     "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach relay "

@@ -32,6 +32,7 @@ class JoinOptions:
     relay: bool = False
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `Manners.of`."""
+    schedule: str = "1f1b"
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -56,6 +57,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 audit=options.audit,
                 manners=manners,
                 relay=options.relay,
+                split_backward=options.schedule == "zero-bubble",
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 

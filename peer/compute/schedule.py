@@ -27,7 +27,14 @@ class Backward:
     microbatch: int
 
 
-Action = Forward | Backward
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Compute the weights' gradients of this microbatch, which its backward pass has left."""
+
+    microbatch: int
+
+
+Action = Forward | Backward | Weights
 
 
 SPARE = 2
@@ -37,34 +44,44 @@ Without them steps last up to an eighth longer, with them up to a thirtieth."""
 
 @dataclass(slots=True)
 class Schedule:
-    """What `stage` (of `stages`) does in one inner step of `microbatches`, with `depth` of them in flight at most."""
+    """What `stage` (of `stages`) does in one inner step of `microbatches`, with `depth` of them in flight at most.
+
+    With `split`, a backward pass computes the gradients of the stage's inputs alone, for the stage before, and those of
+    its weights have time (zero bubble, arXiv 2401.10241): they are computed where the stage would wait otherwise, or
+    where another microbatch would need the memory. A microbatch is in flight until they are.
+    """
 
     stage: int
     stages: int
     microbatches: int
     depth: int
+    split: bool = False
     forwards: int = 0
     backwards: int = 0
+    weights: int = 0
 
     @property
     def done(self) -> bool:
         """Whether the step's last pass has been run."""
-        return self.backwards == self.microbatches
+        return (self.weights if self.split else self.backwards) == self.microbatches
 
     @property
     def in_flight(self) -> int:
-        """Microbatches that have gone forward here, and not back."""
-        return self.forwards - self.backwards
+        """Microbatches that hold memory here."""
+        return self.forwards - (self.weights if self.split else self.backwards)
 
     def next(self, activations: bool, gradients: bool) -> Action | None:
         """What to do now, and it counts as done; None: wait. The arguments say whether the frames are here of the next
         microbatch to go forward, and of the next to go back."""
-        if gradients and self.in_flight:
+        if gradients and self.forwards > self.backwards:
             self.backwards += 1
             return Backward(self.backwards - 1)
         if activations and self.forwards < self.microbatches and self.in_flight < self.depth:
             self.forwards += 1
             return Forward(self.forwards - 1)
+        if self.split and self.weights < self.backwards:
+            self.weights += 1
+            return Weights(self.weights - 1)
         return None
 
     @property
@@ -95,3 +112,9 @@ def depth_for(round_trip: float, passes: float, stage: int, stages: int, room: i
     if passes <= 0:
         return least
     return max(least, min(room, MOST_IN_FLIGHT * stages, 1 + math.ceil(round_trip / passes) + SPARE))
+
+
+def split_depth(depth: int, stages: int, room: int) -> int:
+    """The same where backward passes are split: `depth`, or so many that of 1F1B's bubble, (p − 1)(F + B + W), a third
+    is left: two for each stage but one. As many as 1F1B's first stage has leave two thirds."""
+    return max(depth, min(room, 2 * stages - 1))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.design import Design, Kind, design
+from peer.model.llama import Linear, WeightGradients
 from peer.model.stage import Stage, loss
 from peer.optim import inner
 from peer.optim.grid import to_float
@@ -64,6 +65,16 @@ class StageTrainer:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer = inner.AdamW(self.parameters, manifest.inner)
         self.in_flight: dict[int, InFlight] = {}
+        self.later: WeightGradients | None = None
+        self.due: dict[int, WeightGradients] = {}
+
+    def split_backward(self) -> None:
+        """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,
+        which is nearly all there is."""
+        self.later = WeightGradients()
+        for module in self.stage.modules():
+            if isinstance(module, Linear):
+                module.later = self.later
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state: copy weights in, split the token embedding again.
@@ -148,11 +159,17 @@ class StageTrainer:
         else:
             assert payload is not None
             flight.left.backward(self.behind.decode_gradient(payload))
+        if self.later is not None:
+            self.due[microbatch] = self.later.take()
         if flight.entered_BLD is None:
             return None
         gradient = flight.entered_BLD.grad
         assert gradient is not None
         return self.before.encode_gradient(gradient)
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """Add what the backward pass of a microbatch has left."""
+        self.due.pop(microbatch).compute()
 
     def squared_norm(self) -> float:
         """Σ g² of this stage in this inner step."""
@@ -199,6 +216,9 @@ class StageTrainer:
     def abandon(self) -> None:
         """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""
         self.in_flight.clear()
+        self.due.clear()
+        if self.later is not None:
+            self.later.take()
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.zero_()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.payload import from_bytes, to_bytes
-from peer.compute.schedule import Backward, Forward, Schedule, depth_for, least_depth
+from peer.compute.schedule import Backward, Forward, Schedule, Weights, depth_for, least_depth, split_depth
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.handoff import TorchThread
@@ -114,6 +114,8 @@ class PipelineStage:
     embedding_digest: str = "00" * 32
     room: int = sys.maxsize
     """Microbatches that fit into memory."""
+    split: bool = False
+    """Whether gradients of weights are left for when this stage would wait; its trainer must be of the same mind."""
     depth: int = 0
     """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
     sending: float = 0.0
@@ -145,7 +147,9 @@ class PipelineStage:
         """All microbatches forward and back; the losses, at the last stage."""
         stage, manifest = self.trainer.index, self.trainer.manifest
         stages, microbatches = manifest.replicas.stages, manifest.inner.microbatches
-        todo = Schedule(stage, stages, microbatches, self.depth or least_depth(stage, stages))
+        depth = self.depth or least_depth(stage, stages)
+        depth = split_depth(depth, stages, self.room) if self.split else depth
+        todo = Schedule(stage, stages, microbatches, depth, self.split)
         before = self._incoming(self.upstream, self.rules.activations, round, step, self._read_forward)
         behind = self._incoming(self.downstream, self.rules.gradients, round, step, self._read_backward)
         timing, losses = Timing(), list[float]()
@@ -156,6 +160,9 @@ class PipelineStage:
                         losses += await self._forward(Place(round, step, microbatch), batch, before, timing)
                     case Backward(microbatch):
                         await self._backward(Place(round, step, microbatch), behind, timing)
+                    case Weights(microbatch):
+                        with self._timed(microbatch, timing):
+                            await self.torch_thread.run(self.trainer.weight_gradients, microbatch)
                     case None:
                         await self._wait(todo, before, behind)
         finally:

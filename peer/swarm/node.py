@@ -65,6 +65,8 @@ class Node:
     """Sees that others reach this peer, if they cannot dial it."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
+    split_backward: bool = False
+    """Whether a volunteer leaves the gradients of weights for when it would wait (`peer/compute/schedule.py`)."""
     max_memory: int | None = None
     """Bytes that this peer may use; None: what there is."""
     shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -87,6 +87,7 @@ class StageRound:
             downstream = self._link_to(node.stage + 1, seats)
         rules = FrameRules.of(node.manifest.at(self.compression))
         self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
+        self.pipeline.split = node.split_backward
         self.pipeline.depth = self.depth
         self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device, node.max_memory)
         self.pipeline.embedding_digest = self.embedding_digest or "00" * 32

@@ -20,6 +20,8 @@ async def serve_stage(node: Node) -> None:
     )
     await node.torch_thread.run(trainer.load, outer.followed.grids)
     node.discovery.tell(tokens_per_second=told(await node.torch_thread.run(tokens_per_second, trainer)))
+    if node.split_backward:
+        trainer.split_backward()
     async with node.in_the_swarm(outer) as tasks:
         here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:
