@@ -7,7 +7,7 @@ is one limit and one kind of traffic; the other side always has more to send tha
 
 And without limits: what an exchange adds to the way of a frame. Over a link of 10 Mb/s a frame of 40 kB goes out every
 172 ms (the paper's case, scaled as in `utilization.py`), while the other side fetches blobs all the time, seven at
-once; with the way that bulk gives to frames while inner steps run, without it, and with no blobs at all.
+once; where bulk gives way as it does while inner steps run, where it does not, and with no blobs at all.
 """
 
 import argparse
