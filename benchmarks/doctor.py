@@ -170,6 +170,8 @@ def asked(before: list[str], *arguments: str) -> subprocess.Popen[str]:
 def rows_of(process: subprocess.Popen[str], key: str) -> dict[Any, dict[str, Any]]:
     """What it answered, by one of the names in it."""
     out, _ = process.communicate(timeout=WAIT_SECONDS)
+    if process.returncode:
+        raise RuntimeError(f"{process.args} ended with {process.returncode}: {out}")
     rows = [json.loads(line) for line in out.splitlines()]
     return {row[key]: row for row in rows if key in row}
 
@@ -221,6 +223,22 @@ def trained(case: Case, place: Place, ticket: str, folder: Path) -> tuple[float,
     steps = [at - ends[round, step - 1] for (round, step), at in ends.items() if round > 1 and step > 0]
     rounds = [event.seconds for _, event in said if isinstance(event, RoundDone) and event.round > 1]
     return mean(steps), mean(rounds)
+
+
+def rated(case: Case, mbps: float) -> dict[str, float]:
+    """What a doctor says of a link that has this rate, as a share of it, and of its 40 ms there and back."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetpeer-doctor-")))
+        place = stack.enter_context(places(1, mbps))
+        (folder / "run.toml").write_text(to_toml(case.tables()))
+        serve = ["bootstrap", str(folder / "run.toml"), "--listen", f"{place.address}:0", "--dir", str(folder / "node")]
+        node = stack.enter_context(started(place.before[-1], *serve, home=folder))
+        serving = node.wait_for(Serving)
+        assert isinstance(serving, Serving)
+        rows = rows_of(asked(place.before[0], "doctor", serving.ticket, "--threads", "1", "--seconds", "0.1"), "name")
+        way = next(row["numbers"] for name, row in rows.items() if name.startswith("node "))
+        said = {name: way[name] / mbps / 1e6 for name in ("up", "down")}
+        return {"mbps": mbps, **said, "round_trip": way["round_trip"] / (2 * LATENCY)}
 
 
 def beside(
@@ -285,6 +303,9 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--mbps", type=float, nargs="*", default=[], help="of links, besides loopback")
     parser.add_argument("--no-loopback", action="store_true")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", metavar="MBPS", help="only what is said of links of these rates"
+    )
     parser.add_argument("--preset", default="micro")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
@@ -294,9 +315,14 @@ def main() -> int:
     parser.add_argument("--compression", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=8.0, help="that a doctor computes on each kind of stage")
     given = parser.parse_args()
-    if given.mbps and (lacking := missing()):
+    if (given.mbps or given.rates) and (lacking := missing()):
         print(lacking, file=sys.stderr)
         return 1
+    if given.rates:
+        found = [rated(Case("nano", 2, 2, 2, 2, 2, 8, 0.1), each) for each in given.rates]
+        shown = (" ".join(f"{name} {value:.2f}" for name, value in each.items()) for each in found)
+        print(json.dumps({"rates": found}) if given.json else "\n".join(shown))
+        return 0
     case = Case(**{name: getattr(given, name) for name in Case.__slots__})
     links: list[float | None] = [*([] if given.no_loopback else [None]), *given.mbps]
     rows = []

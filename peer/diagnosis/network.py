@@ -29,7 +29,9 @@ def ways(measured: Sequence[Way | NoWay]) -> list[Finding]:
     for each in measured:
         name = f"node {each.address}"
         if isinstance(each, NoWay) and each.answers:
-            findings.append(Finding(name, each.reason, "warning", "Wait as long as it says, and run this again"))
+            findings.append(
+                Finding(name, each.reason, "warning", "Others measure as well: run this again in two minutes")
+            )
             continue
         if isinstance(each, NoWay):
             port = each.address.rpartition(":")[2]

@@ -29,7 +29,7 @@ def test_it_is_a_failure_if_no_node_answers():
 
 def test_a_node_that_wants_one_to_wait_is_no_failure():
     (busy,) = ways([NoWay("node.example:7700", "node.example:7700 refused: try again in 7 s", answers=True)])
-    assert (busy.outcome, busy.advice) == ("warning", "Wait as long as it says, and run this again")
+    assert (busy.outcome, busy.advice) == ("warning", "Others measure as well: run this again in two minutes")
 
 
 @pytest.mark.parametrize(
