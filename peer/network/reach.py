@@ -83,11 +83,11 @@ async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, ask
     """
     reach = _wanted(wish, ticket)
     if wish.way == "relay":
-        return _with(reach, reach.port, objection="others are not to dial this peer, but to come by relays (--reach)")
+        return replace(reach, objection="others are not to dial this peer, but to come by relays (--reach)")
     if wish.way == "direct":
         return reach
     if not asks:
-        return _with(reach, reach.port, objection=_remembered(folder))
+        return replace(reach, objection=_remembered(folder))
     reach = await _tried(wish, reach, ticket, identity)
     if reach.doubt and wish.announce is None:
         return replace(reach, objection=_remembered(folder))
@@ -103,19 +103,20 @@ def _remembered(folder: Path) -> str:
 
 
 async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -> Reach:
+    """Of a port that nobody has named, any other will do as well afterwards: another process may take it meanwhile."""
     async with answering(identity, reach.host, reach.port) as port:
         try:
             dialled, objection = await operator.dial_back(ticket, identity.peer_id, reach.address(port))
         except (UnreachableError, RefusedError, PeerError) as error:
-            return _with(reach, port, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
+            return replace(reach, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
     if dialled == reach.address(port):
-        return _with(reach, port, objection=objection and _told(objection, reach, port, dialled))
+        return replace(reach, objection=objection and _told(objection, reach, port, dialled))
     if wish.announce is not None:
         doubt = f"cannot tell whether others can dial {reach.address(port)}: from outside, this peer is at {dialled}"
-        return _with(reach, port, doubt=doubt)
+        return replace(reach, doubt=doubt)
     if objection:
-        return _with(reach, port, objection=_told(objection, reach, port, dialled))
-    return replace(reach, port=port, announced=(split(dialled)[0], None))  # a router forwards the port already
+        return replace(reach, objection=_told(objection, reach, port, dialled))
+    return replace(reach, announced=(split(dialled)[0], None))  # a router forwards the port already
 
 
 def _wanted(wish: Wish, ticket: Ticket) -> Reach:
@@ -132,10 +133,6 @@ def _wanted(wish: Wish, ticket: Ticket) -> Reach:
         except FormatError as error:
             raise UserError(f"--announce takes HOST or HOST:PORT: {error}") from None
     return Reach(host, port, (operator.address_towards(ticket.operator) if host in WILDCARDS else host, None))
-
-
-def _with(reach: Reach, port: int, objection: str = "", doubt: str = "") -> Reach:
-    return replace(reach, port=port, objection=objection, doubt=doubt)
 
 
 def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
