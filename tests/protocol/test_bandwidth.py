@@ -1,6 +1,7 @@
 """A peer's own line, in virtual time: limits that hold, frames that go first, and bulk that goes on all the same."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -225,3 +226,37 @@ def test_a_sender_may_have_little_on_its_way_where_a_limit_is_to_hold():
 def test_a_limit_that_others_would_take_for_a_hang_is_refused_in_words(megabits: float):
     with pytest.raises(UserError, match=r"--max-down .*: below 1 Mb/s .* 30 s after which others cut it off"):
         Bandwidth.of(5, megabits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_and_goes_everything_gets_its_turn_and_the_limit_holds(seed: int):
+    async def scene() -> float:
+        chance = random.Random(seed)
+        bandwidth = Bandwidth.of(chance.choice([None, 2, 20]), chance.choice([None, 2, 20]))
+        moves = [bandwidth.send, bandwidth.take, bandwidth.send_frame, bandwidth.take_frame]
+        began, sent = now(), 0
+
+        async def mover(number: int) -> None:
+            nonlocal sent
+            for _ in range(30):
+                count, move = chance.randrange(1, CHUNK_BYTES), chance.choice(moves)
+                try:
+                    if chance.random() < 0.2:
+                        await asyncio.wait_for(move(count), chance.random())
+                    elif move == bandwidth.send_frame:
+                        with bandwidth.up.sending():
+                            await move(count)
+                    else:
+                        await move(count)
+                except TimeoutError:
+                    continue
+                sent += count * (move in (bandwidth.send, bandwidth.send_frame))
+                chance.choice([bandwidth.begin_steps, bandwidth.end_steps, int])()
+                await asyncio.sleep(chance.random() / 10)
+
+        async with asyncio.timeout(3600):
+            await asyncio.gather(*(mover(number) for number in range(12)))
+        rate = bandwidth.up.rate
+        return WIRE * sent / rate / (now() - began) if rate else 0.0
+
+    assert run(scene()) < 1.1
