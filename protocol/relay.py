@@ -37,7 +37,7 @@ from protocol.limits import (
     RELAY_STREAMS,
     RELAY_STREAMS_OF_PAIR,
 )
-from protocol.streams import Stream, Streams, expect_yes, open_tunnel, splice
+from protocol.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
 
 RELAY = "hetpeer/relay/1"
 
@@ -76,6 +76,8 @@ class Relay:
     streams: Streams
     authority: Authority
     objection: Objection = nobody
+    pay: Spend = free
+    """Waits for the turn of so many bytes on this node's own line, each way."""
     clock: Clock = time.monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)
     budgets: OrderedDict[Pair, Budget] = field(default_factory=OrderedDict)
@@ -170,6 +172,7 @@ class Relay:
             heard = self.clock()
             if wait := budget.wait_seconds(count):
                 await asyncio.sleep(wait)
+            await self.pay(count)
 
         carrying = asyncio.create_task(splice(stream, tunnel, spend))
         try:

@@ -51,6 +51,9 @@ class Stream:
         self.writer.close()
 
 
+Spend = Callable[[int], Awaitable[None]]
+"""Is asked before so many bytes are passed on."""
+
 Answer = Callable[[PeerId, Stream], Awaitable[None]]
 """Answers a stream that a peer has opened. It is closed afterwards."""
 
@@ -189,11 +192,11 @@ async def expect_yes(stream: Stream, who: str) -> None:
         raise RefusedError(f"{who} refused: {reason.decode(errors='replace')}")
 
 
-async def _free(count: int) -> None:
+async def free(count: int) -> None:
     """Costs nothing."""
 
 
-async def splice(one: Stream, other: Stream, spend: Callable[[int], Awaitable[None]] = _free) -> None:
+async def splice(one: Stream, other: Stream, spend: Spend = free) -> None:
     """Carry bytes both ways until an end hangs up; then hang up on the other. No more is read than is taken. `spend` is
     asked before each piece of at most `CHUNK_BYTES` is passed on."""
 

@@ -50,4 +50,11 @@ def ways(
     contacts.routes = Routes(streams, discovery)
     hidden = Hidden(streams, discovery, reach.here, port, first, emit, distrust.objection) if reach.hidden else None
     relays = discovery.record.relays
-    return Ways(streams, hidden, Relay(streams, discovery.signer.authority, distrust.objection) if relays else None)
+
+    async def pay(count: int) -> None:
+        """What is carried for others comes in and goes out, and gives way like all bulk."""
+        await contacts.bandwidth.take(count)
+        await contacts.bandwidth.send(count)
+
+    relay = Relay(streams, discovery.signer.authority, distrust.objection, pay) if relays else None
+    return Ways(streams, hidden, relay)

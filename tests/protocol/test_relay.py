@@ -86,6 +86,23 @@ def test_bytes_go_both_ways_between_peers_that_have_not_dialled_each_other(tmp_p
     play(tmp_path, scene)
 
 
+def test_what_is_carried_for_others_takes_its_turn_on_the_relays_own_line(tmp_path: Path):
+    async def scene(on: Stage) -> None:
+        paid = list[int]()
+
+        async def pay(count: int) -> None:
+            paid.append(count)
+
+        on.relay.pay = pay
+        await on.held()
+        stream = await on.called()
+        stream.writer.write(b"hello")
+        assert await stream.reader.readexactly(5) == b"hello"
+        assert paid == [5, 5]
+
+    play(tmp_path, scene)
+
+
 def test_who_is_held_asks_whether_the_relay_is_there_and_learns_when_it_is_not(tmp_path: Path):
     async def scene(on: Stage) -> None:
         stream = await on.held()
