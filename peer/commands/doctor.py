@@ -141,7 +141,8 @@ async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Termina
         peers = [each for each in await read_peers(ticket, descriptor) if not each.gone]
     except HetpeerError as error:
         return Around(ways, descriptor, found, unknown=str(error))
-    asked = random.sample(peers, min(PEERS_ASKED, len(peers)))
+    public = [each for each in peers if not each.via]  # others are reached by relays
+    asked = random.sample(public, min(PEERS_ASKED, len(public)))
     shaken = await shake_hands([each.address for each in asked])
     return Around(ways, descriptor, found, tuple(peers), shaken)
 

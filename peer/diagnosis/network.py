@@ -69,6 +69,8 @@ def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
     trip = usual_round_trip(shaken)
     if not known:
         return Finding("peers", "nobody is in the run now")
+    if not shaken:
+        return Finding("peers", f"all {known} are behind relays: how far away they are shows only from within")
     if trip is None:
         advice = (
             "Let this machine call any TCP port (firewall, VPN, proxy): peers listen on ports of their own; or all of "
@@ -92,7 +94,8 @@ def hidden(reason: str) -> Finding:
 def reachable(found: Reach) -> Finding:
     """Whether others can dial this machine, as a node has tried it."""
     if found.objection:
-        return Finding("reachable", "others cannot dial this machine", "warning", found.objection)
+        value = "others cannot dial this machine: they would reach it by relays, which takes longer"
+        return Finding("reachable", value, "warning", found.objection)
     if found.doubt:
         advice = "Run this again when a node answers; until then look at the router: is the port of --listen forwarded?"
         return Finding("reachable", found.doubt, "warning", advice)
