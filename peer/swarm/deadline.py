@@ -24,6 +24,11 @@ class Pace:
     halves: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
 
+    @property
+    def usual(self) -> float:
+        """Seconds until half of a round's contributions are here, as a rule; 0 before the first round."""
+        return median(self.halves) if self.halves else 0.0
+
     def wait(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """Until when to wait for the rest of `expected` contributions; None while less than half are here.
 

@@ -33,7 +33,7 @@ from protocol.manifest import Manifest
 from protocol.run_files import BASIS, genesis_file
 
 FAREWELL_SECONDS = 60.0
-"""After the last round a peer serves its contributions until all others are done, at most so long."""
+"""After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
 
 LOST_SECONDS = 15.0
 """So long it waits for those that do not answer."""
@@ -158,7 +158,8 @@ class Node:
         """Serve until every peer has finished the last round, and hold what they hold. Who does not answer, and has not
         said goodbye, may be cut off: it is waited for as well, for a while."""
         loop = asyncio.get_running_loop()
-        farewell, patience = loop.time() + FAREWELL_SECONDS, loop.time() + LOST_SECONDS
+        served = max(FAREWELL_SECONDS, outer.pace.usual)  # who is slow may be in its last step for so long
+        farewell, patience = loop.time() + served, loop.time() + LOST_SECONDS
         while loop.time() < farewell:
             if all_at(self.discovery.peers(), self.manifest.outer.rounds) and self._waits_for_nobody(patience):
                 await self._have_all(outer)

@@ -58,6 +58,14 @@ def test_who_was_made_to_stop_early_does_not_make_the_next_wait_longer():
     assert pace.wait(100.0, [110.0, 111.0], 3) == pytest.approx(111 + 3 * 0.1 * 11)
 
 
+def test_it_is_known_how_long_rounds_usually_take_the_others():
+    pace = Pace(3.0)
+    assert pace.usual == 0.0
+    for half in (110.0, 130.0, 111.0):
+        pace.remember(100.0, [half, half + 1], 2)
+    assert pace.usual == 11.0
+
+
 STEPS = 100
 
 
