@@ -1,11 +1,15 @@
-"""How fast this machine computes its stage, before anybody waits for it: so that like goes with like from the start."""
+"""How fast this machine computes a stage, before anybody waits for it."""
 
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.trainer import StageTrainer
+from peer.model.number_format import number_format
+from peer.model.subspace import Formats
 from protocol.frames import FrameRules
 from protocol.records import MOST_TOKENS_PER_SECOND
 
@@ -14,23 +18,48 @@ PASSES, SECONDS = 3, 5.0
 
 
 def tokens_per_second(trainer: StageTrainer) -> float:
-    """Of a microbatch forward and back, without its neighbours. The trainer has loaded a round, and is as before."""
-    rules, device = FrameRules.of(trainer.manifest), trainer.device
-    tokens_BM = torch.zeros(rules.sequences, trainer.manifest.model.context + 1, dtype=torch.int64)
-    activations = None if trainer.first else from_bytes(bytes(rules.activations.size), rules.activations, device)
-    gradients = None if trainer.last else from_bytes(bytes(rules.gradients.size), rules.gradients, device)
-    tried, begun = list[float](), time.monotonic()
+    """Of a microbatch forward and back, without its neighbours: so that like goes with like from the start. The trainer
+    has loaded a round, and is as before."""
+    tried, begun, passes = list[float](), time.monotonic(), a_microbatch(trainer)
     while len(tried) < PASSES and time.monotonic() < begun + SECONDS:
         at = time.monotonic()
-        out = trainer.forward(0, tokens_BM, activations)
-        _ = out.item() if trainer.last else to_bytes(out)
-        back = trainer.backward(0, gradients)
-        _ = trainer.squared_norm() if back is None else to_bytes(back)  # either waits for the device
+        passes()
         tried.append(time.monotonic() - at)
     trainer.abandon()
-    return rules.sequences * trainer.manifest.model.context / min(tried)
+    manifest = trainer.manifest
+    return manifest.inner.microbatch * manifest.model.context / min(tried)
 
 
 def told(speed: float) -> float:
     """A speed as a peer's record has it: two digits, and a number of the record's."""
     return min(float(f"{speed:.2g}"), MOST_TOKENS_PER_SECOND)
+
+
+def a_microbatch(trainer: StageTrainer) -> Callable[[], None]:
+    """What runs one forward and back, with tokens, activations and gradients of chance, as a volunteer's torch thread
+    does: bytes in, bytes out. Gradients add up."""
+    manifest, device, rules = trainer.manifest, trainer.device, FrameRules.of(trainer.manifest)
+    tokens_BM = torch.randint(manifest.model.vocabulary, (rules.sequences, rules.context + 1))
+    formats = Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))
+    sent_BLk = torch.randn(rules.sequences, rules.context, manifest.k)
+    activations = None if trainer.first else to_bytes(formats.activations.pack(sent_BLk))
+    gradients = None if trainer.last else to_bytes(formats.gradients.pack(sent_BLk * 1e-3))
+
+    def passes() -> None:
+        entered = None if activations is None else from_bytes(activations, rules.activations, device)
+        left = trainer.forward(0, tokens_BM, entered)
+        _ = left.item() if trainer.last else to_bytes(left)
+        came = None if gradients is None else from_bytes(gradients, rules.gradients, device)
+        back = trainer.backward(0, came)
+        if back is not None:
+            to_bytes(back)
+        else:
+            wait_for(trainer.parameters[0])
+
+    return passes
+
+
+def wait_for(result: Tensor) -> None:
+    """Until a device has computed it."""
+    if result.device.type != "cpu":
+        result.flatten()[0].item()

@@ -9,19 +9,15 @@ from collections.abc import Callable
 from statistics import mean
 
 import torch
-from torch import Tensor
 
 from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
-from peer.compute.payload import from_bytes, to_bytes
+from peer.compute.speed import a_microbatch, wait_for
 from peer.compute.trainer import StageTrainer
 from peer.compute.warm_up import RUN, warm_up
 from peer.diagnosis.verdict import Speed
-from peer.model.number_format import number_format
-from peer.model.subspace import Formats
 from peer.optim.outer import OuterState
 from peer.planning.model import work_of
 from protocol.contribution import decode
-from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout, parts_authored, parts_followed
 from protocol.manifest import Manifest, check
@@ -105,43 +101,20 @@ def _tried_operations(device: torch.device) -> float:
     left = torch.randn(TRIED_SIDE, TRIED_SIDE, device=device)
     for _ in range(3):
         begun = time.perf_counter()
-        _wait(device, left @ left)
+        wait_for(left @ left)
         taken = time.perf_counter() - begun
     return TRIED_SHARE * 2 * TRIED_SIDE**3 / taken
-
-
-def _wait(device: torch.device, result: Tensor) -> None:
-    if device.type != "cpu":
-        result.flatten()[0].item()
 
 
 def _time(manifest: Manifest, stage: int, device: torch.device, seconds: float) -> tuple[float, float]:
     """Of a microbatch's passes, and of an update, in seconds: means, since a step is a sum."""
     trainer = _trainer(manifest, stage, device)
-    rules, inner, model = FrameRules.of(manifest), manifest.inner, manifest.model
-    shape = inner.microbatch, model.context
-    tokens_BM = torch.randint(model.vocabulary, (shape[0], shape[1] + 1))
-    formats = Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))
-    sent_BLk = torch.randn(*shape, manifest.k)
-    activations = None if trainer.first else to_bytes(formats.activations.pack(sent_BLk))
-    gradients = None if trainer.last else to_bytes(formats.gradients.pack(sent_BLk * 1e-3))
-
-    def passes() -> None:
-        """As a volunteer's torch thread runs them: bytes in, bytes out."""
-        entered = None if activations is None else from_bytes(activations, rules.activations, device)
-        left = trainer.forward(0, tokens_BM, entered)
-        _ = left.item() if trainer.last else to_bytes(left)
-        came = None if gradients is None else from_bytes(gradients, rules.gradients, device)
-        back = trainer.backward(0, came)
-        if back is not None:
-            to_bytes(back)
-        else:
-            _wait(device, trainer.parameters[0])
+    passes = a_microbatch(trainer)
 
     def update(step: int) -> None:
         trainer.squared_norm()
         trainer.update(1.0, step)
-        _wait(device, trainer.parameters[0])
+        wait_for(trainer.parameters[0])
 
     passes()
     update(0)
