@@ -53,7 +53,7 @@ class Hidden:
         await self.streams.serve(TUNNEL, self._take)
         await self.discovery.read()
         await asyncio.gather(self._find_relays(), self._meet_all())
-        self.discovery.tell(via=list(self.held))
+        self.discovery.tell(via=self._named())
 
     async def keep(self) -> None:
         """Be reached for as long as this peer lives: another relay for each that is lost."""
@@ -62,8 +62,8 @@ class Hidden:
             while True:
                 self.changed.clear()
                 await self._find_relays()
-                if list(self.held) != self.discovery.record.via:
-                    await self.discovery.publish(via=list(self.held))
+                if self._named() != self.discovery.record.via:
+                    await self.discovery.publish(via=self._named())
                 await self._look()
         finally:
             for task in (meeting, *self.pinging):
@@ -77,6 +77,11 @@ class Hidden:
             return
 
     # Relays
+
+    def _named(self) -> list[str]:
+        """The relays for this peer's record. While none holds it, those that did last, or that may: a record that names
+        none would say that this peer can be dialled."""
+        return list(self.held) or self.discovery.record.via or [each for each in self.first if is_relay(each)][:1]
 
     def candidates(self) -> list[str]:
         """Relays that might hold this peer, in an order of its own, so that peers spread; the operator's are among
