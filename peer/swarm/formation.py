@@ -1,14 +1,18 @@
 """How the seats of a replica group are filled: a leader asks free volunteers, stage by stage."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping
 
+from peer.network.discovery import News
 from peer.network.group import Membership, Seat, invite
 from peer.network.reconciliation import Reconciler
-from peer.swarm.plan import choose_members, preferred
+from peer.swarm.plan import backoff_seconds, choose_members, preferred
 from protocol.identity import ReplicaId
 from protocol.records import PeerRecord
+
+EAGER = 3
 
 MEASURED = 4
 """To so many candidates for a seat the distance is measured."""
@@ -56,3 +60,10 @@ async def _ask(reconciler: Reconciler, peer: PeerRecord) -> None:
     await reconciler.compare(peer)
     if peer.peer_id not in reconciler.discovery.trips:  # the first comparison opened the channel
         await reconciler.compare(peer)
+
+
+async def pause(news: News, failures: int) -> None:
+    """Between two attempts at a round, of which so many have failed in a row. After a few, news do not shorten it: each
+    attempt makes some."""
+    seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))
+    await (news.wait(seconds) if failures < EAGER else asyncio.sleep(seconds))

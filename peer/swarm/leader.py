@@ -15,7 +15,7 @@ from peer.network.pipeline import Attempt
 from peer.swarm.blame import LATE, Accusations, held_up
 from peer.swarm.compression import Choice
 from peer.swarm.control import LeaderControl, report
-from peer.swarm.formation import after, fill
+from peer.swarm.formation import after, fill, pause
 from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
@@ -65,8 +65,8 @@ class Leader:
                 break
             try:
                 if await self._begin():
-                    failures = 0
                     await self._inner_loop()
+                    failures = 0
                     await self._end_round()
                     continue
             except (LostMemberError, PeerError, TimeoutError) as error:
@@ -75,7 +75,7 @@ class Leader:
                     self._dismiss(error)
                 await self._halt(str(error) or SILENT)
                 await self._withdraw()
-            await outer.discovery.news.wait(backoff_seconds(failures, random.uniform(0.5, 1.5)))
+            await pause(outer.discovery.news, failures)
             failures += 1
         await self.here.contribute()
         for stream in self.orders.values():

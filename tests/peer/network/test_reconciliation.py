@@ -113,10 +113,13 @@ def test_what_is_on_its_way_is_waited_for_though_comparing_does_not(tmp_path: Pa
 def test_who_says_what_is_no_statement_is_told_so_and_avoided(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
+        noted = asyncio.Event()
+        b.outer.reconciler.distrust.emit = lambda event: noted.set()
         async with a.outer.reconciler.contacts.to(b.outer.discovery.record) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="signed"):
                 await stub.Tell(pb.News(statement=b"garbage"), metadata=handshake(made.manifest), timeout=10)
+        await noted.wait()  # once the answer is out
         assert b.outer.reconciler.distrust.objection(a.id)
 
     play(tmp_path, "ab", scene, small_manifest())

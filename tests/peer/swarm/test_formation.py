@@ -6,8 +6,9 @@ from pathlib import Path
 
 from grpc.aio import Server
 
+from peer.network.discovery import News
 from peer.network.group import GroupService
-from peer.swarm.formation import fill
+from peer.swarm.formation import fill, pause
 from protocol.identity import PeerId
 from protocol.schemas import group_pb2_grpc
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
@@ -80,3 +81,17 @@ def test_of_two_that_are_alike_the_nearer_is_invited(tmp_path: Path):
         assert await seated(leader) == near.id
 
     play(tmp_path, scene)
+
+
+def test_who_has_failed_again_and_again_is_not_hurried_by_news():
+    async def seconds(failures: int) -> float:
+        news, loop = News(), asyncio.get_running_loop()
+        began = loop.time()
+        pausing = asyncio.create_task(pause(news, failures))
+        while not pausing.done():
+            news.ring()
+            await asyncio.sleep(0)
+        return loop.time() - began
+
+    assert asyncio.run(seconds(0)) < 0.1
+    assert asyncio.run(seconds(3)) >= 0.9
