@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,17 +23,19 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
 import grpc
 import numpy as np
 import uvloop
+from group.processes import Processes, hear, say, started
 from shaped.hosts import Hosts, hosts, missing
 from tls import shown
 
 from peer.network.contacts import Contacts
+from peer.network.group import Seat
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from protocol.any_bytes import AnyBytes
 from protocol.bandwidth import Bandwidth
@@ -42,7 +43,7 @@ from protocol.blobs import BlobService, fetch
 from protocol.channels import listen, options
 from protocol.errors import HetpeerError
 from protocol.guard import Guard
-from protocol.identity import PeerId, ReplicaId
+from protocol.identity import ReplicaId
 from protocol.keys import load_or_create
 from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest, check
@@ -58,6 +59,7 @@ FETCHES = 2
 AHEAD = 4
 """Frames' pieces that wait to be sent: always some."""
 
+FREE: dict[str, float | None] = {"max_up": None, "max_down": None}
 BLOB_BYTES = 4 << 20
 HOME, AWAY = 0, 1
 
@@ -94,14 +96,6 @@ class Delay:
 # A peer: a process of its own
 
 
-@dataclass(slots=True)
-class There:
-    """The other one."""
-
-    peer_id: PeerId
-    address: str
-
-
 async def serve(index: int, folder: Path, address: str) -> None:
     """One of the two: what to do comes on standard input, as JSON."""
     manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
@@ -119,7 +113,7 @@ async def serve(index: int, folder: Path, address: str) -> None:
     await server.start()
     say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
     other = (await hear())[1 - index]
-    there = There(other["peer_id"], other["address"])
+    there = Seat(other["peer_id"], other["address"])
     attempt = Attempt(ReplicaId("benchmark"), 1)
     neighbour = link(manifest, there.peer_id, "the other", bandwidth)
     delays: list[float] = []
@@ -174,93 +168,47 @@ async def take_frames(neighbour: Link, delays: list[float]) -> None:
             delays.append(time.monotonic() - struct.unpack_from("<d", frame.rest)[0])
 
 
-async def take_blobs(contacts: Contacts, manifest: Manifest, there: There, sha256: str) -> None:
+async def take_blobs(contacts: Contacts, manifest: Manifest, there: Seat, sha256: str) -> None:
     """One after the other."""
     while True:
         async with contacts.to(there) as channel:
             await fetch(channel, manifest, sha256, BLOB_BYTES, contacts.bandwidth)
 
 
-def say(words: Any) -> None:
-    """A line of JSON."""
-    print(json.dumps(words), flush=True)
-
-
-async def hear() -> Any:
-    """The next line; None at the end."""
-    line = await asyncio.to_thread(sys.stdin.readline)
-    return json.loads(line) if line else None
-
-
 # The one who measures
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The two processes."""
-
-    processes: list[subprocess.Popen[str]]
-
-    def order(self, *words: Any) -> None:
-        """To each its own."""
-        for each, said in zip(self.processes, words, strict=True):
-            assert each.stdin is not None
-            print(json.dumps(said), file=each.stdin, flush=True)
-
-    def tell(self, *words: Any) -> list[Any]:
-        """To each its own; what each answers."""
-        self.order(*words)
-        answers = []
-        for each in self.processes:
-            assert each.stdout is not None
-            line = each.stdout.readline()
-            if not line:
-                raise RuntimeError(f"process {each.pid} ended with {each.wait()}")
-            answers.append(json.loads(line))
-        return answers
-
-
 @contextlib.contextmanager
-def pair(on: Hosts, folder: Path) -> Iterator[Pair]:
-    """Both peers, for as long as the block lasts."""
+def pair(on: Hosts, folder: Path, *limits: dict[str, float | None]) -> Iterator[Processes]:
+    """Both peers, each with its limits and ready for its task, for as long as the block lasts."""
     load_or_create(folder / "operator")
     own = [sys.executable, __file__, "--folder", str(folder)]
-    processes = [
-        subprocess.Popen(
-            [*on.enter(index), *own, "--serve", str(index), "--address", on.address(index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in (HOME, AWAY)
+    commands = [
+        [*on.enter(index), *own, "--serve", str(index), "--address", on.address(index)] for index in (HOME, AWAY)
     ]
-    try:
-        yield Pair(processes)
-    finally:
-        for each in processes:
-            each.kill()
-            each.communicate()
+    with started(commands) as peers:
+        peers.order(limits)
+        peers.tell(peers.answers())
+        yield peers
 
 
 def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds: float) -> Row:
     """One row."""
-    with pair(on, folder) as peers:
-        limits = {"max_up": mbps if up else None, "max_down": None if up else mbps}
-        here = peers.tell(limits, {"max_up": None, "max_down": None})
-        peers.tell(here, here)
+    limits = {"max_up": mbps if up else None, "max_down": None if up else mbps}
+    with pair(on, folder, limits, FREE) as peers:
         sender = HOME if up else AWAY
         carry, blobs = kind != "blobs", kind != "frames"
         tasks = [
             {"carry": carry, "send": n == sender, "fetch": FETCHES * (blobs and n != sender)} for n in (HOME, AWAY)
         ]
-        peers.order(*tasks)
+        peers.order(tasks)
         time.sleep(SETTLING)
         way = "tx" if up else "rx"
         began, before = time.monotonic(), on.bytes_of(HOME)[way]
-        first = peers.tell({}, {})[sender]
+        first = peers.tell({})[sender]
         time.sleep(seconds)
         after, took = on.bytes_of(HOME)[way], time.monotonic() - began
-        last = peers.tell({}, {})[sender]
+        last = peers.tell({})[sender]
         measured = 8 * (after - before) / took / 1e6
         frames, others = last["frames"] - first["frames"], last["blobs"] - first["blobs"]
         part = frames / max(1, frames + others)
@@ -269,17 +217,14 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
 
 def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
     """One way of treating blobs beside frames."""
-    with pair(on, folder) as peers:
-        free = {"max_up": None, "max_down": None}
-        here = peers.tell(free, free)
-        peers.tell(here, here)
+    with pair(on, folder, FREE, FREE) as peers:
         home = {"carry": True, "send": True, "regularly": True, "fetch": 0, "step": mode == "giving way"}
         away = {"carry": True, "send": False, "fetch": 0 if mode == "no blobs" else DELAY_FETCHES}
-        peers.order(home, away)
+        peers.order((home, away))
         time.sleep(SETTLING)
-        first = peers.tell({}, {})
+        first = peers.tell({})
         time.sleep(seconds)
-        last = peers.tell({}, {})
+        last = peers.tell({})
     delays = sorted(last[AWAY]["delays"][len(first[AWAY]["delays"]) :])
     blobs = 8 * (last[HOME]["blobs"] - first[HOME]["blobs"]) / seconds / 1e6
     return Delay(mode, *(1000 * delays[int(len(delays) * part)] for part in (0.5, 0.9)), blobs)

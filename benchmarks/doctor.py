@@ -30,6 +30,7 @@ from peer.events import Event, Failed, Finished, RoundDone, Serving, StepDone, f
 from peer.testnet.options import to_toml
 
 ROOT = Path(__file__).parents[1]
+RUN_TOML = "run.toml"
 LATENCY = 0.02
 WAIT_SECONDS = 600.0
 PLAN_UNITS = {"up": 1e-6, "down": 1e-6, "latency": 1e3, "teraflops": 1.0}
@@ -181,16 +182,22 @@ def measure(case: Case, mbps: float | None) -> Row:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetpeer-doctor-")))
         place = stack.enter_context(places(case.stages, mbps))
-        run_toml = folder / "run.toml"
-        run_toml.write_text(to_toml(case.tables()))
-        serve = ["bootstrap", str(run_toml), "--listen", f"{place.address}:0", "--dir", str(folder / "node")]
-        node = stack.enter_context(started(place.before[-1], *serve, home=folder))
+        ticket = stack.enter_context(served(case, place, folder))
+        found = doctors(case, place, ticket)
+        load = os.getloadavg()[0]
+        step, round = trained(case, place, ticket, folder)
+        return beside(case, folder / RUN_TOML, found, mbps, load, step, round)
+
+
+@contextlib.contextmanager
+def served(case: Case, place: Place, folder: Path) -> Iterator[str]:
+    """A bootstrap node with the run; its ticket."""
+    (folder / RUN_TOML).write_text(to_toml(case.tables()))
+    serve = ["bootstrap", str(folder / RUN_TOML), "--listen", f"{place.address}:0", "--dir", str(folder / "node")]
+    with started(place.before[-1], *serve, home=folder) as node:
         serving = node.wait_for(Serving)
         assert isinstance(serving, Serving)
-        found = doctors(case, place, serving.ticket)
-        load = os.getloadavg()[0]
-        step, round = trained(case, place, serving.ticket, folder)
-        return beside(case, run_toml, found, mbps, load, step, round)
+        yield serving.ticket
 
 
 def doctors(case: Case, place: Place, ticket: str) -> list[dict[str, dict[str, Any]]]:
@@ -230,12 +237,8 @@ def rated(case: Case, mbps: float) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetpeer-doctor-")))
         place = stack.enter_context(places(1, mbps))
-        (folder / "run.toml").write_text(to_toml(case.tables()))
-        serve = ["bootstrap", str(folder / "run.toml"), "--listen", f"{place.address}:0", "--dir", str(folder / "node")]
-        node = stack.enter_context(started(place.before[-1], *serve, home=folder))
-        serving = node.wait_for(Serving)
-        assert isinstance(serving, Serving)
-        rows = rows_of(asked(place.before[0], "doctor", serving.ticket, "--threads", "1", "--seconds", "0.1"), "name")
+        ticket = stack.enter_context(served(case, place, folder))
+        rows = rows_of(asked(place.before[0], "doctor", ticket, "--threads", "1", "--seconds", "0.1"), "name")
         way = next(row["numbers"] for name, row in rows.items() if name.startswith("node "))
         said = {name: way[name] / mbps / 1e6 for name in ("up", "down")}
         return {"mbps": mbps, **said, "round_trip": way["round_trip"] / (2 * LATENCY)}

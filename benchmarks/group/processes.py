@@ -31,10 +31,14 @@ class Processes:
 
     def tell(self, words: Any) -> list[Any]:
         """The same order to all; what each answers."""
-        for each in self.children:
-            assert each.stdin is not None
-            print(json.dumps(words), file=each.stdin, flush=True)
+        self.order([words] * len(self.children))
         return self.answers()
+
+    def order(self, words: Sequence[Any]) -> None:
+        """To each its own."""
+        for each, said in zip(self.children, words, strict=True):
+            assert each.stdin is not None
+            print(json.dumps(said), file=each.stdin, flush=True)
 
     def introduce(self) -> None:
         """Tell each who all are, and wait until each expects its neighbours, and then until all are connected."""

@@ -1,4 +1,4 @@
-"""Does this machine have what a place in the run takes? Asked before joining."""
+"""What this machine has, what a place in the run takes of it, and what the process gives back."""
 
 import gc
 import os
@@ -115,14 +115,13 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device, 
         ResourceError: it does not; the message names what would be needed and what there is.
     """
     needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + BASE_BYTES
+    what = "the whole model" if stage is None else f"stage {stage}"
     free = free_bytes(device)
     if needed > free:
-        what = "the whole model" if stage is None else f"stage {stage}"
         raise ResourceError(
             f"not enough memory for {what}: it takes about {gigabytes(needed)}, {device} has {gigabytes(free)} free"
         )
     if most is not None and needed > most:
-        what = "the whole model" if stage is None else f"stage {stage}"
         raise ResourceError(
             f"--max-memory {gigabytes(most)} is not enough for {what}, which takes about {gigabytes(needed)}"
         )

@@ -13,6 +13,7 @@ from protocol.identity import ReplicaId
 from protocol.records import PeerRecord
 
 EAGER = 3
+"""After so many failures in a row a leader takes its time."""
 
 MEASURED = 4
 """To so many candidates for a seat the distance is measured."""
