@@ -59,8 +59,9 @@ class StageRound:
     async def load(self, round: int, steps: int, compression: int) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
         done by others. Frames have d / `compression` numbers a token."""
-        self.compression = compression
-        await self.node.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
+        if self.round != round or self.node.stage > 0:  # what stage 0 trains in a round follows from k
+            self.compression = compression
+            await self.node.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
         if self.round != round:
             ahead = await self.outer.followed.ahead(round)
             await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)

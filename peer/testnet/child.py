@@ -11,7 +11,7 @@ from typing import Literal
 
 from peer.events import Event, Failed, Joined, to_line
 from peer.process import INTERRUPTED
-from protocol.errors import LostMemberError, UnreachableError
+from protocol.errors import HetpeerError, LostMemberError, UnreachableError
 
 LAST_WORDS_SECONDS = 2.0
 """For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
@@ -28,6 +28,12 @@ STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
 
 Fate = Literal["killed", "left"]
+
+
+class TestnetError(HetpeerError):
+    """A process died, or the run was no success."""
+
+    __test__ = False
 
 
 @dataclass(slots=True, eq=False)

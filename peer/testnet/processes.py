@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peer.events import Evaluated, Event, Failed, Finished, Joined, Serving
+from peer.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
 from peer.process import LINE_BYTES, heard
 from peer.report import Report
 from peer.screen import TestnetScreen
 from peer.testnet.child import (
     Child,
     Fate,
+    TestnetError,
     all_finished,
     all_gone,
     came_too_late,
@@ -35,7 +36,6 @@ from peer.testnet.launch import arguments, attack, two_free_ports
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm
-from protocol.errors import HetpeerError
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
@@ -50,12 +50,6 @@ STRAGGLER_SECONDS = 75.0
 attacker, never does."""
 
 NAMESPACE_PORT = 7700
-
-
-class TestnetError(HetpeerError):
-    """A process died, or the run was no success."""
-
-    __test__ = False
 
 
 @dataclass(slots=True)
@@ -115,8 +109,12 @@ class Testnet:
         elif self.faults:
             self.listen = f"127.0.0.1:{two_free_ports()}"  # it may have to be found there again
         await self._wait_until_serving(await self.start(BOOTSTRAP))
-        await self._attack(among_the_first=True)
-        for name in self.swarm.names[1:]:
+        company = self.swarm.company(1) if await self._attack(among_the_first=True) else []
+        for name in company:
+            await self.start(name)
+        if company:
+            await self._wait_until_serving(self._latest()[company[0]])
+        for name in [each for each in self.swarm.names[1:] if each not in company]:
             await self.start(name)
         await self._attack(among_the_first=False)
         async with asyncio.TaskGroup() as tasks:
@@ -155,9 +153,10 @@ class Testnet:
             self.tasks.create_task(self._await_end(child))
         return child
 
-    async def _attack(self, among_the_first: bool) -> None:
-        """Start the attacker, if there is one: a volunteer before the others, so that a leader finds it, a datacenter
-        after them, so that it is not the one that evaluates."""
+    async def _attack(self, among_the_first: bool) -> bool:
+        """Start the attacker, if there is one: a volunteer before the others, who are not to take its seat, a
+        datacenter after them, so that it is not the one that evaluates. Whether one has been started."""
+        started = False
         for item in self.faults:
             if isinstance(item, Attacker) and among_the_first == (item.kind not in CONTRIBUTING):
                 if not among_the_first:
@@ -165,6 +164,8 @@ class Testnet:
                 await self._wait_until_serving(await self.start(ATTACKER, attack(item.kind, self.ticket)))
                 self.screen.add(ATTACKER)
                 self.injection.attacks(item)
+                started = True
+        return started
 
     async def start_again(self, name: str) -> None:
         """Start a process that was killed. The bootstrap node serves before this returns: others need it."""
@@ -209,6 +210,8 @@ class Testnet:
             case Serving(ticket):
                 self.ticket = self.ticket or ticket
                 child.serving.set()
+            case GroupFormed():
+                child.serving.set()
             case Evaluated(round) if round == self.options.rounds:
                 self.last_evaluation.set()
             case Joined() if self.report.joined.keys() >= {*self.swarm.names[1:]}:
@@ -217,8 +220,6 @@ class Testnet:
                 child.finished = True
             case Failed():
                 child.failed = event
-            case _:
-                pass
 
     def take(self, process: str, event: Event) -> None:
         """Tell everybody what a process said, or chaos did."""

@@ -12,11 +12,12 @@ from peer.report import COMPLETED, Chaos, Report
 from peer.screen import TestnetScreen
 from peer.summary import summary
 from peer.testnet import namespaces
+from peer.testnet.child import TestnetError
 from peer.testnet.compare import CompareError, lab_loss
 from peer.testnet.event_log import EventLog
 from peer.testnet.faults import Item, needs_namespaces
 from peer.testnet.options import TestnetOptions, to_toml
-from peer.testnet.processes import Testnet, TestnetError
+from peer.testnet.processes import Testnet
 from protocol.errors import HetpeerError
 
 

@@ -70,6 +70,10 @@ class Swarm:
         """All processes."""
         return [BOOTSTRAP, *self.stages, *self.datacenters]
 
+    def company(self, stage: int) -> list[str]:
+        """The first group without its member of `stage`; its leader first."""
+        return [name for name, served in self.stages.items() if served != stage][: len({*self.stages.values()}) - 1]
+
     def processes(self, target: Target) -> list[str]:
         """The names of the processes that `target` means now."""
         match target.kind:

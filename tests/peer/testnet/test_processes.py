@@ -20,10 +20,10 @@ from peer.process import first_error
 from peer.report import Report
 from peer.screen import TestnetScreen
 from peer.testnet import chaos, child, processes
-from peer.testnet.child import Child
+from peer.testnet.child import Child, TestnetError
 from peer.testnet.event_log import EventLog
 from peer.testnet.options import TestnetOptions, check_manifest, to_toml
-from peer.testnet.processes import Testnet, TestnetError
+from peer.testnet.processes import Testnet
 from protocol import manifest as manifests
 
 CHILD = """
