@@ -38,24 +38,19 @@ import grpc
 import numpy as np
 import torch
 import uvloop
-from group.processes import Processes, hear, say, started
-from group.stage import place
+from group.processes import Processes, say, started
+from group.training import CPU, batch_of, grids, train, trainer_of
 
-from bootstrap.genesis import basis, genesis_tensor
+from bootstrap.genesis import basis
 from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.replica import WholeReplica
-from peer.compute.trainer import Kind, StageTrainer
-from peer.handoff import TorchThread
-from peer.network.group import Seat
+from peer.compute.trainer import Kind
 from peer.optim.inner import clip_factor
 from protocol.frames import FrameRules
-from protocol.identity import Part
 from protocol.keys import load_or_create
-from protocol.layout import model_layout
 from protocol.manifest import Manifest, check
 
 STAGES = 4
-CPU = torch.device("cpu")
 PIPELINES = ("pipeline", "without TLS")
 SIDES = ("one process", "no boundary", *PIPELINES, "unary", "moe")
 UNARY = "/benchmark.Stage/"
@@ -84,27 +79,6 @@ class Case:
         return self.sequences * self.manifest().model.context
 
 
-def batch_of(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Token ids of a step, always the same."""
-    shape = manifest.inner.sequences, manifest.model.context + 1
-    return np.random.default_rng(0).integers(0, manifest.model.vocabulary, shape)
-
-
-def grids(manifest: Manifest) -> dict[Part, dict[str, torch.Tensor]]:
-    """The first weights of all parts."""
-    return {
-        part: {name: torch.from_numpy(genesis_tensor(manifest, name, shape)) for name, shape in layout.items()}
-        for part, layout in model_layout(manifest).items()
-    }
-
-
-def trainer_of(manifest: Manifest, index: int, kind: Kind = "group") -> StageTrainer:
-    """A stage with the first weights."""
-    trainer = StageTrainer(manifest, index, kind, torch.from_numpy(basis(manifest)), CPU)
-    trainer.load(grids(manifest))
-    return trainer
-
-
 # One process
 
 
@@ -113,32 +87,6 @@ def alone(manifest: Manifest, kind: Kind) -> WholeReplica:
     replica = WholeReplica(manifest, kind, torch.from_numpy(basis(manifest)), CPU)
     replica.load(grids(manifest))
     return replica
-
-
-# A stage of the pipeline: a process of its own
-
-
-async def serve_pipeline(index: int, folder: Path, manifest: Manifest, plain: bool, room: int) -> None:
-    """Take steps as often as told."""
-    torch_thread = TorchThread(1)
-    trainer = await torch_thread.run(trainer_of, manifest, index)
-    async with place(index, folder, manifest, plain=plain) as here, asyncio.TaskGroup() as tasks:
-        say({"peer_id": here.peer_id, "address": here.address})
-        seats = [Seat(each["peer_id"], each["address"]) for each in await hear()]
-        upstream = here.expect(seats)
-        say("expecting")
-        await hear()
-        stage, control = await here.meet(seats, upstream, trainer, torch_thread, tasks)
-        say("met")
-        stage.room = room
-        batch, number = batch_of(manifest) if index == 0 else None, 0
-        while (await hear()) is not None:
-            begun, busy = time.perf_counter(), time.process_time()
-            agreed = await stage.run(1, number, batch, control)
-            number += 1
-            seconds, processor = time.perf_counter() - begun, time.process_time() - busy
-            say({"seconds": seconds, "processor": processor, "loss": agreed.loss})
-        raise asyncio.CancelledError
 
 
 # A stage that answers plain unary calls
@@ -456,7 +404,7 @@ def serve(side: str, which: str, folder: Path, manifest: Manifest, in_flight: in
             drive_experts(manifest, json.loads(which))
         case _:
             with contextlib.suppress(asyncio.CancelledError):
-                uvloop.run(serve_pipeline(int(which), folder, manifest, side == "without TLS", in_flight))
+                uvloop.run(train(int(which), folder, manifest, plain=side == "without TLS", room=in_flight))
 
 
 if __name__ == "__main__":

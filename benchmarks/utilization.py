@@ -13,6 +13,10 @@ Latency and the headers of packets are *not* scaled: 20 ms are here what 200 ms 
 
 With `outer`, a round of three steps (of the paper's 50; bytes are scaled by that, too) has an exchange with seven other
 replicas: each stage fetches their contributions while it goes on with the next round, and they fetch its own.
+
+With `--compute`, stages compute: `tiny` (32 M parameters) in four processes that share this machine's cores, over
+links as slow as they are, and in turns with it the same on loopback. Its utilization is the time of a step there, of
+its time over the links.
 """
 
 import argparse
@@ -20,10 +24,11 @@ import asyncio
 import contextlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,7 @@ import torch
 import uvloop
 from group.processes import hear, say, started
 from group.stage import place
+from group.training import train
 from shaped.case import (
     COMPRESSIONS,
     CONTRIBUTION,
@@ -55,12 +61,13 @@ from shaped.hosts import Hosts, hosts, missing
 
 from peer.handoff import TorchThread
 from peer.network.group import Seat
+from peer.planning.model import HEADERS, Volunteer, step_of, work_of
 from peer.swarm.control import Control
 from peer.swarm.inner_step import PipelineStage
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import BlobService, fetch
 from protocol.keys import load_or_create
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, check
 from protocol.schemas import blobs_pb2_grpc
 
 
@@ -73,8 +80,24 @@ class Row:
     outer: bool
     utilization: float
     model: float
+    """The paper's, which counts frames alone."""
+    with_headers: float
+    """The same with what TCP, TLS and acknowledgements take of a link."""
     depth: list[int]
     """Microbatches in flight at each stage, as it chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRow:
+    """A step of a small model over links, and on loopback, in seconds."""
+
+    k_over_d: float
+    mbps: int
+    loopback: float
+    seconds: float
+    utilization: float
+    model: float
+    """With headers, and the passes that the step on loopback took."""
 
 
 # A stage: a process of its own
@@ -185,18 +208,58 @@ def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int
                     answers = made.tell({"steps": STEPS, "outer": outer})
                     seconds = max(each["seconds"] for each in answers[:STAGES])
                     ideal = STEPS * (MICROBATCHES + STAGES - 1) * PASSES
-                    share, model = ideal / seconds, modelled(manifest, rate, outer)
                     depth = [each["depth"] for each in answers[:STAGES]]
-                    rows.append(Row(1 / manifest.replicas.compression, rate, outer, share, model, depth))
+                    models = [modelled(manifest, rate, outer, headers) for headers in (0.0, HEADERS)]
+                    rows.append(Row(1 / manifest.compressions[0], rate, outer, ideal / seconds, *models, depth))
                     print(f"{table(rows[-1:])}", file=sys.stderr, flush=True)
     return rows
+
+
+def small(compression: int) -> Manifest:
+    """What is trained with `--compute`."""
+    replicas = {"stages": STAGES, "compression": compression}
+    return check({"model": {"preset": "tiny"}, "replicas": replicas, "inner": {"sequences": 16, "microbatch": 1}})
+
+
+def measure_compute(on: Hosts, folder: Path, compressions: list[int], megabits: list[int]) -> list[ComputedRow]:
+    """Steps over the links and on loopback, in turns; the first of each does not count."""
+    rows = []
+    load_or_create(folder / "operator")
+    for compression in compressions:
+        own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression), "--compute"]
+        commands = [[*own, "--serve", str(each), "--address", "127.0.0.1"] for each in range(STAGES)]
+        there = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in range(STAGES)]
+        with started(commands) as near, started(there) as far:
+            near.introduce()
+            far.introduce()
+            for rate in megabits:
+                on.limit(rate, STAGES)
+                taken = [[max(each["seconds"] for each in side.tell("step")) for side in (near, far)] for _ in range(4)]
+                loopback, seconds = (statistics.median(each) for each in zip(*taken[1:], strict=True))
+                work = work_of(small(compression))
+                passes = loopback / (work.microbatches + STAGES - 1)
+                on_link = Volunteer(1.0, rate * 1e6, rate * 1e6, LATENCY, HEADERS)
+                model = step_of(replace(work, operations=passes), on_link).utilization
+                rows.append(ComputedRow(1 / compression, rate, loopback, seconds, loopback / seconds, model))
+                print(computed_table(rows[-1:]), file=sys.stderr, flush=True)
+    return rows
+
+
+def computed_table(rows: list[ComputedRow]) -> str:
+    """Lines of text."""
+    return "\n".join(
+        f"tiny, k = d/{1 / each.k_over_d:<4.0f} {each.mbps:>3} Mb/s  step {each.seconds:6.2f} s, on loopback "
+        f"{each.loopback:6.2f} s  {each.utilization:7.1%}  model {each.model:7.1%}"
+        for each in rows
+    )
 
 
 def table(rows: list[Row]) -> str:
     """Lines of text."""
     return "\n".join(
         f"k = d/{1 / each.k_over_d:<4.0f} {each.mbps:>5} Mb/s  outer {'yes' if each.outer else 'no ':3} "
-        f"{each.utilization:7.1%}  model {each.model:7.1%}  in flight {each.depth}"
+        f"{each.utilization:7.1%}  model {each.model:7.1%}, with headers {each.with_headers:7.1%}  "
+        f"in flight {each.depth}"
         for each in rows
     )
 
@@ -204,21 +267,31 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("--compressions", type=int, nargs="+", default=list(COMPRESSIONS), metavar="D/K")
-    parser.add_argument("--mbps", type=int, nargs="+", default=list(MEGABITS), help="of the paper's links")
+    parser.add_argument("--compressions", type=int, nargs="+", metavar="D/K")
+    parser.add_argument("--mbps", type=int, nargs="+", help="of the paper's links; with --compute, of these")
+    parser.add_argument("--compute", action="store_true", help="a small model that computes, instead of timed waits")
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):
-            uvloop.run(serve(int(given.serve), Path(given.folder), int(given.compression), given.address))
+            index, folder, compression = int(given.serve), Path(given.folder), int(given.compression)
+            if given.compute:
+                uvloop.run(train(index, folder, small(compression), given.address))
+            else:
+                uvloop.run(serve(index, folder, compression, given.address))
         return 0
     if lacking := missing():
         print(lacking, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder, hosts(STAGES + 1, LATENCY) as on:
-        rows = measure(on, Path(folder), given.compressions, given.mbps)
-    print(json.dumps({"points": [asdict(each) for each in rows]}, indent=1) if given.json else table(rows))
+        if given.compute:
+            computed = measure_compute(on, Path(folder), given.compressions or [1, 8], given.mbps or [2, 10])
+            found, shown = {"compute": [asdict(each) for each in computed]}, computed_table(computed)
+        else:
+            rows = measure(on, Path(folder), given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS])
+            found, shown = {"points": [asdict(each) for each in rows]}, table(rows)
+    print(json.dumps(found, indent=1) if given.json else shown)
     return 0
 
 

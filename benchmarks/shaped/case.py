@@ -29,8 +29,8 @@ def manifest_of(compression: int) -> Manifest:
     return check({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
 
 
-def modelled(manifest: Manifest, megabits: float, outer: bool) -> float:
-    """What `peer.planning.model` says of the same."""
+def modelled(manifest: Manifest, megabits: float, outer: bool, headers: float = 0.0) -> float:
+    """What `peer.planning.model` says of the same; as the paper's model does, or with what headers take of a link."""
     frame = 2.0 * TOKENS * manifest.k
     work = Work(
         operations=PASSES,
@@ -43,4 +43,4 @@ def modelled(manifest: Manifest, megabits: float, outer: bool) -> float:
         contribution=CONTRIBUTION,
     )
     rate = megabits * 1e6 * RATE
-    return round_of(work, Volunteer(1.0, rate, rate, LATENCY), overlap=True).utilization
+    return round_of(work, Volunteer(1.0, rate, rate, LATENCY, headers), overlap=True).utilization

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from peer.commands.tables import show
 from peer.events import Progress
-from peer.planning.model import Round, Volunteer, best_compression, compression_at, round_of, work_of
+from peer.planning.model import HEADERS, Round, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
 from protocol import manifest as manifests
 from protocol.errors import UserError
@@ -60,7 +60,8 @@ def plan(options: PlanOptions, terminal: Terminal) -> int:
         if min(options.up, options.down, options.teraflops) <= 0 or options.latency < 0:
             raise UserError("--up, --down and --teraflops must be more than 0, and --latency not less")
         manifest = _manifest(options)
-        on = Volunteer(options.teraflops * 1e12, options.up * 1e6, options.down * 1e6, options.latency / 1e3)
+        up, down = options.up * 1e6, options.down * 1e6
+        on = Volunteer(options.teraflops * 1e12, up, down, options.latency / 1e3, HEADERS)
         overlap = options.overlap or manifest.outer.overlap
         planned = {
             compression: round_of(work_of(manifest, compression), on, overlap)

@@ -10,7 +10,8 @@ ROUNDS_REMEMBERED = 8
 LEAST_SHARE = 0.1
 """A tenth of a round's length is no delay: what is measured below it is noise."""
 
-LEAST_SECONDS = 1.0
+LEAST_SECONDS = 2.0
+"""A process among many on few cores may rest for seconds, in rounds that last no longer."""
 
 EARLY_SHARE = 0.8
 """A slow replica stops at this share of the wait, so that its contribution arrives before the end."""

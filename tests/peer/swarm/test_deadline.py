@@ -54,8 +54,8 @@ def test_old_rounds_are_forgotten():
 
 def test_who_was_made_to_stop_early_does_not_make_the_next_wait_longer():
     pace = Pace(3.0)
-    pace.remember(0.0, [10.0, 11.0, 10.0 + 3 * 10.0], 3)  # the third came when the wait let it
-    assert pace.wait(100.0, [110.0, 111.0], 3) == pytest.approx(111 + 3 * 0.1 * 11)
+    pace.remember(0.0, [100.0, 110.0, 100.0 + 3 * 100.0], 3)  # the third came when the wait let it
+    assert pace.wait(1000.0, [1100.0, 1110.0], 3) == pytest.approx(1110 + 3 * 0.1 * 110)
 
 
 def test_it_is_known_how_long_rounds_usually_take_the_others():
@@ -70,11 +70,11 @@ STEPS = 100
 
 
 def play(pace: Pace, seconds_of_slow_step: float, rounds: int) -> list[tuple[float, int]]:
-    """Rounds of three replicas that take 10 s for all their steps, and of one that is slower: how long each round
+    """Rounds of three replicas that take 100 s for all their steps, and of one that is slower: how long each round
     lasted, and how many steps the slow one did."""
     told = []
     for _ in range(rounds):
-        quick = [10.0, 10.1, 10.2]
+        quick = [100.0, 101.0, 102.0]
         stop, wait = pace.stop(0.0, quick, 4), pace.wait(0.0, quick, 4)
         assert stop is not None
         assert wait is not None
@@ -87,10 +87,10 @@ def play(pace: Pace, seconds_of_slow_step: float, rounds: int) -> list[tuple[flo
 
 
 def test_a_replica_at_a_tenth_of_the_speed_contributes_fewer_steps_and_does_not_slow_the_others_down():
-    rounds = play(Pace(3.0), 1.0, 20)
+    rounds = play(Pace(3.0), 10.0, 20)
     assert all(steps >= 10 for _, steps in rounds)
-    assert all(seconds <= 1.4 * 10 for seconds, _ in rounds[2:])
+    assert all(seconds <= 1.4 * 100 for seconds, _ in rounds[2:])
 
 
 def test_a_replica_that_is_a_little_slower_is_waited_for():
-    assert all(steps == STEPS for _, steps in play(Pace(3.0), 0.12, 20))
+    assert all(steps == STEPS for _, steps in play(Pace(3.0), 1.2, 20))
