@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.design import Design, Kind, design
-from peer.model.llama import Linear, WeightGradients
+from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage, loss
 from peer.optim import inner
 from peer.optim.grid import to_float

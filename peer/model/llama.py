@@ -7,71 +7,13 @@ N heads, M key-value heads, H width of a head, V vocabulary.
 """
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from peer.model.linear import Linear
 from protocol.manifest import Model
-
-
-class Linear(nn.Linear):
-    """y = x Wᵀ. The weight is left empty: a run's weights are always loaded, never drawn here."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    later: "WeightGradients | None" = None
-    """Where the gradients of W are to be computed, if not in the backward pass."""
-
-    def reset_parameters(self) -> None:
-        pass
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[…, inputs] → […, outputs]."""
-        if self.later is None or not torch.is_grad_enabled():
-            return super().forward(x)
-        y: Tensor = _InputFirst.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
-        return y
-
-
-@dataclass(slots=True)
-class WeightGradients:
-    """Products that are left to do for the gradients of weights: xᵀ g, of inputs x and gradients g of outputs (zero
-    bubble, arXiv 2401.10241). Computed as autograd would, so that bits are the same."""
-
-    products: list[tuple[nn.Parameter, Tensor, Tensor]] = field(default_factory=list)
-
-    def take(self) -> "WeightGradients":
-        """What has come together until now, which is then left to the caller."""
-        taken, self.products = WeightGradients(self.products), []
-        return taken
-
-    @torch.no_grad()
-    def compute(self) -> None:
-        """Add them to the weights' gradients."""
-        for weight, x, g in self.products:
-            assert weight.grad is not None
-            weight.grad += (x.flatten(0, -2).T @ g.flatten(0, -2)).T
-        self.products = []
-
-
-class _InputFirst(torch.autograd.Function):
-    """y = x Wᵀ, whose backward pass computes the gradient of x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, later: WeightGradients) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.later = weight, later
-        return F.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,) = ctx.saved_tensors
-        ctx.later.products.append((ctx.weight, x, g))
-        return g @ ctx.weight if ctx.needs_input_grad[0] else None, None, None
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peer.model.llama import Layer, Linear, rotary_tables
+from peer.model.linear import Linear
+from peer.model.llama import Layer, rotary_tables
 from protocol.layout import layers_of_stage
 from protocol.manifest import Manifest, Model
 

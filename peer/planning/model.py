@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from protocol.bandwidth import ACKNOWLEDGED, WIRE
 from protocol.contribution import expected_bytes
 from protocol.identity import EMBEDDING
 from protocol.layout import model_layout, operations_per_token, parts_authored
@@ -25,9 +26,9 @@ from protocol.payloads import Payload
 
 Limit = Literal["compute", "upload", "download", "latency"]
 
-HEADERS = 0.07
-"""Of a link that carries frames both ways, at 1500 bytes a packet: TCP/IP and Ethernet take 4.4 %, acknowledgements of
-the other direction 2.2 %, TLS and HTTP/2 the rest."""
+HEADERS = 1 - 1 / (WIRE + ACKNOWLEDGED)
+"""Of a link that carries frames both ways: TLS, HTTP/2, TCP, IP and Ethernet, and acknowledgements of the other
+direction."""
 
 
 @dataclass(frozen=True, slots=True)

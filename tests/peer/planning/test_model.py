@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from peer.compute.schedule import Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
-from peer.planning.model import Volunteer, Work, best_compression, round_of, step_of, work_of
+from peer.planning.model import HEADERS, Volunteer, Work, best_compression, round_of, step_of, work_of
 from protocol.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check
@@ -116,3 +116,11 @@ def test_the_least_compression_that_hides_the_links_is_found_and_what_else_would
     assert round_of(work_of(manifest, 1), Volunteer(1e12, 20e6, 10e6, 0.02)).limit == "download"
     assert round_of(work_of(manifest, 8), Volunteer(1e11, 20e6, 100e6, 0.02)).limit == "compute"
     assert best_compression(manifest, Volunteer(30e12, 1e3, 1e3, 0.02), choices) is None
+
+
+def test_headers_make_a_link_as_much_slower_as_they_take_of_it():
+    work = work_of(check({"model": {"preset": "512m"}, "replicas": {"stages": 4}}), 1)
+    link, slower = Volunteer(1e12, 20e6, 20e6, 0.02, headers=0.1), Volunteer(1e12, 18e6, 18e6, 0.02)
+    assert step_of(work, link) == step_of(work, slower)
+    assert round_of(work, link).up_bytes == pytest.approx(round_of(work, slower).up_bytes / 0.9)
+    assert 0.06 < HEADERS < 0.07
