@@ -172,7 +172,12 @@ def newcomers(known: int) -> int:
     return max(NEWCOMERS, known)
 
 
-def chunk(share: Spans, index: int) -> int:
+def beginning(share: Spans, count: int) -> Spans:
+    """The first chunks of a share."""
+    return _cut(share, [count])[0]
+
+
+def chunk_at(share: Spans, index: int) -> int:
     """The chunk at a place in a share.
 
     Raises:
