@@ -117,10 +117,11 @@ class Village:
     stack: AsyncExitStack
     operator: Identity
     peers: list[LoopbackPeer] = field(default_factory=list)
-    slots: dict[str, int] = field(default_factory=dict)
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()  # type: ignore[type-arg]
     more_services: Callable[[grpc.aio.Server, PeerId], None] = lambda server, peer: None
     """What a peer of this village serves beside."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """By name, so that who starts again has its own."""
 
     @property
     def authority(self) -> Authority:
