@@ -90,6 +90,10 @@ class OuterLoop:
 
     # A round
 
+    def share(self, round: int) -> Spans:
+        """The chunks that this peer's replica may read in a round, in this order: one for each inner step."""
+        return self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
+
     async def contribute(
         self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
     ) -> None:

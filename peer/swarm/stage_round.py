@@ -72,7 +72,7 @@ class StageRound:
             await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
             self.round, self.steps, self.own_steps = round, 0, 0
             if self.node.stage == 0:
-                self.share = self.outer.followed.reading.share(round, self.node.slot, self.node.manifest)
+                self.share = self.outer.share(round)
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()
         self.steps = max(self.steps, steps)

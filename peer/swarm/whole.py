@@ -65,8 +65,7 @@ async def observe(node: Node) -> None:
 async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int) -> None:
     """H inner steps, or as many as the others leave time for, then the outer step."""
     manifest = node.manifest
-    started, steps = time.monotonic(), 0
-    share = outer.followed.reading.share(round, node.slot, manifest)
+    started, steps, share = time.monotonic(), 0, outer.share(round)
     await node.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
     while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
         batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, chunk_at(share, steps)))

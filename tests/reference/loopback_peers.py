@@ -35,7 +35,6 @@ from protocol.layout import model_layout, part_layout, parts_authored, parts_fol
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.reading import Spans
 from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc, succession_pb2_grpc
 from protocol.window import Window
@@ -79,11 +78,7 @@ class LoopbackPeer:
         """An inner loop of so many steps whose outcome is random, and its contribution."""
         delta = moved(self.manifest, seed)
         authored = {part: delta[part] for part, each in self.outer.followed.parts.items() if each.state.error_feedback}
-        await self.outer.contribute(round, steps, authored, {}, self.share(round))
-
-    def share(self, round: int) -> Spans:
-        """The chunks that it may read in a round."""
-        return self.outer.followed.reading.share(round, self.outer.discovery.record.slot, self.manifest)
+        await self.outer.contribute(round, steps, authored, {}, self.outer.share(round))
 
     async def at(self, round: int) -> None:
         """Finish a round without waiting for anybody."""
