@@ -1,4 +1,4 @@
-"""Real processes that are killed, come back and join late: what counts has read every sequence of an epoch once."""
+"""Real processes that are killed, come back and join late: what counts has read every sequence of every epoch once."""
 
 import signal
 from contextlib import ExitStack
@@ -23,11 +23,11 @@ layers = 2
 groups = 1
 datacenters = 1
 [inner]
-steps = 8
+steps = 6
 sequences = 4
 microbatch = 4
 [outer]
-rounds = 20
+rounds = 30
 grace = 2
 liars = 0
 """
@@ -53,7 +53,7 @@ def behind(peers: list[Peer]) -> dict[Author, list[int]]:
     return said
 
 
-def test_every_sequence_of_an_epoch_is_read_once_though_one_is_killed_and_another_comes_late(tmp_path: Path):
+def test_every_sequence_of_an_epoch_is_read_once_though_two_are_killed_and_another_comes_late(tmp_path: Path):
     with ExitStack() as stack:
         ticket = stack.enter_context(serving(RUN, tmp_path / "run"))
 
@@ -61,14 +61,20 @@ def test_every_sequence_of_an_epoch_is_read_once_though_one_is_killed_and_anothe
             where = ["--dir", str(tmp_path / name), "--device", "cpu", "--threads", "1"]
             return stack.enter_context(Peer(*command.split(), str(ticket), *where))
 
+        def killed_and_back(peer: Peer, round: int, command: str, name: str) -> Peer:
+            peer.wait_for(StepDone, lambda done: done.round >= round and done.step == 1)
+            peer.end(signal.SIGKILL)
+            return start(command, name)
+
         leader, member = start("join --stage 0", "leader"), start("join --stage 1", "member")
-        killed = start("replica", "datacenter")
-        killed.wait_for(StepDone, lambda step: step.round == 3)
-        killed.end(signal.SIGKILL)
-        back, late = start("replica", "datacenter"), start("replica", "late")
-        peers = [leader, member, killed, back, late]
-        for peer in (leader, member, back, late):
+        datacenter = start("replica", "datacenter")
+        datacenter_again = killed_and_back(datacenter, 3, "replica", "datacenter")
+        late = start("replica", "late")
+        all_train = max(peer.wait_for(Contributed).round for peer in (datacenter_again, late))
+        leader_again = killed_and_back(leader, all_train + 2, "join --stage 0", "leader")
+        for peer in (leader_again, member, datacenter_again, late):
             peer.wait_for(Finished)
+        peers = [leader, leader_again, datacenter, datacenter_again, late]
         run = load_run(tmp_path / "run" / "b").manifest
         states = [last_state(tmp_path / name, run) for name in ("leader", "member", "datacenter", "late")]
         tokens = open_tokens(tmp_path / "run" / "b" / TRAIN, run.model.vocabulary)
@@ -76,11 +82,13 @@ def test_every_sequence_of_an_epoch_is_read_once_though_one_is_killed_and_anothe
     header, said = states[0], behind(peers)
     counted = {(who, round): chunks for (who, round), chunks in said.items() if header.history.has(PeerId(who), round)}
     assert len(counted) == header.history.total()
-    assert {who for who, _ in counted} == {peer.wait_for(Joined).peer_id for peer in (leader, back, late)}
+    assert {who for who, _ in counted} == {peer.wait_for(Joined).peer_id for peer in peers}
     read = [chunk for chunks in counted.values() for chunk in chunks]
     assert len(read) == len({*read})
-    whole = next(chunk for chunk in count() if chunk not in {*read})  # up to here nothing is left out
+    whole = next(chunk for chunk in count() if chunk not in {*read})  # before it nothing is left out
     sequences = sequences_in(tokens, run)
-    assert whole * run.inner.sequences >= sequences
-    ids = [each for chunk in sorted(read) for each in sequence_ids(run, sequences, chunk).tolist()]
-    assert sorted(ids[:sequences]) == list(range(sequences))
+    epochs = whole * run.inner.sequences // sequences
+    assert epochs >= 1
+    ids = [each for chunk in range(whole) for each in sequence_ids(run, sequences, chunk).tolist()]
+    for epoch in range(epochs):
+        assert sorted(ids[epoch * sequences : (epoch + 1) * sequences]) == list(range(sequences))
