@@ -84,6 +84,7 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 @app.command(
     epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
     "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
+    "  hetpeer bootstrap examples/runs/512m.toml --dry-run\n\n"
     "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
 )
 def bootstrap(
@@ -143,6 +144,9 @@ def bootstrap(
             "Default: as the run is; a new one has none.",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what the run would ask of each participant.")
+    ] = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -151,7 +155,19 @@ def bootstrap(
     from peer.commands.bootstrap import bootstrap as run
 
     options = BootstrapOptions(
-        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life, trials
+        run_toml,
+        listen,
+        announce,
+        directory,
+        data,
+        evaluate,
+        join,
+        audit,
+        revoke,
+        closed,
+        certificate_life,
+        trials,
+        dry_run,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
