@@ -13,8 +13,9 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_doctor import doctor
-from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
+from peer.cli_lab import DeviceOption, JsonOption, WeightsOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
+from peer.cli_models import export
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
 
@@ -143,6 +144,7 @@ def bootstrap(
             "Default: as the run is; a new one has none.",
         ),
     ] = None,
+    weights: WeightsOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -151,7 +153,19 @@ def bootstrap(
     from peer.commands.bootstrap import bootstrap as run
 
     options = BootstrapOptions(
-        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life, trials
+        run_toml,
+        listen,
+        announce,
+        directory,
+        data,
+        evaluate,
+        join,
+        audit,
+        revoke,
+        closed,
+        certificate_life,
+        trials,
+        weights,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
@@ -261,6 +275,11 @@ app.command(
     epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
+app.command(
+    epilog="Examples:\n\n  hetpeer export hetpeer1-… --out ~/model\n\n"
+    "  hetpeer export ~/.hetpeer/bootstrap-first-run --out ~/model --evaluate\n\n"
+    "  hetpeer export ~/node ~/stage-0 ~/stage-1 --out ~/model --round 40"
+)(export)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 
