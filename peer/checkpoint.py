@@ -154,12 +154,12 @@ def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
     write_atomically(folder / SETTLED, Settled(round=round, digests=dict(digests)).model_dump_json().encode())
 
 
-def last_settled(folder: Path) -> Settled:
-    """As it was noted last; before round 1 if nothing is there that can be read."""
+def last_settled(folder: Path) -> Settled | None:
+    """As it was noted last; None if nothing is there that can be read."""
     try:
         return Settled.model_validate_json((folder / SETTLED).read_bytes())
     except (OSError, ValidationError):
-        return Settled(round=0, digests={})
+        return None
 
 
 def candidates(folder: Path) -> list[Checkpoint]:

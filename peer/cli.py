@@ -15,7 +15,7 @@ from peer.cli_admin import admin
 from peer.cli_doctor import doctor
 from peer.cli_lab import DeviceOption, JsonOption, WeightsOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
-from peer.cli_models import export
+from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
 
@@ -275,11 +275,9 @@ app.command(
     epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
-app.command(
-    epilog="Examples:\n\n  hetpeer export hetpeer1-… --out ~/model\n\n"
-    "  hetpeer export ~/.hetpeer/bootstrap-first-run --out ~/model --evaluate\n\n"
-    "  hetpeer export ~/node ~/stage-0 ~/stage-1 --out ~/model --round 40"
-)(export)
+app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=SAMPLE_EXAMPLES)(sample)
+app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

@@ -10,7 +10,6 @@ A checkpoint is a stranger's: sizes are checked before anything is read by them,
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from protocol.errors import UserError
-from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
+from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
 from protocol.manifest import Model
 from protocol.run_files import BASIS, TOKENIZER
+from protocol.stored_tensors import DTYPES, Stored, read_json, tensors_in
 from protocol.tables import MOST_CHARACTERS, validated
 from protocol.units import to_units
 
@@ -32,12 +31,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BASIS_OF_THE_RUN = f"hetpeer/{BASIS}"
-
-JSON_BYTES = 2**25
-"""Of a config or an index: that of a model of 1024 layers has 1 MiB."""
-
-DTYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Number formats of weights, as safetensors calls them; bf16 is the upper half of a float32."""
 
 MOST_CONTEXT = 2**17
 """Of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
@@ -53,36 +46,6 @@ LIKE_LLAMA: dict[str, Any] = {
 
 ORTHONORMAL_TOLERANCE = 1e-5
 """Largest |UᵀU − 1| of a basis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a tensor is: `start` is its first byte in the file."""
-
-    path: Path
-    dtype: str
-    shape: Shape
-    start: int
-
-    def read(self) -> NDArray[np.float32]:
-        """Its values.
-
-        Raises:
-            UserError: the file cannot be read, or is shorter than it was.
-        """
-        count, dtype = math.prod(self.shape), np.dtype(DTYPES[self.dtype])
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.start)
-                data = file.read(count * dtype.itemsize)
-        except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}") from None
-        if len(data) != count * dtype.itemsize:
-            raise UserError(f"{self.path} ends within a tensor")
-        values = np.frombuffer(data, dtype).reshape(self.shape)
-        if self.dtype == "BF16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +92,7 @@ class Checkpoint:
         path, d = self.folder / BASIS_OF_THE_RUN, self.model.d
         if not path.exists():
             return None
-        stored = _tensors_in(path).get("basis")
+        stored = tensors_in(path).get("basis")
         if stored is None or (stored.dtype, stored.shape) != ("F32", (d, d)):
             raise UserError(f"{path} is no basis of {d} dimensions: remove it to draw a new one")
         basis = stored.read()
@@ -161,7 +124,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     model, tied = _model(config, folder / CONFIG), config.get("tie_word_embeddings") is True
     stored = _find_tensors(folder)
     _require_layout(whole_layout(model), stored, tied, folder)
@@ -242,41 +205,21 @@ def _hashable(rope: dict[str, Any]) -> bool:
 def _find_tensors(folder: Path) -> dict[str, Stored]:
     """Every tensor of a checkpoint, in one file or in those of its index."""
     if (folder / WEIGHTS).exists():
-        return _tensors_in(folder / WEIGHTS)
+        return tensors_in(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         pickled = ", but pickled weights, which are never read: let transformers save them as safetensors"
         raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}{pickled if list(folder.glob('*.bin')) else ''}")
-    files = _read_json(folder / INDEX).get("weight_map")
+    files = read_json(folder / INDEX).get("weight_map")
     if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
         raise UserError(f"{folder / INDEX} names no safetensors files beside it")
     found: dict[str, Stored] = {}
     for name in sorted(set(files.values())):
-        found |= {tensor: each for tensor, each in _tensors_in(folder / name).items() if files.get(tensor) == name}
+        found |= {tensor: each for tensor, each in tensors_in(folder / name).items() if files.get(tensor) == name}
     return found
 
 
 def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
-
-
-def _tensors_in(path: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file. The library checks that its header is well-formed, and that tensors neither
-    overlap nor leave the file; it has no way to tell where they are."""
-    try:
-        with safe_open(path, "np"):
-            pass
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}"[:MOST_CHARACTERS]) from None
-    header.pop("__metadata__", None)
-    return {
-        name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + length + said["data_offsets"][0])
-        for name, said in header.items()
-    }
 
 
 def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, folder: Path) -> None:
@@ -292,21 +235,6 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
             raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
         if stored[name].dtype not in DTYPES:
             raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(DTYPES)}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Raises UserError unless the file holds one JSON object."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(JSON_BYTES + 1)
-        document = json.loads(data) if len(data) <= JSON_BYTES else None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}"[:MOST_CHARACTERS]) from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path} holds no JSON object of {JSON_BYTES} bytes at most")
-    return document
 
 
 def _shown(value: object) -> str:

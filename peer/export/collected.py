@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from peer import checkpoint
+from peer.checkpoint import Settled
 from peer.events import Listener, Progress
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
@@ -22,10 +23,10 @@ from protocol.contribution import Contribution, decode
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.history import History
 from protocol.identity import Part, PeerId
-from protocol.layout import model_layout
+from protocol.layout import elements, model_layout
 from protocol.ledger import Ledger
 from protocol.proofs import read_entry, read_revocation
-from protocol.run_files import BASIS, DESCRIPTOR, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
+from protocol.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
 from protocol.snapshot import Header
 from protocol.window import Window
 
@@ -35,10 +36,10 @@ OBSERVER = "observer"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder in which a peer of the run keeps its state. `finished` is the last round it has finished."""
+    """A folder in which a peer of the run keeps its state, and what it noted of that last."""
 
     folder: Path
-    finished: int
+    settled: Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,19 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
         ResourceError: a part is in no folder, or what is there is damaged.
     """
     descriptor = _one_run(folders)
-    places = [_place(folder) for folder in folders]
-    last = min(place.finished for place in places)
+    places = [place for folder in folders if (place := _place(folder)) is not None]
+    last = min((place.settled.round for place in places), default=0)
     chosen = last if round is None else round
     if not 0 <= chosen <= last:
-        raise UserError(f"there is no round {chosen} here yet: {_named(folders)} finished round {last}")
+        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {_named(folders)}")
     everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
     grids, digests, counted = {}, {}, {}
-    parts = list(model_layout(descriptor.manifest))
-    for number, part in enumerate(parts):
-        emit(Progress(f"collecting {part} after round {chosen}", number, len(parts)))
+    layouts, done = model_layout(descriptor.manifest), 0
+    total = sum(map(elements, layouts.values()))
+    for part, layout in layouts.items():
+        emit(Progress(f"collecting {part} after round {chosen}", 4 * done, 4 * total))
         grids[part], digests[part], counted[part] = _part(descriptor, part, places, everywhere, chosen)
+        done += elements(layout)
     for name in (TOKENIZER, BASIS):
         run_file(descriptor, everywhere, name)
     return Collected(descriptor, chosen, grids, digests, counted, everywhere)
@@ -112,33 +115,47 @@ def _one_run(folders: Sequence[Path]) -> Descriptor:
     return found[0]
 
 
-def _place(folder: Path) -> Place:
-    """Where the state is: of the operator's node, in its observer's folder."""
-    own = folder / OBSERVER if (folder / OBSERVER / DESCRIPTOR).exists() else folder
-    return Place(own, checkpoint.last_settled(own).round)
+def _place(folder: Path) -> Place | None:
+    """The state in a folder, or, of the operator's node, in that of the observer beside it; None if there is none."""
+    for own in (folder, folder / OBSERVER):
+        if (settled := checkpoint.last_settled(own)) is not None:
+            return Place(own, settled)
+    return None
 
 
 def _part(
     descriptor: Descriptor, part: Part, places: Sequence[Place], folders: Sequence[Path], round: int
 ) -> tuple[Grid, str, History]:
-    """One part after a round, the same from all folders that have it."""
+    """One part after a round, the same from all folders that have it; before round 1 from the run's files."""
     found: dict[str, tuple[Grid, History]] = {}
     reasons: list[str] = []
     for place in places:
+        if part not in place.settled.digests:
+            continue
         try:
             grid, history = _part_in(place, descriptor, part, folders, round)
         except ResourceError as error:
             reasons.append(str(error))
         else:
             found[digest(grid)] = grid, history
+    if not found and not round:
+        grid = _first(descriptor, part, folders)
+        found[digest(grid)] = grid, History()
+    if not found:
+        which = "; ".join(reasons) or f"none of {_named(folders)} holds it: give the folder of a peer that does, too"
+        raise ResourceError(f"{part} after round {round}: {which}")
     if len(found) > 1:
         raise ResourceError(
             f"the folders hold {len(found)} different states of {part} after round {round}: ask the swarm, by a ticket"
         )
-    if not found:
-        raise ResourceError(f"{part} after round {round}: {'; '.join(dict.fromkeys(reasons))}")
     ((name, (grid, history)),) = found.items()
     return grid, name, history
+
+
+def _first(descriptor: Descriptor, part: Part, folders: Sequence[Path]) -> Grid:
+    """The weights that a part began with."""
+    tensors: Grid = load_file(run_file(descriptor, folders, genesis_file(part)))
+    return OuterState.begin(descriptor.manifest, part, tensors, author=False).grid
 
 
 def _part_in(
@@ -157,8 +174,7 @@ def _part_in(
         if header.round <= last:
             base, counted, start = header.round, header.history.copy(), to_torch(tensors)
             break
-    if start is None:
-        start = load_file(run_file(descriptor, folders, genesis_file(part)))
+    start = start or _first(descriptor, part, folders)
     state = OuterState.begin(manifest, part, start, author=False)
     if base < last:
         shelved = _read_shelf(place, descriptor, part, newest)
@@ -208,7 +224,7 @@ def _read_shelf(place: Place, descriptor: Descriptor, part: Part, newest: Header
     shelf, ledger = Shelf(place.folder / "contributions"), Ledger(part, PeerId(""), Window(outer.grace, outer.liars))
     if newest is not None:
         ledger.adopt(newest.round, newest.history.copy())
-    ledger.advance(place.finished + 1)
+    ledger.advance(place.settled.round + 1)
     found, files, whole_ones = Shelved(shelf, ledger, {}), len(list(shelf.directory.glob(f"{part}/????????-*"))), 0
     for signed in shelf.revocations():
         ledger.revoke(read_revocation(signed, authority))

@@ -72,6 +72,7 @@ def write(collected: Collected, folder: Path, losses: Losses | None, emit: Liste
         if manifest.compressed and manifest.replicas.groups:
             (partial / BASIS_OF_THE_RUN).parent.mkdir()
             shutil.copyfile(collected.file(BASIS), partial / BASIS_OF_THE_RUN)
+    emit(Progress(f"the model is in {folder}"))
     size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
     return Export(folder, parameters, size)
 
