@@ -139,7 +139,8 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     except OSError as error:
         raise ResourceError(f"cannot read the tokenizer {path}: {error.strerror}") from None
     except Exception as error:  # the library raises no other
-        raise ResourceError(f"{path} is no tokenizer: {error}"[:MOST_CHARACTERS]) from None
+        said = " ".join(str(error).split())  # it may quote the file
+        raise ResourceError(f"{path} is no tokenizer: {said}"[:MOST_CHARACTERS]) from None
     last = max(tokenizer.get_vocab().values(), default=0)
     if last >= vocabulary:
         raise ResourceError(f"{path} has a token {last}, and the vocabulary of the model is {vocabulary}")

@@ -20,7 +20,7 @@ from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.hugging_face import Checkpoint, open_checkpoint
 from protocol.identity import Part
 from protocol.keys import load_or_create
-from protocol.layout import Layout, Shape, elements, model_layout
+from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
 from protocol.run_files import (
     BASIS,
@@ -85,9 +85,8 @@ def create_run(
         )
     operator = load_or_create(directory).peer_id
     _write_text(manifest, directory, corpus_path, progress, checkpoint)
-    kept = checkpoint.basis() if checkpoint is not None else None
-    progress(f"{'Drawing' if kept is None else 'Taking over'} the basis of {manifest.model.d} dimensions.")
-    write_atomically(directory / BASIS, save({"basis": basis(manifest) if kept is None else kept}))
+    progress(f"Making the basis of {manifest.model.d} dimensions.")
+    write_atomically(directory / BASIS, save({"basis": _basis(manifest, checkpoint)}))
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
@@ -120,6 +119,27 @@ def basis(manifest: Manifest) -> NDArray[np.float32]:
     d = manifest.model.d
     q, r = np.linalg.qr(_random(manifest, "basis").standard_normal((d, d)))
     return (q * np.sign(np.diag(r))).astype(np.float32)
+
+
+def principal_basis(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """U for a model that was trained without one: float32 [d, d], the directions of the residual stream in which its
+    layers write most come first, so that the first k keep most of it. Eigenvectors of Σ W Wᵀ over all that writes
+    there, W [d, inputs]."""
+    d = checkpoint.model.d
+    written = np.zeros((d, d))
+    for name in whole_layout(checkpoint.model):
+        if name.endswith(RESIDUAL_PROJECTIONS):
+            weight = checkpoint.read(name)
+            written += weight @ weight.T
+    return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
+
+
+def _basis(manifest: Manifest, checkpoint: Checkpoint | None) -> NDArray[np.float32]:
+    """Drawn, or a checkpoint's own, or the one that fits it."""
+    if checkpoint is None:
+        return basis(manifest)
+    kept = checkpoint.basis()
+    return principal_basis(checkpoint) if kept is None else kept
 
 
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:

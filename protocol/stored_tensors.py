@@ -64,7 +64,8 @@ def tensors_in(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}"[:MOST_CHARACTERS]) from None
+        said = " ".join(str(error).split())  # it may quote the file
+        raise UserError(f"{path} is no safetensors file: {said}"[:MOST_CHARACTERS]) from None
     header.pop("__metadata__", None)
     return {
         name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + length + said["data_offsets"][0])

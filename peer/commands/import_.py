@@ -105,7 +105,7 @@ def _tell(checkpoint: Checkpoint, has_basis: bool, out: Path, terminal: Terminal
     basis = (
         "its run's, taken over: groups go on as they were"
         if has_basis
-        else "none: groups get a new one, and begin at a higher loss than datacenters do"
+        else "none: groups get one that fits these weights, and begin at a somewhat higher loss than datacenters"
     )
     row = {
         "manifest": str(out),

@@ -105,7 +105,7 @@ def test_the_folders_of_volunteers_together_hold_the_model(run: Ended, tmp_path:
     assert (together["round"], together["digests"]) == (ROUNDS, run.digests[ROUNDS])
 
 
-@pytest.mark.parametrize("round", [ROUNDS - 1, ROUNDS // 2])
+@pytest.mark.parametrize("round", [ROUNDS - 1, ROUNDS // 2, 1])
 def test_an_earlier_round_is_there_as_long_as_it_is_kept(run: Ended, tmp_path: Path, round: int):
     said = export(str(run.folder / "datacenter"), "--out", str(tmp_path / "m"), "--round", str(round))
     assert said["digests"] == run.digests[round]
@@ -114,8 +114,15 @@ def test_an_earlier_round_is_there_as_long_as_it_is_kept(run: Ended, tmp_path: P
 def test_a_round_that_is_not_there_is_named(run: Ended, tmp_path: Path):
     asked = str(run.folder / "datacenter"), "--out", str(tmp_path / "m"), "--round"
     assert f"round {ROUNDS} is the last" in hetpeer("export", *asked, str(ROUNDS + 1), code=2)
-    assert "no longer" in hetpeer("export", *asked, "1", code=4)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_round_of_which_not_all_is_kept_is_refused(run: Ended, tmp_path: Path):
+    folder = copy_of_the_datacenters(run, tmp_path)
+    min((folder / "contributions" / "stage-1").glob("00000001-*")).unlink()
+    with pytest.raises(ResourceError, match=r"no longer has what 1 peer\(s\) contributed to round 1"):
+        collect([folder], 1, lambda event: None)
+    assert collect([folder], None, lambda event: None).digests == run.digests[ROUNDS]
 
 
 def copy_of_the_datacenters(run: Ended, tmp_path: Path) -> Path:
