@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.errors import ResourceError
 from protocol.run_files import token_dtype
-from protocol.tables import MOST_CHARACTERS
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
@@ -125,27 +124,6 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator((piece for text in documents for piece in PIECES.findall(text)), trainer)
-    return tokenizer
-
-
-def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """A tokenizer made elsewhere, in Hugging Face's format.
-
-    Raises:
-        ResourceError: there is none, it cannot be read, or it has tokens beyond the vocabulary.
-    """
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResourceError(f"cannot read the tokenizer {path}: {error.strerror}") from None
-    except Exception as error:  # the library raises no other
-        said = " ".join(str(error).split())  # it may quote the file
-        raise ResourceError(f"{path} is no tokenizer: {said}"[:MOST_CHARACTERS]) from None
-    last = max(tokenizer.get_vocab().values(), default=0)
-    if last >= vocabulary:
-        raise ResourceError(f"{path} has a token {last}, and the vocabulary of the model is {vocabulary}")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return tokenizer
 
 

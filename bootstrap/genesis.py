@@ -36,6 +36,7 @@ from protocol.run_files import (
     measure_file,
     read_kept,
 )
+from protocol.tokenizer import read_tokenizer
 from protocol.units import to_units
 
 STANDARD_DEVIATION = 0.02
@@ -173,7 +174,7 @@ def _write_text(
         tokenizer = corpus.train_tokenizer(documents, vocabulary)
         write_atomically(directory / TOKENIZER, tokenizer.to_str().encode())
     else:
-        tokenizer = corpus.read_tokenizer(checkpoint.tokenizer, vocabulary)
+        tokenizer = read_tokenizer(checkpoint.tokenizer, vocabulary)
         write_atomically(directory / TOKENIZER, checkpoint.tokenizer.read_bytes())
     for name, texts in ((HELD_OUT, held_out), (TRAIN, documents)):
         tokens = corpus.tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bootstrap.corpus import read_tokenizer
 from peer.commands.tables import show
 from peer.events import Progress
 from peer.process import Terminal, told
@@ -16,6 +15,7 @@ from protocol.atomic import write_atomically
 from protocol.errors import UserError
 from protocol.hugging_face import Checkpoint, open_checkpoint
 from protocol.layout import elements, whole_layout
+from protocol.tokenizer import read_tokenizer
 
 MOST_CONTEXT = 2048
 """Of the manifest that is proposed: longer sequences make larger frames."""

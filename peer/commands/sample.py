@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
-from bootstrap.corpus import read_tokenizer
 from peer.compute.generation import Sampling, generate
 from peer.compute.machine import DeviceName, cores, find_device
 from peer.export.collected import collect
@@ -23,6 +22,7 @@ from protocol.errors import UserError
 from protocol.hugging_face import CONFIG, open_checkpoint
 from protocol.manifest import Model
 from protocol.run_files import DESCRIPTOR, TOKENIZER
+from protocol.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

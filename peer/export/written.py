@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from peer.events import Listener, Progress
@@ -20,6 +19,7 @@ from protocol.atomic import sync_folder
 from protocol.errors import ResourceError, UserError
 from protocol.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config
 from protocol.run_files import BASIS, TOKENIZER
+from protocol.tokenizer import read_tokenizer
 
 CARD = "README.md"
 
@@ -66,7 +66,7 @@ def write(collected: Collected, folder: Path, losses: Losses | None, emit: Liste
         _write_json(partial / CONFIG, config(manifest.model))
         tokenizer = collected.file(TOKENIZER)
         shutil.copyfile(tokenizer, partial / TOKENIZER)
-        end = Tokenizer.from_file(str(tokenizer)).id_to_token(manifest.model.end_of_text)
+        end = read_tokenizer(tokenizer, manifest.model.vocabulary).id_to_token(manifest.model.end_of_text)
         _write_json(partial / TOKENIZER_CONFIG, tokenizer_config(end, manifest.model.context))
         (partial / CARD).write_text(text, encoding="utf-8")
         if manifest.compressed and manifest.replicas.groups:
