@@ -85,6 +85,7 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 @app.command(
     epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
     "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
+    "  hetpeer bootstrap examples/runs/512m.toml --dry-run\n\n"
     "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
 )
 def bootstrap(
@@ -144,6 +145,9 @@ def bootstrap(
             "Default: as the run is; a new one has none.",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what the run would ask of each participant.")
+    ] = False,
     weights: WeightsOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -165,6 +169,7 @@ def bootstrap(
         closed,
         certificate_life,
         trials,
+        dry_run,
         weights,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))

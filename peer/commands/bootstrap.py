@@ -10,6 +10,7 @@ from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
+from peer.commands.dry_run import dry_run
 from peer.commands.invitations import duration
 from peer.commands.observer import Acquit, Revoke, observe
 from peer.events import Progress, Serving, Suspected, Tried
@@ -54,6 +55,7 @@ class BootstrapOptions:
     closed: bool | None = None
     certificate_life: str = "3d"
     trials: bool | None = None
+    dry_run: bool = False
     weights: Path | None = None
 
 
@@ -64,6 +66,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
         where, life = _listen_address(options), duration(options.certificate_life)
         if options.join and options.trials is not None:
             raise UserError("--trials is for the operator's own node: this one does as that one does")
+        if options.join and options.dry_run:
+            raise UserError("--dry-run is for RUN.toml: a run that is served already is there")
         if options.join and options.weights:
             raise UserError("--weights is for who creates a run: this one is created already")
         if options.join and options.revoke:
@@ -73,6 +77,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
             manifest = _manifest(options)
+            if options.dry_run:
+                return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
         with locked(options.directory or home() / name) as folder:
             if ticket is None:
