@@ -73,8 +73,6 @@ def _export_live(options: ExportOptions, out: Path, terminal: Terminal) -> int:
 
 def _export(options: ExportOptions, folders: list[Path], out: Path, terminal: Terminal) -> int:
     collected = collect(folders, options.round, terminal.emit)
-    if not collected.round:
-        terminal.emit(Progress("no round is finished here yet: these are the weights that the run begins with"))
     losses = _losses(collected, terminal) if options.evaluate else None
     written = write(collected, out, losses, terminal.emit)
     row, table = _row(collected, losses, written), _table(collected, losses, written)

@@ -78,6 +78,8 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
     chosen = last if round is None else round
     if not 0 <= chosen <= last:
         raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {_named(folders)}")
+    if not places:
+        emit(Progress(f"{_named(folders)}: no peer's state, so these are the weights that the run began with"))
     everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
     grids, digests, counted = {}, {}, {}
     layouts, done = model_layout(descriptor.manifest), 0

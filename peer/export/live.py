@@ -16,6 +16,9 @@ from protocol.ticket import Ticket
 TRIES = 30
 """Attempts at catching up, a second or more apart: peers come and go."""
 
+TRIES_ALONE = 5
+"""So many where nobody is there at all."""
+
 
 async def bring_up_to_date(
     ticket: Ticket, folder: Path, threads: int, evaluates: bool, stop: asyncio.Event, emit: Listener
@@ -33,7 +36,7 @@ async def bring_up_to_date(
     async def follow(node: Node) -> None:
         outer = await node.outer_loop([])
         async with node.in_the_swarm(outer):
-            await _catch_up(outer, emit)
+            await _catch_up(outer)
             node.leave()
 
     def tell(event: Event) -> None:
@@ -43,17 +46,22 @@ async def bring_up_to_date(
     await run_until(stop, settings, tell, follow)
 
 
-async def _catch_up(outer: OuterLoop, emit: Listener) -> None:
-    """Raises UnreachableError if the others' last round cannot be had."""
-    for _ in range(TRIES):
-        if outer.discovery.others() and outer.clock > outer.others_at():
+async def _catch_up(outer: OuterLoop) -> None:
+    """Raises UnreachableError if the last round that the others were seen to finish cannot be had. They may go
+    meanwhile: what they had has come by then, or has not."""
+    met, last = False, 0
+    for attempt in range(TRIES):
+        met, last = met or bool(outer.discovery.others()), max(last, outer.others_at())
+        if met and outer.clock > last:
             await agree(outer)
             return
+        if not met and attempt == TRIES_ALONE:
+            break
         await outer.discovery.news.wait(1.0)
         await outer.discovery.read()
         await catch_up(outer)
-    if not outer.discovery.others():
+    if not met:
         raise UnreachableError(
             "nobody is in the run now: instead of the ticket, give the folder of a peer or of the bootstrap node"
         )
-    raise UnreachableError(f"round {outer.others_at()} cannot be had: those who hold it do not answer; try again")
+    raise UnreachableError(f"round {last} cannot be had: those who hold it do not answer, or are gone; try again")

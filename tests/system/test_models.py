@@ -1,6 +1,7 @@
 """A model leaves a run of real processes in the format everyone uses, and begins another run where it stopped."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -95,6 +96,24 @@ def test_the_model_is_the_state_that_the_peers_tell(run: Ended):
 def test_from_the_swarm_it_is_the_state_of_the_round_it_names(run: Ended):
     assert 1 <= run.live["round"] <= ROUNDS
     assert run.live["digests"] == run.digests[run.live["round"]]
+
+
+def test_a_swarm_of_nobody_has_no_model(run: Ended, tmp_path: Path):
+    with serving(TINY, tmp_path / "run") as ticket:
+        command = [*HETPEER, "export", str(ticket), "--out", str(tmp_path / "m")]
+        home = os.environ | {"HETPEER_HOME": str(tmp_path / "home")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=home)
+    assert (done.returncode, "nobody is in the run now" in done.stderr) == (5, True)
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_is_neither_a_ticket_nor_a_folder_is_named(run: Ended, tmp_path: Path):
+    out = "--out", str(tmp_path / "m")
+    assert "neither a ticket nor a folder" in hetpeer("export", str(tmp_path / "nowhere"), *out, code=2)
+    both = str(run.folder / "datacenter"), "hetpeer1-abc"
+    assert "hetpeer1-abc is no folder" in hetpeer("export", *both, *out, code=2)
+    (tmp_path / "empty").mkdir()
+    assert "there is no run in" in hetpeer("export", str(tmp_path / "empty"), *out, code=4)
 
 
 def test_the_folders_of_volunteers_together_hold_the_model(run: Ended, tmp_path: Path):
