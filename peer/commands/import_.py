@@ -40,7 +40,7 @@ def import_(options: ImportOptions, terminal: Terminal) -> int:
         read_tokenizer(checkpoint.tokenizer, checkpoint.model.vocabulary)
         has_basis = checkpoint.basis() is not None
         _check_values(checkpoint, terminal)
-        text = run_toml(checkpoint, options.out)
+        text = run_toml(checkpoint)
         manifests.check(tomllib.loads(text), str(options.out))
         write_atomically(options.out, text.encode())
         terminal.emit(Progress(f"a run can begin from every tensor of {checkpoint.folder}"))
@@ -60,14 +60,13 @@ def _check_values(checkpoint: Checkpoint, terminal: Terminal) -> None:
         done += elements({name: shape})
 
 
-def run_toml(checkpoint: Checkpoint, out: Path) -> str:
+def run_toml(checkpoint: Checkpoint) -> str:
     """A manifest that fits, for a person to go on with: its model's sizes, and a modest run around them."""
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
     compression = next(each for each in (8, 4, 2, 1) if model.d % each == 0)
     return f"""\
-# A run that begins from the checkpoint in {folder.name!r}:
-#   hetpeer bootstrap {out.name} --weights {folder.name} --data ~/texts
+# A run that begins from the checkpoint {str(folder)!r}, which `hetpeer bootstrap` takes with --weights.
 [run]
 name = "{name}"
 

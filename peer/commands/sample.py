@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from peer.compute.generation import Sampling, generate
@@ -23,6 +22,9 @@ from protocol.hugging_face import CONFIG, open_checkpoint
 from protocol.manifest import Model
 from protocol.run_files import DESCRIPTOR, TOKENIZER
 from protocol.tokenizer import read_tokenizer
+
+UNFINISHED = "\ufffd"
+"""What stands at the end of a text for a character of which more tokens are to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +51,35 @@ def sample(options: SampleOptions, terminal: Terminal) -> int:
         if len(prompt) >= model.sizes.context:
             raise UserError(f"the prompt has {len(prompt)} tokens, and the model reads {model.sizes.context} at most")
         seed = random.getrandbits(32) if options.seed is None else options.seed
-        if not terminal.json:
-            print(options.prompt, end="", flush=True)
-        stream, said, written = DecodeStream(skip_special_tokens=True), "", []
+        written, shown = [], 0
+        _show(options.prompt, terminal)
         for token in generate(model, prompt, options.tokens, options.sampling, seed):
             written.append(token)
-            text = stream.step(tokenizer, token) or ""  # a character may need more than one token
-            said += text
-            if not terminal.json:
-                print(text, end="", flush=True)
-        stopped = _stopped(written, options.tokens, model.sizes)
+            text = _text(tokenizer, prompt, written)
+            whole = text.rstrip(UNFINISHED)
+            _show(whole[shown:], terminal)
+            shown = max(shown, len(whole))
+        text = _text(tokenizer, prompt, written)
+        _show(text[shown:] + "\n", terminal)
         if terminal.json:
-            found = {"prompt": options.prompt, "text": said, "tokens": written, "seed": seed, "stopped": stopped}
+            stopped = _stopped(written, options.tokens, model.sizes)
+            found = {"prompt": options.prompt, "text": text, "tokens": written, "seed": seed, "stopped": stopped}
             print(json.dumps(found), flush=True)
-        else:
-            print(flush=True)
         return 0
 
     return told(terminal.emit, work)
+
+
+def _text(tokenizer: Tokenizer, prompt: list[int], written: list[int]) -> str:
+    """What stands behind the prompt. Decoded with it, as some tokenizers drop a space at the beginning of a text."""
+    before, all_of_it = tokenizer.decode(prompt), tokenizer.decode(prompt + written)
+    return all_of_it[len(before) :]
+
+
+def _show(text: str, terminal: Terminal) -> None:
+    """To a person, as it comes."""
+    if not terminal.json:
+        print(text, end="", flush=True)
 
 
 def _stopped(written: list[int], most: int, sizes: Model) -> str:

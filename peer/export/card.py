@@ -32,8 +32,8 @@ def card(collected: Collected, losses: Losses | None) -> str:
         "",
         f"# {manifest.run.name}",
         "",
-        f"A LLaMA of {parameter_count(manifest) / 1e6:,.1f} million parameters, pre-trained from scratch or from a "
-        "checkpoint by volunteers and datacenters together, with hetpeer.",
+        f"A LLaMA of {parameter_count(manifest) / 1e6:,.1f} million parameters, trained by volunteers and datacenters "
+        "together, with hetpeer.",
         "",
         "| | |",
         "|---|---|",
@@ -44,8 +44,8 @@ def card(collected: Collected, losses: Losses | None) -> str:
         f"| contributors | {len(authors)} |",
         f"| model | {model.layers} layers, d = {model.d}, {model.heads} heads ({model.kv_heads} of keys and values), "
         f"FFN {model.ffn}, context {model.context}, vocabulary {model.vocabulary} |",
-        f"| replicas | {replicas.groups} groups of {replicas.stages} stages, {replicas.datacenters} datacenters; "
-        f"d / k = {replicas.compression} |",
+        f"| replicas | {replicas.groups} of volunteers, one for each of {replicas.stages} stages, "
+        f"d / k = {replicas.compression}; {replicas.datacenters} of datacenters |",
         f"| held-out loss | {_loss(losses)} |",
         "",
         "## Load it",
@@ -64,8 +64,10 @@ def card(collected: Collected, losses: Losses | None) -> str:
         "",
         "Each peer signed what it contributed; peers that trained a stage contributed to that stage alone.",
         "",
-        *(f"* `{author}`: {rounds} round(s)" for author, rounds in list(authors.items())[:CONTRIBUTORS_NAMED]),
-        *([f"* and {len(authors) - CONTRIBUTORS_NAMED} more"] if len(authors) > CONTRIBUTORS_NAMED else []),
+        "| peer | rounds |",
+        "|---|---|",
+        *(f"| `{author}` | {rounds} |" for author, rounds in list(authors.items())[:CONTRIBUTORS_NAMED]),
+        *([f"| and {len(authors) - CONTRIBUTORS_NAMED} more | |"] if len(authors) > CONTRIBUTORS_NAMED else []),
         "",
         "## Digests",
         "",
