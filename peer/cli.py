@@ -13,8 +13,9 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_doctor import doctor
-from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
+from peer.cli_lab import DeviceOption, JsonOption, WeightsOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
+from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
 
@@ -147,6 +148,7 @@ def bootstrap(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what the run would ask of each participant.")
     ] = False,
+    weights: WeightsOption = None,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -168,6 +170,7 @@ def bootstrap(
         certificate_life,
         trials,
         dry_run,
+        weights,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
@@ -277,6 +280,9 @@ app.command(
     epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
+app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=SAMPLE_EXAMPLES)(sample)
+app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 

@@ -32,7 +32,7 @@ from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
-from peer.swarm.node import Node
+from peer.swarm.node import Node, Work
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
@@ -52,7 +52,7 @@ from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
-from protocol.run_files import Descriptor, RunFile, files_needed
+from protocol.run_files import Descriptor, RunFile
 from protocol.schemas import (
     blobs_pb2_grpc,
     group_pb2_grpc,
@@ -74,8 +74,8 @@ GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
 
 
-async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node]) -> None:
-    """Join the run and serve until its last round. `joined` is given the node as soon as there is one.
+async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: Work | None = None) -> None:
+    """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on.
@@ -84,7 +84,7 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
     async with AsyncExitStack() as place:
         node = await _join(settings, identity, place, emit)
         joined.set_result(node)
-        serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
+        serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
 
 
@@ -248,7 +248,7 @@ async def _fetch(
     settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
 ) -> None:
     """The run's files that this role needs."""
-    names = files_needed(descriptor.manifest, place.card.stage if settings.role == "volunteer" else None)
+    names = settings.files(descriptor.manifest, place.card.stage)
 
     def progress(file: RunFile, received: int) -> None:
         emit(Progress(f"fetching {file.name}", received, file.size))
@@ -275,11 +275,11 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
         succession_pb2_grpc.add_SuccessionServicer_to_server(node.succession, server)
 
 
-async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener) -> None:
-    """Serve until the last round, or until `stop` is set; then leave in order: end the inner step, contribute what is
-    done, and say goodbye, in `LEAVE_SECONDS` at most."""
+async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: Work | None = None) -> None:
+    """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
+    contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(run(settings, emit, joined))
+    serving = asyncio.create_task(run(settings, emit, joined, work))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -24,7 +24,7 @@ from protocol.errors import ManifestError, ResourceError, UnreachableError, User
 from protocol.frames import FrameRules
 from protocol.keys import Identity
 from protocol.manifest import Manifest
-from protocol.run_files import DESCRIPTOR, Descriptor
+from protocol.run_files import DESCRIPTOR, Descriptor, files_needed
 from protocol.ticket import Ticket
 
 
@@ -45,6 +45,13 @@ class PeerOptions:
     split_backward: bool = False
     relay: bool = False
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
+    without: tuple[str, ...] = ()
+    """Files of the run that this peer does not fetch, though others in its role do."""
+
+    def files(self, manifest: Manifest, stage: int) -> list[str]:
+        """Those that it does."""
+        needed = files_needed(manifest, stage if self.role == "volunteer" else None)
+        return [name for name in needed if name not in self.without]
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:

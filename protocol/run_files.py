@@ -112,6 +112,22 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
     return descriptor
 
 
+def read_kept(directory: Path) -> Descriptor:
+    """The descriptor in a folder of this machine, whose run is what it says.
+
+    Raises:
+        ResourceError: there is none, or it is damaged.
+    """
+    try:
+        with (directory / DESCRIPTOR).open("rb") as file:
+            data = file.read(DESCRIPTOR_BYTES + 1)
+        return parse(data, RunId(hashlib.sha256(data).hexdigest()))
+    except OSError as error:
+        raise ResourceError(f"there is no run in {directory}: {DESCRIPTOR}: {error.strerror}") from None
+    except FormatError as error:
+        raise ResourceError(f"the run in {directory} is damaged: {error}") from None
+
+
 def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
     """Raises FormatError unless the fields are a hash and a size."""
     sha256, size = fields["sha256"], fields["size"]

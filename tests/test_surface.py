@@ -19,7 +19,7 @@ FLAGS = {
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed data dir dry-run evaluate join json listen revoke trials "
-    "until-stdin-closes",
+    "until-stdin-closes weights",
     "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
     "schedule stage threads until-stdin-closes",
     "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
@@ -31,10 +31,13 @@ FLAGS = {
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
-    "lab run": "data device dir json report threads",
+    "lab run": "data device dir json report threads weights",
     "lab sweep": "data device jobs json list out save-minutes scale threads",
     "lab report": "out scale",
     "plan": "down figure2 json latency measured model overlap teraflops up",
+    "export": "evaluate force format json out round threads",
+    "sample": "device json seed temperature threads tokens top-p",
+    "import": "force json out",
     "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
 }

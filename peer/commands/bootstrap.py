@@ -56,6 +56,7 @@ class BootstrapOptions:
     certificate_life: str = "3d"
     trials: bool | None = None
     dry_run: bool = False
+    weights: Path | None = None
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -67,6 +68,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             raise UserError("--trials is for the operator's own node: this one does as that one does")
         if options.join and options.dry_run:
             raise UserError("--dry-run is for RUN.toml: a run that is served already is there")
+        if options.join and options.weights:
+            raise UserError("--weights is for who creates a run: this one is created already")
         if options.join and options.revoke:
             raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
@@ -79,7 +82,9 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             name = f"bootstrap-{manifest.run.name}"
         with locked(options.directory or home() / name) as folder:
             if ticket is None:
-                descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
+                descriptor = create_run(
+                    manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
+                )
 
             first_token = _close(options, folder)
             if options.trials is not None:

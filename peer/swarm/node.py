@@ -32,6 +32,9 @@ from protocol.identity import Part
 from protocol.manifest import Manifest
 from protocol.run_files import BASIS, genesis_file
 
+Work = Callable[["Node"], Coroutine[Any, Any, None]]
+"""What a peer does that has joined."""
+
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
 

@@ -167,6 +167,7 @@ class OuterLoop:
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:
