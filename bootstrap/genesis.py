@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap import corpus
+from bootstrap import corpus, prepared
 from protocol.atomic import replacing, write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, RunId
 from protocol.keys import load_or_create
 from protocol.layout import Layout, Shape, elements, model_layout
 from protocol.manifest import Manifest, difference
+from protocol.prepared import is_prepared, link, require_same
 from protocol.run_files import (
     BASIS,
     DESCRIPTOR,
@@ -55,7 +56,7 @@ def create_run(
     """Write all files of a run and its descriptor; or, if they are there, check them and return it.
 
     The descriptor is written last, so a run that was cut short is made anew. The text is read only to make
-    a run, not to check one.
+    a run, not to check one; a prepared folder may have moved since.
 
     Raises:
         ManifestError: the directory holds a run of another manifest; the message names the field.
@@ -65,19 +66,27 @@ def create_run(
         existing = load_run(directory)
         if field := difference(manifest, existing.manifest):
             raise ManifestError(f"{directory} holds a run of another manifest: {field}")
+        if corpus_path is not None and is_prepared(corpus_path):
+            require_same(existing, corpus_path)
+            link(directory, corpus_path)
         return existing
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot make the folder {directory}: {error.strerror}") from None
     operator = load_or_create(directory).peer_id
-    _write_text(manifest, directory, corpus_path, progress)
+    blocks = corpus_path is not None and is_prepared(corpus_path)
+    if corpus_path is not None and blocks:
+        progress(prepared.take(manifest, corpus_path, directory))
+    else:
+        _write_text(manifest, directory, corpus_path, progress)
     progress(f"Drawing the basis of {manifest.model.d} dimensions.")
     write_atomically(directory / BASIS, save({"basis": basis(manifest)}))
     for part, layout in model_layout(manifest).items():
         progress(f"Drawing the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         _write_weights(manifest, directory, part, layout)
-    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in file_names(manifest)))
+    names = file_names(manifest, blocks)
+    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor
 

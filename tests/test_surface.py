@@ -18,14 +18,14 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
+    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen mirror revoke trials "
     "until-stdin-closes",
-    "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
-    "schedule stage threads until-stdin-closes",
-    "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
-    "relay threads until-stdin-closes",
-    "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach relay "
-    "threads until-stdin-closes",
+    "join": "announce data data-cache device dir json listen manifest max-down max-memory max-up priority quiet-hours "
+    "reach relay schedule stage threads until-stdin-closes",
+    "replica": "announce audit data data-cache device dir json listen manifest max-down max-memory max-up priority "
+    "quiet-hours reach relay threads until-stdin-closes",
+    "observe": "announce audit data data-cache device dir json listen max-down max-memory max-up priority quiet-hours "
+    "reach relay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
     "testnet": (
@@ -37,6 +37,9 @@ FLAGS = {
     "plan": "down figure2 json latency measured model overlap teraflops up",
     "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
+    "data prepare": "end-of-text field held-out json mirror out seed tokenizer train-tokenizer",
+    "data show": "json",
+    "data verify": "blocks json",
 }
 
 

@@ -9,10 +9,14 @@ an absent replica would have read is left out in that epoch.
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.permutation import permute
+from peer.data.blocks import BlockedTokens
+from peer.data.order import in_order
 from peer.data.tokens import Tokens
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
+
+Text = Tokens | BlockedTokens
+"""All tokens in one file, or in blocks."""
 
 Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
@@ -22,7 +26,7 @@ ORDERS_APART = 2**20
 """Epochs between the orders of different generations of slots: more than any run has."""
 
 
-def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
+def sequences_in(tokens: Text, manifest: Manifest) -> int:
     """N: how many sequences of context + 1 tokens there are; neighbours share one token.
 
     Raises:
@@ -34,7 +38,14 @@ def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
     return available
 
 
-def sequence_ids(manifest: Manifest, sequences_available: int, round: int, step: int, slot: int) -> NDArray[np.int64]:
+def together(tokens: Text, manifest: Manifest) -> int:
+    """How many neighbouring sequences are read one after the other: those of a block."""
+    return max(1, tokens.stream.block_tokens // manifest.model.context) if isinstance(tokens, BlockedTokens) else 1
+
+
+def sequence_ids(
+    manifest: Manifest, sequences_available: int, round: int, step: int, slot: int, together: int = 1
+) -> NDArray[np.int64]:
     """Sequences one replica reads in one inner step: int64 [inner.sequences] in [0, sequences_available).
 
     Rounds count from 1; steps from 0 to H − 1; slots from 0. Those beyond `replicas.total`, of who came beside the
@@ -53,34 +64,48 @@ def sequence_ids(manifest: Manifest, sequences_available: int, round: int, step:
         epoch, start = divmod(first, sequences_available)
         count = min(sequences, sequences_available - start)  # the rest is in the next epoch
         numbers = np.arange(start, start + count, dtype=np.int64)
-        ids.append(permute(numbers, sequences_available, manifest.run.seed, epoch + order * ORDERS_APART))
+        ids.append(in_order(numbers, sequences_available, together, manifest.run.seed, epoch + order * ORDERS_APART))
         first, sequences = first + count, sequences - count
     return np.concatenate(ids)
 
 
-def batch(tokens: Tokens, manifest: Manifest, round: int, step: int, slot: int) -> Batch:
+def batch(tokens: Text, manifest: Manifest, round: int, step: int, slot: int) -> Batch:
     """What one replica reads in one inner step: int64 [inner.sequences, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
         ValueError: a round, step or slot that the manifest does not have.
     """
-    ids = sequence_ids(manifest, sequences_in(tokens, manifest), round, step, slot)
-    return _gather(tokens, ids, manifest.model.context)
+    return _read(tokens, positions(tokens, manifest, round, step, slot))
 
 
-def held_out_batch(tokens: Tokens, manifest: Manifest) -> Batch:
+def positions(tokens: Text, manifest: Manifest, round: int, step: int, slot: int) -> NDArray[np.int64]:
+    """Where in the text that is: int64 [inner.sequences, context + 1]. Raises as `batch` does."""
+    available = sequences_in(tokens, manifest)
+    ids = sequence_ids(manifest, available, round, step, slot, together(tokens, manifest))
+    return _positions(ids, manifest.model.context)
+
+
+def held_out_batch(tokens: Text, manifest: Manifest) -> Batch:
     """The first `evaluation.sequences` sequences, or as many as there are: int64 [E, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
     """
+    return _read(tokens, held_out_positions(tokens, manifest))
+
+
+def held_out_positions(tokens: Text, manifest: Manifest) -> NDArray[np.int64]:
+    """Where in the text that is. Raises as `held_out_batch` does."""
     count = min(manifest.evaluation.sequences, sequences_in(tokens, manifest))
-    return _gather(tokens, np.arange(count), manifest.model.context)
+    return _positions(np.arange(count), manifest.model.context)
 
 
-def _gather(tokens: Tokens, ids: NDArray[np.int64], context: int) -> Batch:
+def _positions(ids: NDArray[np.int64], context: int) -> NDArray[np.int64]:
     """Sequence i is tokens [i · context, i · context + context]. int64 [n] → int64 [n, context + 1]."""
-    positions = ids[:, None] * context + np.arange(context + 1)
+    return ids[:, None] * context + np.arange(context + 1)
+
+
+def _read(tokens: Text, positions: NDArray[np.int64]) -> Batch:
     sequences: Batch = tokens[positions].astype(np.int64)
     return sequences

@@ -4,6 +4,7 @@ run.json      the descriptor, which the ticket's run id pins
 card          the operator's signed word that this peer has its place
 certificate   by which the others know this peer, and whoever signed it (PEM)
 authority     the run's (PEM), which the ticket pins
+mirrors       base URLs of the run's prepared text, one a line, as the operator's node last told
 peers         libp2p addresses of others, one a line
 """
 
@@ -18,12 +19,13 @@ from protocol.blobs import is_file
 from protocol.cards import Authority, Card, Role
 from protocol.certificates import private_key, public_key, read
 from protocol.channels import Credentials
+from protocol.dataset import base_urls
 from protocol.errors import FormatError
 from protocol.keys import Identity
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 
-CARD, CERTIFICATE, AUTHORITY, PEERS = "card", "certificate", "authority", "peers"
+CARD, CERTIFICATE, AUTHORITY, PEERS, MIRRORS = "card", "certificate", "authority", "peers", "mirrors"
 
 PEERS_KEPT = 32
 """One that still answers is enough."""
@@ -57,7 +59,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
         return None
     if card.stage >= descriptor.manifest.replicas.stages:
         return None
-    names = files_needed(descriptor.manifest, card.stage if role == "volunteer" else None)
+    names = files_needed(descriptor, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
     return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *_peers(folder)))
@@ -71,8 +73,9 @@ def card_of(folder: Path) -> bytes:
         return b""
 
 
-def remember_place(folder: Path, signed_card: bytes, credentials: Credentials) -> None:
+def remember_place(folder: Path, signed_card: bytes, credentials: Credentials, mirrors: Sequence[str] = ()) -> None:
     """This peer was admitted, or its certificate renewed."""
+    write_atomically(folder / MIRRORS, "".join(f"{url}\n" for url in mirrors).encode())
     write_atomically(folder / AUTHORITY, credentials.root)
     write_atomically(folder / CERTIFICATE, credentials.chain)
     write_atomically(folder / CARD, signed_card)
@@ -106,8 +109,20 @@ async def keep_remembering(folder: Path, discovery: Discovery) -> None:
         await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))
 
 
-def _peers(folder: Path) -> list[str]:
+def mirrors_of(folder: Path) -> tuple[str, ...]:
+    """Where the run's prepared text is, as this peer was told when it was last admitted or renewed."""
     try:
-        return (folder / PEERS).read_text(encoding="ascii").split()
+        return base_urls(_lines(folder / MIRRORS))
+    except FormatError:
+        return ()
+
+
+def _peers(folder: Path) -> list[str]:
+    return _lines(folder / PEERS)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return []
