@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -117,13 +118,12 @@ def test_shards_and_what_is_buffered_are_of_any_size(tmp_path: Path, monkeypatch
 
 def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     written = [f"Document {number} has a few words of its own.\nAnd a line more." for number in range(20)]
     lines = "".join(json.dumps({"content": text, "url": "x"}) + "\n" for text in written)
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    pyarrow.parquet.write_table(pyarrow.table({"content": written, "url": ["x"] * 20}), tmp_path / "c.parquet")
+    parquet.write_table(pyarrow.table({"content": written, "url": ["x"] * 20}), tmp_path / "c.parquet")
     found = [
         prepare(Wanted([str(tmp_path / name)], train_tokenizer=300, field="content"), tmp_path / f"{name}.out", quietly)
         for name in ("a.jsonl", "b.jsonl.gz", "c.parquet")
@@ -234,7 +234,7 @@ def test_blocks_share_one_token_and_cover_both_streams(tmp_path: Path) -> None:
     for stream in (dataset.train, dataset.held_out):
         blocks = [dataset.block(stream.first + number) for number in range(stream.blocks)]
         tokens = [dataset.tokens_of(block, read_block(folder, block)) for block in blocks]
-        assert all(first[-1] == second[0] for first, second in zip(tokens, tokens[1:], strict=False))
+        assert all(first[-1] == second[0] for first, second in itertools.pairwise(tokens))
         assert all(len(each) == stream.block_tokens + 1 for each in tokens[:-1])
         assert sum(len(each) - 1 for each in tokens) + 1 == stream.tokens
 
