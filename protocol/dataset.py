@@ -75,7 +75,7 @@ class DataManifest(Section):
     vocabulary: int = Field(ge=1, le=2**31)
     tokenizer: Sha256
     end_of_text: int = Field(ge=0)
-    block_tokens: int = Field(BLOCK_TOKENS, ge=2, le=2**24)
+    block_tokens: int = Field(BLOCK_TOKENS, ge=2, le=2**20, description="a peer holds some dozens of them")
     documents: int = Field(ge=0, description="in the shards to train on")
     shards: tuple[Shard, ...] = Field(min_length=1)
     held_out_documents: int = Field(ge=0)

@@ -32,5 +32,5 @@ class Ahead:
             ahead.update(dict.fromkeys(self._planned[place]))
             if len(ahead) > AHEAD_BLOCKS:
                 break
-        needed = self._planned[now]
+        needed = self._planned.get(now, [])  # none after the last round
         return needed, [block for block in ahead if block not in needed]

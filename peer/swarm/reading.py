@@ -46,6 +46,10 @@ class TextSources:
 class Reader(Protocol):
     """Of one replica's batches."""
 
+    async def begin(self, round: int) -> None:
+        """Training will begin with this round: get ready. Raises as `batch` does."""
+        ...
+
     async def batch(self, round: int, step: int) -> Batch:
         """int64 [inner.sequences, context + 1], as soon as it is here. Raises HetpeerError: it cannot be had."""
         ...
@@ -64,6 +68,9 @@ class FileReader:
     directory: Path
     torch_thread: TorchThread
     opened: dict[str, Tokens] = field(default_factory=dict)
+
+    async def begin(self, round: int) -> None:
+        await self._open(TRAIN)
 
     async def batch(self, round: int, step: int) -> Batch:
         return await self.torch_thread.run(batch, await self._open(TRAIN), self.manifest, round, step, self.slot)
@@ -94,13 +101,21 @@ class BlockReader:
     def __post_init__(self) -> None:
         self.ahead = Ahead(_tokens(self.dataset.train, {}), self.manifest, self.slot)
 
+    async def begin(self, round: int) -> None:
+        await self._look_ahead(round, 0)
+
     async def batch(self, round: int, step: int) -> Batch:
-        needed, later = await asyncio.to_thread(self.ahead.plan, round, step)
-        self.store.look_ahead((*needed, *later))
+        needed = await self._look_ahead(round, step)
         begun = time.monotonic()
         tokens = _tokens(self.dataset.train, await self.store.take(needed))
         self.waited += time.monotonic() - begun
         return await self.torch_thread.run(batch, tokens, self.manifest, round, step, self.slot)
+
+    async def _look_ahead(self, round: int, step: int) -> list[int]:
+        """Have the blocks of this step, which are returned, and of the next ones brought."""
+        needed, later = await asyncio.to_thread(self.ahead.plan, round, step)
+        self.store.look_ahead((*needed, *later))
+        return needed
 
     async def held_out(self) -> Batch:
         stream = self.dataset.held_out

@@ -25,6 +25,7 @@ async def serve_stage(node: Node) -> None:
         here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:
             async with node.reading() as reader:
+                await reader.begin(outer.clock)
                 await Leader(here, reader, Choice.of(node.manifest)).serve()
         else:
             await Member(here).serve()

@@ -24,6 +24,7 @@ async def serve_datacenter(node: Node) -> None:
     async with node.reading() as reader:
         evaluator = await _evaluator(node, reader) if first or node.audit else None
         auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
+        await reader.begin(outer.clock)
         await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
         async with node.in_the_swarm(outer):
             await node.publish(replica=node.discovery.record.peer_id)

@@ -112,6 +112,7 @@ def test_what_comes_next_is_known_before(folder: Path, dataset: Dataset) -> None
             assert not set(needed) & set(later)
             foreseen |= set(later)
     assert ahead.plan(5, 2)[1] == [], "after the last step there is nothing"
+    assert ahead.plan(6, 0) == ([], [])
 
 
 def test_whoever_comes_later_in_a_round_is_not_confused(folder: Path, dataset: Dataset) -> None:
