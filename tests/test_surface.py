@@ -87,3 +87,17 @@ def test_every_file_that_the_documents_name_is_there():
         named = re.findall(r"`((?:protocol|peer|bootstrap|tests|examples|docs)/[\w./-]+\.\w+)`", text)
         missing = [path for path in named if not (ROOT / path).exists()]
         assert not missing, (document.name, missing)
+
+
+def test_what_the_guide_types_is_what_there_is():
+    """Each line of its shell blocks that begins with `hetpeer`: the command, and its options."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
+    typed = [
+        line.split("#")[0].split() for block in blocks for line in block.splitlines() if line.startswith("hetpeer ")
+    ]
+    assert typed
+    for words in typed:
+        name = next((each for each in (" ".join(words[1:3]), words[1]) if each in FLAGS), None)
+        assert name is not None, words
+        flags = {word.removeprefix("--") for word in words if word.startswith("--")}
+        assert flags <= set(FLAGS[name].split()), words
