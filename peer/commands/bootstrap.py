@@ -10,6 +10,7 @@ from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
+from peer.commands.dry_run import dry_run
 from peer.commands.invitations import duration
 from peer.commands.observer import Acquit, Revoke, observe
 from peer.events import Progress, Serving, Suspected, Tried
@@ -21,7 +22,7 @@ from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.addresses import WILDCARDS, read_host, split
 from protocol.atomic import write_atomically
-from protocol.dataset import base_urls
+from protocol.dataset import MOST_MIRRORS, base_urls
 from protocol.errors import FormatError, UnreachableError, UserError
 from protocol.identity import PeerId
 from protocol.keys import load_or_create
@@ -56,6 +57,7 @@ class BootstrapOptions:
     closed: bool | None = None
     certificate_life: str = "3d"
     trials: bool | None = None
+    dry_run: bool = False
     mirrors: tuple[str, ...] = ()
 
 
@@ -67,6 +69,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
         mirrors = _mirrors(options)
         if options.join and options.trials is not None:
             raise UserError("--trials is for the operator's own node: this one does as that one does")
+        if options.join and options.dry_run:
+            raise UserError("--dry-run is for RUN.toml: a run that is served already is there")
         if options.join and options.revoke:
             raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
@@ -74,6 +78,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
             manifest = _manifest(options)
+            if options.dry_run:
+                return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
         with locked(options.directory or home() / name) as folder:
             if ticket is None:
@@ -100,7 +106,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     served, standing = descriptor, as_operator(load_or_create(folder), life)
                 if mirrors and not served.prepared:
                     raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
-                others = (*mirrors, *mirrors_of(folder)) if ticket else mirrors
+                told_before = mirrors_of(folder) if ticket else ()
+                others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others))
                     if options.evaluate or audits:
