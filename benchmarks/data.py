@@ -90,7 +90,7 @@ async def reading(text: Path, directory: Path, own: Path | None, steps: int) -> 
     for name in (DATA, BLOCKS):
         (directory / name).write_bytes((text / name).read_bytes())
     nothing: Any = None
-    sources = TextSources(own, 10**9, "00" * 32, None, nothing, Bandwidth())
+    sources = TextSources(own, 10**9, "00" * 32, nothing, Bandwidth())
     torch_thread = TorchThread(1)
 
     def hear(event: Event) -> None:

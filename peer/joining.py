@@ -14,7 +14,7 @@ from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
 from peer.network.reach import Wish
-from peer.network.remembered import Remembered, card_of, recall, remember_place
+from peer.network.remembered import Remembered, card_of, recall, remember_place, remember_text
 from peer.swarm.blame import FIRST_SECONDS
 from peer.swarm.reading import TextSources
 from protocol import manifest as manifests
@@ -92,7 +92,9 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     await asyncio.to_thread(_claim, folder, descriptor)
     known = card_of(folder)
     admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
-    await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials, admitted.mirrors)
+    await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
+    if descriptor.prepared:
+        await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
     return admitted
 
 
@@ -132,10 +134,9 @@ def text_sources(
         require_same(descriptor, settings.data)
     if not descriptor.prepared:
         return None
-    node = place.node if isinstance(place, Admitted) else None
     tokenizer = descriptor.file(TOKENIZER).sha256
     cache = int(settings.manners.data_cache * 1e9)
-    return TextSources(settings.data, cache, tokenizer, node, place.credentials, bandwidth)
+    return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth)
 
 
 async def fetch_files(

@@ -19,6 +19,9 @@ HUGGING_FACE = "hf:"
 READ_CHARACTERS = 2**20
 """Of a text file at once."""
 
+ROWS = 64
+"""Of a Parquet file at once."""
+
 LONGEST_PIECE = 2**26
 """Of a text without a line break; it is cut there."""
 
@@ -46,9 +49,8 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the user named: pieces of its documents, and how many bytes there are to read, if that is known."""
+    """What the user named: how many bytes there are to read (0: nobody knows), and pieces of its documents."""
 
-    name: str
     size: int
     pieces: Callable[[Meter], Iterator[Piece]]
 
@@ -74,9 +76,9 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ResourceError(f"there is nothing at {path}: give files, folders, or hf:NAME")
-    files = sorted(file for file in path.rglob("*") if _kind(file) and file.is_file())
+    files = sorted(file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file())
     if not files:
-        kinds = ", ".join((*TEXT, *LINES, *PARQUET))
+        kinds = ", ".join(kind for kind in (*TEXT, *LINES, *PARQUET) if kind != ".json")
         raise ResourceError(f"there is no text in {path}: no file in it ends with {kinds} (or these and .gz)")
     return files
 
@@ -104,7 +106,7 @@ def _file(path: Path, text_field: str) -> Source:
             raise ResourceError(f"{path} is not text in UTF-8: convert it, or leave it out") from None
         meter.before = meter.done = meter.before + path.stat().st_size
 
-    return Source(str(path), path.stat().st_size, pieces)
+    return Source(path.stat().st_size, pieces)
 
 
 def _require(library: str, what: object, extra: str) -> None:
@@ -170,7 +172,7 @@ def _of_parquet(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
             )
         rows, size = max(1, file.metadata.num_rows), path.stat().st_size
         read = 0
-        for some in file.iter_batches(batch_size=1024, columns=[text_field]):
+        for some in file.iter_batches(batch_size=ROWS, columns=[text_field]):
             for text in some.column(0).to_pylist():
                 if not isinstance(text, str):
                     raise ResourceError(f"{path}: column {text_field!r} is no text but {type(text).__name__}")
@@ -202,4 +204,4 @@ def _hugging_face(name: str, text_field: str) -> Source:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise ResourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from None
 
-    return Source(name, 0, pieces)
+    return Source(0, pieces)

@@ -16,7 +16,7 @@ from peer.commands.observer import Acquit, Revoke, observe
 from peer.events import Progress, Serving, Suspected, Tried
 from peer.home import home, locked, remember
 from peer.network import operator
-from peer.network.remembered import card_of, kept_credentials, mirrors_of, remember_place
+from peer.network.remembered import card_of, kept_credentials, mirrors_of, remember_place, remember_text
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
@@ -165,7 +165,8 @@ async def _become_gateway(
     names = [file.name for file in descriptor.files]
     await operator.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
-    remember_place(folder, place.signed_card, place.credentials, place.mirrors)
+    remember_place(folder, place.signed_card, place.credentials)
+    remember_text(folder, place.mirrors, place.node)
     if data is not None:
         require_same(descriptor, data)
         link(folder, data)

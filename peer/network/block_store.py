@@ -9,7 +9,7 @@ from peer.data.tokens import Tokens
 from peer.events import Listener, Progress
 from peer.network.block_cache import BlockCache
 from protocol.dataset import Block, Dataset
-from protocol.errors import HetpeerError, ResourceError
+from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.prepared import read_block
 
 FETCHES = 4
@@ -82,7 +82,10 @@ class BlockStore:
             async with self._turns:
                 data = await self.fetch(block)
             await self._to_cache(block, data)
-        return await asyncio.to_thread(self.dataset.tokens_of, block, data)
+        try:
+            return await asyncio.to_thread(self.dataset.tokens_of, block, data)
+        except FormatError as error:  # the bytes are right, so no peer and no mirror is at fault
+            raise ResourceError(str(error)) from None
 
     async def _from_folder(self, block: Block) -> bytes | None:
         """None where it has not the block, or not as it was prepared."""

@@ -29,7 +29,7 @@ BLOCK_SECONDS = 60.0
 
 MOST_REDIRECTS = 5
 
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 3600.0
 """After so long without a single block from anybody, there is something that waiting does not mend."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
@@ -188,7 +188,7 @@ class Mirrors:
     ) -> None:
         self.sources, self.emit, self.patience = sources, emit, patience
         self._standings: dict[str, Standing] = {}
-        self._came = 0.0
+        self._came = self._said = 0.0
 
     async def fetch(self, block: Block) -> bytes:
         """The block's bytes, checked.
@@ -216,9 +216,15 @@ class Mirrors:
             reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._standings.items())
             if clock() + pause > max(begun, self._came) + self.patience:
                 raise UnreachableError(f"no mirror gives {block} of the run's text: {reasons}")
-            self.emit(Progress(f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})"))
+            self._say(f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})", clock())
             await asyncio.sleep(pause)
             pause = min(MOST_PAUSE_SECONDS, 2 * pause)
+
+    def _say(self, what: str, now: float) -> None:
+        """Once for all blocks that wait."""
+        if now >= self._said:
+            self.emit(Progress(what))
+            self._said = now + MOST_PAUSE_SECONDS
 
     async def _in_turn(self) -> list[Standing]:
         sources = {source.name: source for source in await self.sources()}

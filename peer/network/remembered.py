@@ -5,27 +5,33 @@ card          the operator's signed word that this peer has its place
 certificate   by which the others know this peer, and whoever signed it (PEM)
 authority     the run's (PEM), which the ticket pins
 mirrors       base URLs of the run's prepared text, one a line, as the operator's node last told
+node          the peer id and address of that node, which serves the run's files and blocks
 peers         libp2p addresses of others, one a line
 """
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.network.discovery import Discovery
+from protocol.addresses import join, split
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
 from protocol.cards import Authority, Card, Role
 from protocol.certificates import private_key, public_key, read
-from protocol.channels import Credentials
+from protocol.channels import Credentials, Reachable
 from protocol.dataset import base_urls
 from protocol.errors import FormatError
+from protocol.identity import PeerId
 from protocol.keys import Identity
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 
-CARD, CERTIFICATE, AUTHORITY, PEERS, MIRRORS = "card", "certificate", "authority", "peers", "mirrors"
+CARD, CERTIFICATE, AUTHORITY, PEERS = "card", "certificate", "authority", "peers"
+
+MIRRORS, NODE = "mirrors", "node"
 
 PEERS_KEPT = 32
 """One that still answers is enough."""
@@ -43,6 +49,14 @@ class Remembered:
     signed_card: bytes
     credentials: Credentials
     addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Somebody to call."""
+
+    peer_id: PeerId
+    address: str
 
 
 def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
@@ -73,9 +87,8 @@ def card_of(folder: Path) -> bytes:
         return b""
 
 
-def remember_place(folder: Path, signed_card: bytes, credentials: Credentials, mirrors: Sequence[str] = ()) -> None:
+def remember_place(folder: Path, signed_card: bytes, credentials: Credentials) -> None:
     """This peer was admitted, or its certificate renewed."""
-    write_atomically(folder / MIRRORS, "".join(f"{url}\n" for url in mirrors).encode())
     write_atomically(folder / AUTHORITY, credentials.root)
     write_atomically(folder / CERTIFICATE, credentials.chain)
     write_atomically(folder / CARD, signed_card)
@@ -109,12 +122,26 @@ async def keep_remembering(folder: Path, discovery: Discovery) -> None:
         await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))
 
 
+def remember_text(folder: Path, mirrors: Sequence[str], node: Reachable) -> None:
+    """Where blocks of the run's text may be, as this peer was told when it was last admitted or renewed."""
+    write_atomically(folder / MIRRORS, "".join(f"{url}\n" for url in mirrors).encode())
+    write_atomically(folder / NODE, f"{node.peer_id} {node.address}\n".encode())
+
+
 def mirrors_of(folder: Path) -> tuple[str, ...]:
-    """Where the run's prepared text is, as this peer was told when it was last admitted or renewed."""
+    """The mirrors that this peer was told last."""
     try:
         return base_urls(_lines(folder / MIRRORS))
     except FormatError:
         return ()
+
+
+def node_of(folder: Path) -> Address | None:
+    """The node that admitted this peer last."""
+    with suppress(ValueError, FormatError):
+        peer_id, address = _lines(folder / NODE)
+        return Address(PeerId(peer_id), join(*split(address)))
+    return None
 
 
 def _peers(folder: Path) -> list[str]:

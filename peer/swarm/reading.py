@@ -16,9 +16,9 @@ from peer.events import Listener
 from peer.handoff import TorchThread
 from peer.network.block_cache import BlockCache
 from peer.network.block_store import BlockStore
-from peer.network.remembered import mirrors_of
+from peer.network.remembered import mirrors_of, node_of
 from protocol.bandwidth import Bandwidth
-from protocol.channels import Credentials, Reachable
+from protocol.channels import Credentials
 from protocol.dataset import Dataset, Stream
 from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
@@ -32,13 +32,12 @@ CACHE = "blocks"
 @dataclass(frozen=True, slots=True)
 class TextSources:
     """Where a peer may take the blocks of prepared text from: its own `folder`, as many bytes of cache as its owner
-    gives, mirrors, and the operator's node, if it was that which let it in."""
+    gives; and with which credentials, and how fast, from the mirrors and the node that it was told of."""
 
     folder: Path | None
     cache_bytes: int
     tokenizer: str
     """SHA-256 of the run's."""
-    node: Reachable | None
     credentials: Credentials
     bandwidth: Bandwidth
 
@@ -150,8 +149,8 @@ async def block_reader(
         async def known() -> Sequence[Source]:
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
             found: list[Source] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
-            if sources.node is not None:
-                found.append(NodeMirror(sources.node, manifest, sources.credentials, sources.bandwidth))
+            if (node := await asyncio.to_thread(node_of, directory)) is not None:
+                found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth))
             return found
 
         store = BlockStore(dataset, sources.folder, cache, Mirrors(known, emit).fetch, emit)

@@ -224,6 +224,7 @@ def test_a_token_that_ends_texts_is_asked_for_where_there_is_no_usual_one(tmp_pa
 
 def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "a.txt").write_text("A text.")
     with pytest.raises(ResourceError, match=r"tokenizer\.json is no tokenizer"):
         prepare(Wanted([str(tmp_path)], tokenizer=tmp_path / "tokenizer.json"), tmp_path / "out", quietly)
 

@@ -13,7 +13,7 @@ from peer.network import block_store
 from peer.network.block_cache import BlockCache
 from peer.network.block_store import BlockStore
 from protocol.dataset import Block, Dataset
-from protocol.errors import FormatError, ResourceError, UnreachableError
+from protocol.errors import ResourceError, UnreachableError
 from protocol.prepared import open_folder, read_block
 from tests.reference.prepared import small_prepared
 
@@ -156,7 +156,7 @@ def test_tokens_that_are_not_in_the_vocabulary_are_never_given(folder: Path, dat
     narrow = Dataset(
         dataset.manifest.model_copy(update={"vocabulary": 3}), dataset.digests, dataset.train, dataset.held_out
     )
-    with pytest.raises(FormatError, match=r"train-00000\.bin: token \d+ at place \d+ is not in the vocabulary of 3"):
+    with pytest.raises(ResourceError, match=r"train-00000\.bin: token \d+ at place \d+ is not in the vocabulary of 3"):
         use(lambda: BlockStore(narrow, folder, None, nobody, silent), lambda store: store.take([0]))
 
 

@@ -44,7 +44,7 @@ def directory(folder: Path, tmp_path: Path) -> Path:
 
 def sources(folder: Path, own: Path | None = None, tokenizer: str | None = None) -> TextSources:
     run = tokenizer or open_folder(folder).manifest.tokenizer
-    return TextSources(own, 10**6, run, None, NO_CREDENTIALS, Bandwidth())
+    return TextSources(own, 10**6, run, NO_CREDENTIALS, Bandwidth())
 
 
 def read(
