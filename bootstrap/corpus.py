@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -112,7 +112,7 @@ def split(documents: Sequence[str], held_out: float, seed: int) -> tuple[list[st
     return shuffled[count:], shuffled[:count]
 
 
-def train_tokenizer(documents: Sequence[str], vocabulary: int) -> Tokenizer:
+def train_tokenizer(documents: Iterable[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE with at most `vocabulary` ids (fewer if the text is small): `END_OF_TEXT` is 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

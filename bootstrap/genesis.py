@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap import corpus
+from bootstrap import corpus, prepared
 from protocol.atomic import replacing, write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.hugging_face import Checkpoint, open_checkpoint
@@ -22,6 +22,7 @@ from protocol.identity import Part
 from protocol.keys import load_or_create
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
+from protocol.prepared import is_prepared, link, require_same
 from protocol.run_files import (
     BASIS,
     DESCRIPTOR,
@@ -59,7 +60,8 @@ def create_run(
 
     `weights` is a checkpoint (`protocol/hugging_face.py`) to begin from, with its tokenizer and, if it has one, its
     basis; else all of these are drawn and trained. The descriptor is written last, so a run that was cut short is
-    made anew. The text and the checkpoint are read only to make a run, not to check one.
+    made anew. The text and the checkpoint are read only to make a run, not to check one: a prepared folder may have
+    moved since.
 
     Raises:
         ManifestError: the directory holds a run of another manifest, or it needs a checkpoint; the message names the
@@ -71,6 +73,9 @@ def create_run(
         existing = load_run(directory)
         if field := difference(manifest, existing.manifest):
             raise ManifestError(f"{directory} holds a run of another manifest: {field}")
+        if corpus_path is not None and is_prepared(corpus_path):
+            require_same(existing, corpus_path)
+            link(directory, corpus_path)
         return existing
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -85,14 +90,19 @@ def create_run(
             f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
         )
     operator = load_or_create(directory).peer_id
-    _write_text(manifest, directory, corpus_path, progress, checkpoint)
+    blocks = corpus_path is not None and is_prepared(corpus_path)
+    if corpus_path is not None and blocks:
+        progress(prepared.take(manifest, corpus_path, directory))
+    else:
+        _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")
     write_atomically(directory / BASIS, save({"basis": _basis(manifest, checkpoint)}))
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         _write_weights(manifest, directory, part, layout, checkpoint)
-    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in file_names(manifest)))
+    names = file_names(manifest, blocks)
+    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor
 

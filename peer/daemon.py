@@ -13,8 +13,17 @@ from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
-from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
-from peer.network import operator, reach
+from peer.joining import (
+    PeerOptions,
+    fetch_files,
+    learn,
+    recall_place,
+    register,
+    require_bandwidth,
+    require_fit,
+    text_sources,
+)
+from peer.network import reach
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
@@ -39,7 +48,6 @@ from protocol import dht as dhts
 from protocol.addresses import dialled_at, join
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
-from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
@@ -52,7 +60,7 @@ from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
-from protocol.run_files import Descriptor, RunFile
+from protocol.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
     group_pb2_grpc,
@@ -161,8 +169,9 @@ async def _joined(
         raise
     torch_thread = TorchThread(settings.threads, settings.manners.niceness)
     try:
+        text = text_sources(settings, descriptor, place, bandwidth)
         if isinstance(place, Admitted):
-            await _fetch(settings, descriptor, place, bandwidth, emit)
+            await fetch_files(settings, descriptor, place, bandwidth, emit)
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device, settings.manners.max_memory)
             require_bandwidth(manifest, card.stage, settings.manners)
@@ -209,6 +218,7 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
+            text=text,
             audit=settings.audit,
             split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
@@ -242,18 +252,6 @@ def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discover
     contacts.hang_up(peer)
     guard.cut_off(peer)
     discovery.news.ring()
-
-
-async def _fetch(
-    settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
-) -> None:
-    """The run's files that this role needs."""
-    names = settings.files(descriptor.manifest, place.card.stage)
-
-    def progress(file: RunFile, received: int) -> None:
-        emit(Progress(f"fetching {file.name}", received, file.size))
-
-    await operator.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
 
 
 def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:

@@ -69,8 +69,7 @@ class SnapshotStore:
             for piece in pieces_of(tensors):
                 hashes.append(hashlib.sha256(piece).hexdigest())
                 file.write(piece)
-        header = Header(part, round, history.copy(), tuple(hashes), reading)
-        self.add(header)
+        self.add(header := Header(part, round, history.copy(), tuple(hashes), reading))
         return header
 
     def resume(self, part: Part) -> tuple[Header, dict[str, Values]] | None:

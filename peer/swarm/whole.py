@@ -6,16 +6,13 @@ import torch
 
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.data.batches import batch, held_out_batch
-from peer.data.tokens import Tokens
 from peer.events import Evaluated, Progress, RoundDone, StepDone
 from peer.swarm.auditing import Auditor
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.reading import Reader
 from peer.swarm.recovery import agree
 from protocol.layout import model_layout
-from protocol.reading import chunk_at
-from protocol.run_files import HELD_OUT, TRAIN
 
 
 async def serve_datacenter(node: Node) -> None:
@@ -24,29 +21,31 @@ async def serve_datacenter(node: Node) -> None:
     outer = await node.outer_loop(list(model_layout(node.manifest)))
     replica = await node.torch_thread.run(WholeReplica, node.manifest, "datacenter", None, node.device)
     first = node.slot == node.manifest.replicas.total - 1
-    evaluator = await _evaluator(node) if first or node.audit else None
-    auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
-    tokens = await node.open_tokens(TRAIN)
-    await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
-    async with node.in_the_swarm(outer):
-        await node.publish(replica=node.discovery.record.peer_id)
-        while not (outer.begun or node.leaving):
-            node.emit(Progress("waiting for the other replicas"))
-            await node.discovery.news.wait(1.0)
-        while not (outer.over or node.leaving):
-            round = outer.clock
-            await _train_round(node, outer, replica, tokens, round)
-            if not node.leaving:
-                await _evaluate(node, outer, evaluator, round)
-            if auditor is not None:
-                await auditor.audit(outer)
+    async with node.reading() as reader:
+        evaluator = await _evaluator(node, reader) if first or node.audit else None
+        auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
+        await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+        await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
+        async with node.in_the_swarm(outer):
+            await node.publish(replica=node.discovery.record.peer_id)
+            while not (outer.begun or node.leaving):
+                node.emit(Progress("waiting for the other replicas"))
+                await node.discovery.news.wait(1.0)
+            while not (outer.over or node.leaving):
+                round = outer.clock
+                await _train_round(node, outer, replica, reader, round)
+                if not node.leaving:
+                    await _evaluate(node, outer, evaluator, round)
+                if auditor is not None:
+                    await auditor.audit(outer)
     node.emit_finished(outer)
 
 
 async def observe(node: Node) -> None:
     """Follow all rounds and evaluate each; contribute nothing."""
     outer = await node.outer_loop([])
-    evaluator = await _evaluator(node)
+    async with node.reading() as reader:
+        evaluator = await _evaluator(node, reader)
     auditor = Auditor(node, evaluator) if node.audit else None
     async with node.in_the_swarm(outer):
         while not outer.over:
@@ -62,13 +61,13 @@ async def observe(node: Node) -> None:
     node.emit_finished(outer)
 
 
-async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int) -> None:
+async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, reader: Reader, round: int) -> None:
     """H inner steps, or as many as the others leave time for, then the outer step."""
     manifest = node.manifest
     started, steps, share = time.monotonic(), 0, outer.share(round)
     await node.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
     while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
-        batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, chunk_at(share, steps)))
+        batch_SM = torch.from_numpy(await reader.batch(outer.upcoming(round, share, steps)))
         overall = (round - 1) * manifest.inner.steps + steps
         loss = await node.torch_thread.run(replica.inner_step, batch_SM, overall)
         node.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
@@ -83,9 +82,8 @@ async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, toke
     await agree(outer)
 
 
-async def _evaluator(node: Node) -> Evaluator:
-    held_out = await node.open_tokens(HELD_OUT)
-    held_out_SM = torch.from_numpy(held_out_batch(held_out, node.manifest))
+async def _evaluator(node: Node, reader: Reader) -> Evaluator:
+    held_out_SM = torch.from_numpy(await reader.held_out())
     return await node.torch_thread.run(Evaluator, node.manifest, await node.basis(), held_out_SM, node.device)
 
 
