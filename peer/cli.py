@@ -197,7 +197,10 @@ def join(
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
+@app.command(
+    epilog="Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8"
+)
 @with_manners("normal")
 def replica(
     asked: Asked,
@@ -211,6 +214,15 @@ def replica(
     relay: RelayOption = True,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that train the replica together, each on a GPU of its own, or with its share of --threads. "
+            "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
+        ),
+    ] = 1,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -220,7 +232,9 @@ def replica(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked)
+    options = JoinOptions(
+        "datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked, processes=nproc
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 

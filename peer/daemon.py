@@ -11,6 +11,7 @@ import torch
 
 from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
+from peer.devices.crew import Split
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
@@ -212,6 +213,7 @@ async def _joined(
             audit=settings.audit,
             split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
+            split=Split(settings.processes, settings.threads, settings.manners.niceness),
         )
 
         def revoked(author: PeerId) -> None:

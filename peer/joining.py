@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.devices.fit import require_devices
 from peer.events import Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
@@ -45,6 +46,8 @@ class PeerOptions:
     split_backward: bool = False
     relay: bool = False
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
+    processes: int = 1
+    """In how many a datacenter computes, each on a device of its own."""
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
@@ -111,7 +114,9 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
     device = find_device(settings.device)
     if settings.role == "volunteer":
         _require_stage(settings.stage, manifest)
-    if settings.stage is not None or settings.role != "volunteer":
+    if settings.processes > 1:
+        require_devices(manifest, settings.processes, device, settings.manners.max_memory)
+    elif settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
     return device
 

@@ -22,8 +22,8 @@ FLAGS = {
     "until-stdin-closes",
     "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
     "schedule stage threads until-stdin-closes",
-    "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
-    "relay threads until-stdin-closes",
+    "replica": "announce audit device dir json listen manifest max-down max-memory max-up nproc priority quiet-hours "
+    "reach relay threads until-stdin-closes",
     "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach relay "
     "threads until-stdin-closes",
     "pause": "dir json",

@@ -33,6 +33,7 @@ class JoinOptions:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `Manners.of`."""
     schedule: str = "1f1b"
+    processes: int = 1
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -58,6 +59,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 manners=manners,
                 relay=options.relay,
                 split_backward=options.schedule == "zero-bubble",
+                processes=options.processes,
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 
