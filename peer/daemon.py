@@ -11,7 +11,6 @@ import torch
 
 from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
-from peer.devices.crew import Split
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
 from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
@@ -213,7 +212,7 @@ async def _joined(
             audit=settings.audit,
             split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
-            split=Split(settings.processes, settings.threads, settings.manners.niceness),
+            split=settings.split,
         )
 
         def revoked(author: PeerId) -> None:

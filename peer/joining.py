@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.devices.crew import Split
 from peer.devices.fit import require_devices
 from peer.events import Listener, Progress
 from peer.manners import Manners
@@ -48,6 +49,11 @@ class PeerOptions:
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
     processes: int = 1
     """In how many a datacenter computes, each on a device of its own."""
+
+    @property
+    def split(self) -> Split:
+        """How a datacenter spreads its replica over this machine."""
+        return Split(self.processes, self.threads, self.manners.niceness)
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:

@@ -63,6 +63,12 @@ def test_every_help_says_what_it_does_and_shows_an_example(command: str):
     assert f"hetpeer {command}" in shown.output
 
 
+def test_a_replica_computes_in_one_process_at_least():
+    refused = CliRunner().invoke(app, ["replica", "--nproc", "0"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "Invalid value for '--nproc'" in refused.output
+
+
 def test_every_option_is_explained():
     for name, command in commands().items():
         for each in command.params:

@@ -19,6 +19,9 @@ from protocol.manifest import Manifest
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
+COLLECTIVE_SECONDS = 120.0
+"""A worker that ends is noticed at once. One that hangs is after so long, in which the others have waited for it."""
+
 SETTLE_SECONDS = 1.0
 """Who loses a neighbour fails, too; so long it may take until the one that ended by itself is known."""
 
@@ -54,9 +57,10 @@ class Crew:
             manifest=manifest.model_dump_json(),
             ranks=split.processes,
             device=device,
-            rendezvous=tempfile.mkdtemp(prefix="hetpeer-"),
+            rendezvous=tempfile.mkdtemp(prefix="hetpeer-crew-"),
             threads=max(1, split.threads // split.processes),
             niceness=split.niceness,
+            patience=COLLECTIVE_SECONDS,
         )
 
     def start(self) -> None:
@@ -79,6 +83,14 @@ class Crew:
         if diverged := next((each.error for each in answers if each.kind == "diverged"), ""):
             raise DivergedError(diverged)
         return answers
+
+    def ended(self) -> LostMemberError | None:
+        """What to say if a process has ended while nobody waited for it; then so have the others."""
+        if all(worker.process.poll() is None for worker in self.workers):
+            return None
+        lost = self._lost(Answer())
+        assert isinstance(lost, LostMemberError)
+        return lost
 
     def stop(self) -> None:
         """End all processes at once: what they hold can be had again from the daemon."""

@@ -24,7 +24,7 @@ Do = Literal["begin", "load", "load_moments", "step", "moved", "moments", "evalu
 @dataclass(frozen=True, slots=True)
 class Begin:
     """What a process must know before it can do anything. `manifest` is JSON, `device` the kind of device, `rendezvous`
-    a folder that is theirs alone."""
+    a folder that is theirs alone, `patience` the seconds that they wait for each other."""
 
     manifest: str
     ranks: int
@@ -32,6 +32,7 @@ class Begin:
     rendezvous: str
     threads: int
     niceness: int
+    patience: float
 
 
 @dataclass(frozen=True, slots=True)

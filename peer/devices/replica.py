@@ -33,6 +33,7 @@ class ShardedReplica:
         self.say = say
         self.crew: Crew | None = None
         self.moments: Mapping[str, Tensor] = {}
+        self.loaded = False
         self.lost = 0
         self.stopped = False
 
@@ -40,6 +41,7 @@ class ShardedReplica:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
         if self.crew is not None:
             return
+        self.loaded = False
         self.say(f"starting {self.split.processes} processes that compute on {self.device.type}")
         self.crew = Crew(self.manifest, self.device.type, self.split)
         if self.stopped:  # here, as another thread may just have called `stop`
@@ -49,6 +51,18 @@ class ShardedReplica:
         except LostMemberError as error:
             raise self._without(error) from None
         self._load_moments()
+
+    def mend(self) -> None:
+        """Notice now, not only at the next order, that a process has ended, and start all of them again. A round that
+        was under way goes on from its start: its next step raises a LostMemberError."""
+        ended = self.crew.ended() if self.crew is not None else None
+        if ended is None:
+            return
+        try:
+            self.say(str(self._without(ended)))
+            self.start()
+        except (LostMemberError, ResourceError):
+            pass  # the next order tries again, and says it
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there.
@@ -61,6 +75,7 @@ class ShardedReplica:
         with packed(weights_layout(self.manifest)) as parcel:
             fill(parcel.tensors, self.manifest, {**grids, **(ahead or {})})
             self._tell("load", parcel)
+        self.loaded = True
 
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run. The mean loss, in nats
@@ -103,6 +118,7 @@ class ShardedReplica:
         while True:
             try:
                 self.start()
+                self.loaded = False
                 with packed({**weights_layout(self.manifest), **layout_of(more)}) as parcel:
                     fill(parcel.tensors, self.manifest, grids)
                     for name, tensor in more.items():
@@ -128,8 +144,8 @@ class ShardedReplica:
                 self._tell("load_moments", parcel)
 
     def _tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
-        if self.crew is None:
-            raise LostMemberError("the processes that compute have ended")
+        if self.crew is None or (do in ("step", "moved", "moments") and not self.loaded):
+            raise LostMemberError("the processes that compute have been started again")
         try:
             return self.crew.tell(do, parcel, step)
         except LostMemberError as error:

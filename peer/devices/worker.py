@@ -26,9 +26,6 @@ from peer.devices.shard import Shard
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest
 
-COLLECTIVE_SECONDS = 120.0
-"""A process that has ended is noticed at once; after so long in which the others waited for it, one that hangs is."""
-
 Orders = SimpleQueue[tuple[Order, dict[str, Tensor]]]
 
 
@@ -75,7 +72,7 @@ def _begin(begin: Begin, rank: int) -> Shard:
         init_method=f"file://{begin.rendezvous}/store",  # a TCP store listens to everybody
         rank=rank,
         world_size=begin.ranks,
-        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+        timeout=timedelta(seconds=begin.patience),
     )
     return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device)
 

@@ -21,6 +21,9 @@ from protocol.errors import LostMemberError
 from protocol.layout import model_layout
 from protocol.run_files import HELD_OUT, TRAIN
 
+MEND_SECONDS = 2.0
+"""So often processes that a replica computes in, and that nobody waits for, are looked at."""
+
 
 async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
@@ -40,11 +43,18 @@ async def _replica(node: Node) -> AsyncIterator[Replica]:
     def say(doing: str) -> None:
         loop.call_soon_threadsafe(node.emit, Progress(doing))
 
+    async def keep_mending() -> None:
+        while True:
+            await asyncio.sleep(MEND_SECONDS)
+            await node.torch_thread.run(replica.mend)
+
     replica = ShardedReplica(node.manifest, node.device, node.split, say)
+    mending = asyncio.create_task(keep_mending())
     try:
         await node.torch_thread.run(replica.start)
         yield replica
     finally:
+        mending.cancel()
         await asyncio.to_thread(replica.stop)
 
 

@@ -179,7 +179,7 @@ def test_a_killed_process_is_named_and_the_round_begins_again_with_the_same_loss
         with pytest.raises(LostMemberError, match=rf"^worker 1 \(process {before[1].pid}\) was killed by SIGKILL$"):
             replica.inner_step(batches(run, 1)[0], 3)
         assert not any(each.is_running() for each in before)
-        with pytest.raises(LostMemberError, match="have ended"):
+        with pytest.raises(LostMemberError, match="started again"):
             replica.inner_step(batches(run, 1)[0], 3)
         replica.load(genesis(run))
         assert [replica.inner_step(batch, step) for step, batch in enumerate(batches(run, 3))] == first
@@ -207,6 +207,31 @@ def test_moments_are_those_of_the_last_round_where_processes_were_lost():
             each.load(genesis(run))
             each.inner_step(second, 1)
         assert_close(replica.optimizer_tensors(), undisturbed.optimizer_tensors())
+    finally:
+        replica.stop()
+
+
+def test_a_process_that_ends_while_nobody_waits_for_it_is_noticed_and_one_that_hangs_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("peer.devices.crew.COLLECTIVE_SECONDS", 20.0)
+    run, said = manifest(4, 2), []
+    replica = sharded(run, said=said)
+    try:
+        replica.load(genesis(run))
+        replica.mend()
+        before = processes(replica)
+        before[0].kill()
+        crew(replica).workers[0].process.wait(10)
+        replica.mend()
+        assert said[1:] == [f"worker 0 (process {before[0].pid}) was killed by SIGKILL", said[0]]
+        assert not set(before) & set(processes(replica))
+        with pytest.raises(LostMemberError, match="started again"):
+            replica.inner_step(batches(run, 1)[0], 1)
+        replica.load(genesis(run))
+        processes(replica)[1].suspend()
+        with pytest.raises(LostMemberError, match=r"a worker failed: .*Timed out"):
+            replica.inner_step(batches(run, 1)[0], 0)
     finally:
         replica.stop()
 
