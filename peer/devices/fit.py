@@ -21,7 +21,7 @@ DAEMON_BYTES = 32
 copies (4)."""
 
 WORKER_BASE_BYTES = 400 * 2**20
-"""Python and torch."""
+"""Python and torch; on an accelerator, what its driver keeps for a process."""
 
 
 def worker_bytes(manifest: Manifest, processes: int) -> int:
@@ -68,8 +68,8 @@ def require_devices(manifest: Manifest, processes: int, device: torch.device, mo
 
 
 def _require_memory(manifest: Manifest, processes: int, device: torch.device, most: int | None) -> None:
-    each = worker_bytes(manifest, processes)
-    here = daemon_bytes(manifest) + processes * WORKER_BASE_BYTES + (processes * each if device.type == "cpu" else 0)
+    each = worker_bytes(manifest, processes) + WORKER_BASE_BYTES
+    here = daemon_bytes(manifest) + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
     if here > (free := free_bytes(torch.device("cpu"))):
         raise ResourceError(
