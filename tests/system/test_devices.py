@@ -1,5 +1,6 @@
 """A datacenter in two processes beside a group of volunteers: one state, whoever is killed, and nothing left behind."""
 
+import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -8,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.events import Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
+from peer.events import Audited, Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
 from protocol.ticket import Ticket
-from tests.reference.processes import HETPEER, RUN, Peer, serving
+from tests.reference.processes import HETPEER, RUN, SECONDS, Peer, serving
 
 ROUNDS = """steps = 6
 [outer]
@@ -39,7 +40,16 @@ def volunteers(ticket: Ticket, tmp_path: Path) -> Iterator[list[Peer]]:
 
 def datacenter(ticket: Ticket, tmp_path: Path) -> Peer:
     where = ["--dir", str(tmp_path / "datacenter")]
-    return Peer("replica", str(ticket), "--nproc", "2", *where, "--device", "cpu", "--threads", "2")
+    return Peer("replica", str(ticket), "--nproc", "2", *where, "--device", "cpu", "--threads", "2", "--audit")
+
+
+def lab(tmp_path: Path) -> list[dict[str, float]]:
+    """The rounds of the same run in one process, which nothing disturbs."""
+    files = [str(tmp_path / "run" / "run.toml"), "--data", str(tmp_path / "run" / "text.txt")]
+    command = [*HETPEER, "lab", *files, "--device", "cpu", "--threads", "1", "--report", str(tmp_path / "lab.json")]
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+    rounds: list[dict[str, float]] = json.loads((tmp_path / "lab.json").read_text())["rounds"]
+    return rounds
 
 
 def workers(peer: Peer) -> list[psutil.Process]:
@@ -55,7 +65,7 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_who_loses_a_worker_does_the_round_again_and_all_end_with_one_state(
+def test_who_loses_a_worker_does_the_round_again_and_all_end_with_one_state_and_the_losses_of_the_lab(
     ticket: Ticket, volunteers: list[Peer], tmp_path: Path
 ):
     with datacenter(ticket, tmp_path) as replica:
@@ -74,9 +84,10 @@ def test_who_loses_a_worker_does_the_round_again_and_all_end_with_one_state(
         assert gone(second)
     done = [event for event in replica.said if isinstance(event, RoundDone)]
     assert [event.contributions["embedding"] for event in done] == [2, 2, 2, 2]
-    losses = [event.loss for event in replica.said if isinstance(event, Evaluated)]
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
+    evaluated = [event for event in replica.said if isinstance(event, Evaluated)]
+    for event, row in zip(evaluated, lab(tmp_path), strict=True):
+        assert (event.loss, event.loss_plain) == pytest.approx((row["loss"], row["loss_plain"]), abs=2e-3)
+    assert {event.round for event in replica.said if isinstance(event, Audited)} >= {1, 2, 3}
 
 
 ALONE = """
