@@ -6,6 +6,7 @@ AdamW's moments as they were after the last round.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from protocol.identity import Part
 from protocol.manifest import Manifest
 
 MOST_LOST = 3
-"""A process that ends more often than this before a round is done will go on to."""
+"""Processes that end more often than this before a round is done will go on to."""
 
 
 class ShardedReplica:
@@ -34,13 +35,18 @@ class ShardedReplica:
         self.crew: Crew | None = None
         self.moments: Mapping[str, Tensor] = {}
         self.loaded = False
-        self.lost = 0
+        self.lost: list[str] = []
         self.stopped = False
 
     def start(self) -> None:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
         if self.crew is not None:
             return
+        if len(self.lost) > MOST_LOST:
+            raise ResourceError(
+                f"{self.lost[-1]}; that was loss {len(self.lost)} in one round: is there too little memory? "
+                "--device and --nproc say on what a replica computes"
+            )
         self.loaded = False
         self.say(f"starting {self.split.processes} processes that compute on {self.device.type}")
         self.crew = Crew(self.manifest, self.device.type, self.split)
@@ -58,11 +64,9 @@ class ShardedReplica:
         ended = self.crew.ended() if self.crew is not None else None
         if ended is None:
             return
-        try:
-            self.say(str(self._without(ended)))
+        self.say(str(self._without(ended)))
+        with suppress(LostMemberError, ResourceError):  # the next order tries again, and says it
             self.start()
-        except (LostMemberError, ResourceError):
-            pass  # the next order tries again, and says it
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there.
@@ -92,21 +96,23 @@ class ShardedReplica:
         """Δ of every part of the model, float32, on the CPU. Raises as `load` does."""
         with packed(weights_layout(self.manifest)) as parcel:
             self._tell("moved", parcel)
-        self.lost = 0
         return by_part(parcel.tensors, self.manifest)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep; as `WholeReplica` has it. Raises as `load` does."""
+        """AdamW's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later go on
+        from here. Raises as `load` does."""
         with packed(moments_layout(self.manifest)) as parcel:
             self._tell("moments", parcel)
         self.moments = parcel.tensors
+        self.lost.clear()
         return parcel.tensors
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no state."""
         self.moments = tensors
         if self.crew is not None:
-            self._load_moments()
+            with suppress(LostMemberError):  # those that are started next get them, too
+                self._load_moments()
 
     def evaluate(self, grids: Mapping[Part, Grid], held_out_EM: Tensor, basis_DD: Tensor | None) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of an outer state, in nats per token, between two rounds.
@@ -151,16 +157,11 @@ class ShardedReplica:
         except LostMemberError as error:
             raise self._without(error) from None
 
-    def _without(self, error: LostMemberError) -> LostMemberError | ResourceError:
-        """What to say where the crew is lost."""
+    def _without(self, error: LostMemberError) -> LostMemberError:
+        """The crew is lost."""
         self.crew = None
-        self.lost += 1
-        if self.lost <= MOST_LOST or self.stopped:
-            return error
-        return ResourceError(
-            f"{error}; that was loss {self.lost} in one round: is there too little memory? "
-            "--device and --nproc say on what a replica computes"
-        )
+        self.lost.append(str(error))
+        return error
 
 
 class ShardedEvaluator:

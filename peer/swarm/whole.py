@@ -118,8 +118,8 @@ async def _contribute(node: Node, outer: OuterLoop, replica: Replica, tokens: To
             steps = await _inner_loop(node, outer, replica, tokens, round)
             if not steps:
                 return 0
-            optimizer = await node.torch_thread.run(replica.optimizer_tensors)
             moved = await node.torch_thread.run(replica.moved)
+            optimizer = await node.torch_thread.run(replica.optimizer_tensors)
         except LostMemberError as error:
             if node.leaving:
                 return 0
