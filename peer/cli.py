@@ -132,7 +132,10 @@ def join(
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
+@app.command(
+    epilog="Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8"
+)
 @with_manners("normal")
 def replica(
     asked: Asked,
@@ -147,6 +150,15 @@ def replica(
     data: CopyOption = None,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that train the replica together, each on a GPU of its own, or with its share of --threads. "
+            "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
+        ),
+    ] = 1,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -157,7 +169,19 @@ def replica(
 
     wish = Wish(listen, announce, reach)
     options = JoinOptions(
-        "datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked, data=data
+        "datacenter",
+        ticket,
+        device,
+        threads,
+        directory,
+        wish,
+        None,
+        manifest,
+        audit,
+        relay,
+        asked,
+        data=data,
+        processes=nproc,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 

@@ -222,6 +222,7 @@ async def _joined(
             audit=settings.audit,
             split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
+            split=settings.split,
         )
 
         def revoked(author: PeerId) -> None:

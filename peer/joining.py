@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.devices.crew import Split
+from peer.devices.fit import require_devices
 from peer.events import Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
@@ -51,6 +53,13 @@ class PeerOptions:
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
     without: tuple[str, ...] = ()
     """Files of the run that this peer does not fetch, though others in its role do."""
+    processes: int = 1
+    """In how many a datacenter computes, each on a device of its own."""
+
+    @property
+    def split(self) -> Split:
+        """How a datacenter spreads its replica over this machine."""
+        return Split(self.processes, self.threads, self.manners.niceness)
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """Those that it does."""
@@ -124,7 +133,9 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
     device = find_device(settings.device)
     if settings.role == "volunteer":
         _require_stage(settings.stage, manifest)
-    if settings.stage is not None or settings.role != "volunteer":
+    if settings.processes > 1:
+        require_devices(manifest, settings.processes, device, settings.manners.max_memory)
+    elif settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
     return device
 

@@ -22,8 +22,8 @@ FLAGS = {
     "trials until-stdin-closes weights",
     "join": "announce data data-cache device dir json listen manifest max-down max-memory max-up priority quiet-hours "
     "reach relay schedule stage threads until-stdin-closes",
-    "replica": "announce audit data data-cache device dir json listen manifest max-down max-memory max-up priority "
-    "quiet-hours reach relay threads until-stdin-closes",
+    "replica": "announce audit data data-cache device dir json listen manifest max-down max-memory max-up nproc "
+    "priority quiet-hours reach relay threads until-stdin-closes",
     "observe": "announce audit data data-cache device dir json listen max-down max-memory max-up priority quiet-hours "
     "reach relay threads until-stdin-closes",
     "pause": "dir json",
@@ -67,6 +67,12 @@ def test_every_help_says_what_it_does_and_shows_an_example(command: str):
     assert shown.exit_code == 0
     assert "Example" in shown.output
     assert f"hetpeer {command}" in shown.output
+
+
+def test_a_replica_computes_in_one_process_at_least():
+    refused = CliRunner().invoke(app, ["replica", "--nproc", "0"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "Invalid value for '--nproc'" in refused.output
 
 
 def test_every_option_is_explained():

@@ -34,6 +34,7 @@ class JoinOptions:
     """The arguments of `Manners.of`."""
     schedule: str = "1f1b"
     data: Path | None = None
+    processes: int = 1
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -60,6 +61,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 data=options.data,
                 relay=options.relay,
                 split_backward=options.schedule == "zero-bubble",
+                processes=options.processes,
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 

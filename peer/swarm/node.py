@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peer.devices.crew import Split
 from peer.events import Finished, Listener
 from peer.handoff import TorchThread
 from peer.network.discovery import Discovery
@@ -74,6 +75,8 @@ class Node:
     """Whether a volunteer leaves the gradients of weights for when it would wait (`peer/compute/schedule.py`)."""
     max_memory: int | None = None
     """Bytes that this peer may use; None: what there is."""
+    split: Split = field(default_factory=Split)
+    """How a datacenter spreads its replica over this machine."""
     shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Is done when the operator has taken this peer out of the run."""
     leaving: bool = False
