@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.data.batches import batch
+from peer.data.batches import batch, in_turn
 from peer.data.tokens import Tokens
 from peer.events import Listener, StepDone
 from peer.lab.replicas import LabReplica, Workshop
@@ -36,4 +36,4 @@ class Bench:
 
     def batch(self, round: int, step: int, slot: int) -> Tensor:
         """What a replica reads in an inner step: [sequences, L + 1]."""
-        return torch.from_numpy(batch(self.tokens, self.manifest, round, step, slot))
+        return torch.from_numpy(batch(self.tokens, self.manifest, in_turn(self.manifest, round, step, slot)))

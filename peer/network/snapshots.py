@@ -20,6 +20,7 @@ from protocol.history import History
 from protocol.identity import Part
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
+from protocol.reading import Reading
 from protocol.records import PeerRecord
 from protocol.schemas import snapshots_pb2 as pb
 from protocol.schemas import snapshots_pb2_grpc
@@ -58,7 +59,9 @@ class SnapshotStore:
         """Where the bytes of a state are, or belong."""
         return self.directory / f"{part}-{round:08d}.grid"
 
-    def write(self, part: Part, round: int, history: History, tensors: Iterable[Values]) -> Header:
+    def write(
+        self, part: Part, round: int, history: History, tensors: Iterable[Values], reading: Reading | None = None
+    ) -> Header:
         """Keep a state, durably, and serve it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         hashes = []
@@ -66,7 +69,7 @@ class SnapshotStore:
             for piece in pieces_of(tensors):
                 hashes.append(hashlib.sha256(piece).hexdigest())
                 file.write(piece)
-        header = Header(part, round, history.copy(), tuple(hashes))
+        header = Header(part, round, history.copy(), tuple(hashes), reading)
         self.add(header)
         return header
 

@@ -20,6 +20,7 @@ from peer.swarm.plan import backoff_seconds
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
+from protocol.reading import chunk_at
 from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
@@ -246,7 +247,7 @@ class Leader:
         control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
         last = False
         while not last:
-            data = await node.torch_thread.run(batch, self.tokens, node.manifest, here.round, here.steps, node.slot)
+            data = await node.torch_thread.run(batch, self.tokens, node.manifest, chunk_at(here.share, here.own_steps))
             last = (await here.step(data, control)).last
             self.choice.note(control.sending)
 

@@ -14,6 +14,7 @@ from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.recovery import agree
 from protocol.layout import model_layout
+from protocol.reading import chunk_at
 from protocol.run_files import HELD_OUT, TRAIN
 
 
@@ -64,17 +65,17 @@ async def observe(node: Node) -> None:
 async def _train_round(node: Node, outer: OuterLoop, replica: WholeReplica, tokens: Tokens, round: int) -> None:
     """H inner steps, or as many as the others leave time for, then the outer step."""
     manifest = node.manifest
-    started, steps = time.monotonic(), 0
+    started, steps, share = time.monotonic(), 0, outer.share(round)
     await node.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
     while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
-        batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, round, steps, node.slot))
+        batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, chunk_at(share, steps)))
         overall = (round - 1) * manifest.inner.steps + steps
         loss = await node.torch_thread.run(replica.inner_step, batch_SM, overall)
         node.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
         steps += 1
     if steps:
         optimizer = await node.torch_thread.run(replica.optimizer_tensors)
-        await outer.contribute(round, steps, await node.torch_thread.run(replica.moved), optimizer)
+        await outer.contribute(round, steps, await node.torch_thread.run(replica.moved), optimizer, share)
     if node.leaving:
         return
     counts = await outer.finish(round)

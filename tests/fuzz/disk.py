@@ -35,6 +35,7 @@ from protocol.identity import EMBEDDING, RunId
 from protocol.keys import load_or_create
 from protocol.ledger import Entry, Ledger
 from protocol.proofs import revoke
+from protocol.reading import Reading
 from protocol.run_files import DESCRIPTOR, describe, file_names, measure_file
 from protocol.snapshot import describe as describe_snapshot
 from protocol.snapshot import pieces_of
@@ -84,7 +85,8 @@ SHELF_FILE = msgpack.packb([SHELVED.proof, [RECEIPT]]) + BLOB
 # Snapshots
 
 GRID = [torch.arange(300 * 16, dtype=torch.int32).reshape(300, 16).numpy()]
-STATE = describe_snapshot(EMBEDDING, 3, History(), GRID)
+READING = Reading.begin(MANIFEST).fold({0: 3}, MANIFEST).fold({1: 1}, MANIFEST).fold({}, MANIFEST)
+STATE = describe_snapshot(EMBEDDING, 3, History(), GRID, READING)
 
 
 def resume(path: Path) -> object:
