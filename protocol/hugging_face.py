@@ -94,11 +94,11 @@ class Checkpoint:
             return None
         stored = tensors_in(path).get("basis")
         if stored is None or (stored.dtype, stored.shape) != ("F32", (d, d)):
-            raise UserError(f"{path} is no basis of {d} dimensions: remove it to draw a new one")
+            raise UserError(f"{path} is no basis of {d} dimensions: remove it, and the run makes one")
         basis = stored.read()
         error = np.abs(basis.T.astype(np.float64) @ basis - np.eye(d)).max()
         if not error <= ORTHONORMAL_TOLERANCE:  # so written, NaN fails too
-            raise UserError(f"{path} is no basis: its columns are not orthonormal; remove it to draw a new one")
+            raise UserError(f"{path} is no basis: its columns are not orthonormal; remove it, and the run makes one")
         return basis
 
     def require(self, model: Model) -> None:
@@ -194,12 +194,8 @@ def _is_plain(rope: object) -> bool:
     """Whether rotary positions are as in the first LLaMA."""
     if not isinstance(rope, dict):
         return rope is None
-    kinds = {rope.get("rope_type", "default"), rope.get("type", "default")} if _hashable(rope) else set()
-    return kinds == {"default"} and rope.get("partial_rotary_factor", 1.0) == 1.0
-
-
-def _hashable(rope: dict[str, Any]) -> bool:
-    return all(isinstance(rope.get(name, ""), str) for name in ("rope_type", "type"))
+    kinds = (rope.get("rope_type", "default"), rope.get("type", "default"))
+    return kinds == ("default", "default") and rope.get("partial_rotary_factor", 1.0) == 1.0
 
 
 def _find_tensors(folder: Path) -> dict[str, Stored]:

@@ -16,7 +16,7 @@ from protocol.layout import Shape
 from protocol.tables import MOST_CHARACTERS
 
 JSON_BYTES = 2**25
-"""Of a config or an index: that of a model of 1024 layers has 1 MiB."""
+"""Of a config, an index or a header: those of a model of 1024 layers have 1 MiB."""
 
 DTYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Number formats of weights, as safetensors calls them; bf16 is the upper half of a float32."""
@@ -60,6 +60,8 @@ def tensors_in(path: Path) -> dict[str, Stored]:
             pass
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if length > JSON_BYTES:
+                raise UserError(f"{path} has a header of {length} bytes, more than {JSON_BYTES}")
             header = json.loads(file.read(length))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -113,8 +114,8 @@ def _replacing(folder: Path) -> Iterator[Path]:
         os.replace(partial, folder)
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise ResourceError(f"cannot write {folder}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise ResourceError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
     finally:
         if old.exists() and not folder.exists():
             os.replace(old, folder)

@@ -53,10 +53,12 @@ def export_live(ticket: str, out: Path) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Ended:
     """A run that has ended, in the folders of its peers (`b` is the bootstrap node's); the digests of each round; and
-    what `hetpeer export` told that took the model from the swarm in its midst. Its model is in `model`."""
+    what `hetpeer export` told in its midst, from the folder of a peer at work and from the swarm. Its model is in
+    `model`."""
 
     folder: Path
     digests: dict[int, dict[str, str]]
+    at_work: dict[str, Any]
     live: dict[str, Any]
     exported: dict[str, Any]
 
@@ -77,12 +79,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         trained = [start("join", "--stage", str(stage), *where(f"stage-{stage}")) for stage in (0, 1)]
         with Peer("replica", *where("datacenter")) as datacenter:
             datacenter.wait_for(RoundDone)
+            at_work = export(str(here / "datacenter"), "--out", str(here / "at-work"))
             live = export_live(str(ticket), here / "live")
             finish(trained)
             datacenter.wait_for(Finished)
         exported = export(str(here / "datacenter"), "--out", str(here / "model"), "--evaluate")
         digests = {event.round: event.digests for event in datacenter.said if isinstance(event, RoundDone)}
-        yield Ended(here, digests, live, exported)
+        yield Ended(here, digests, at_work, live, exported)
 
 
 def test_the_model_is_the_state_that_the_peers_tell(run: Ended):
@@ -91,6 +94,17 @@ def test_the_model_is_the_state_that_the_peers_tell(run: Ended):
     assert sorted(run.exported["contributors"].values()) == [ROUNDS] * 3
     assert run.exported["tokens_at_most"] == 2 * ROUNDS * 2 * 4 * 128
     assert 0 < run.exported["loss_plain"] < run.exported["loss"] < 8
+
+
+def test_from_the_folder_of_a_peer_at_work_it_is_the_state_of_the_round_it_names(run: Ended):
+    assert 1 <= run.at_work["round"] <= ROUNDS
+    assert run.at_work["digests"] == run.digests[run.at_work["round"]]
+
+
+def test_the_bootstrap_nodes_folder_has_the_model_where_an_observer_is_beside_it(run: Ended, tmp_path: Path):
+    folder = shutil.copytree(run.folder / "b", tmp_path / "b")
+    shutil.copytree(run.folder / "datacenter", folder / "observer")
+    assert collect([folder], None, lambda event: None).digests == run.digests[ROUNDS]
 
 
 def test_from_the_swarm_it_is_the_state_of_the_round_it_names(run: Ended):

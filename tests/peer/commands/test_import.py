@@ -114,3 +114,21 @@ def test_a_folder_name_of_any_kind_makes_a_name_for_the_run(tmp_path: Path) -> N
     checkpoint = by_hand(tmp_path / 'Meine "Modelle" ]\u202e', config(SIZES), tensors())
     hetpeer("import", str(checkpoint), "--out", str(tmp_path / "run.toml"))
     assert manifests.load(tmp_path / "run.toml").run.name == "Meine-Modelle-"
+
+
+def test_the_lab_trains_from_it(tmp_path: Path, text: Path) -> None:
+    checkpoint, toml, report = by_transformers(tmp_path / "m"), tmp_path / "run.toml", tmp_path / "report.json"
+    hetpeer("import", str(checkpoint), "--out", str(toml))
+    short = toml.read_text().replace("warmup = 200", "warmup = 1\nsteps = 1\nsequences = 2\nmicrobatch = 1")
+    toml.write_text(short.replace("rounds = 100", "rounds = 1"))
+    files = "--weights", str(checkpoint), "--data", str(text), "--dir", str(tmp_path / "run")
+    hetpeer("lab", "run", str(toml), *files, "--report", str(report), "--device", "cpu", "--json")
+    (entry,) = json.loads(report.read_text())["rounds"]
+    assert entry["contributions"] == {"embedding": 3, "stage-0": 3, "stage-1": 3}
+    first = load_file(tmp_path / "run" / "genesis-stage-0.safetensors")["model.layers.0.input_layernorm.weight"]
+    np.testing.assert_array_equal(first, open_checkpoint(checkpoint).units("model.layers.0.input_layernorm.weight"))
+
+
+def test_a_second_node_takes_no_weights(tmp_path: Path) -> None:
+    said = hetpeer("bootstrap", "--join", "hetpeer1-abc", "--weights", str(tmp_path), code=2)
+    assert "--weights is for who creates a run" in said
