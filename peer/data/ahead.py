@@ -30,7 +30,7 @@ class Ahead:
                 where = positions(self.tokens, self.manifest, place // steps + 1, place % steps, self.slot)
                 self._planned[place] = self.tokens.needed(where)
             ahead.update(dict.fromkeys(self._planned[place]))
-            if len(ahead) > AHEAD_BLOCKS:
+            if len(ahead) > AHEAD_BLOCKS and place > now:  # the next step's at least, however large a step is
                 break
         needed = self._planned.get(now, [])  # none after the last round
         return needed, [block for block in ahead if block not in needed]

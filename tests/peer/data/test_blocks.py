@@ -115,6 +115,14 @@ def test_what_comes_next_is_known_before(folder: Path, dataset: Dataset) -> None
     assert ahead.plan(6, 0) == ([], [])
 
 
+def test_the_next_steps_blocks_are_known_however_many_a_step_takes(folder: Path, dataset: Dataset) -> None:
+    manifest = small_manifest(model={"context": BLOCK_TOKENS}, inner={"sequences": 30, "microbatch": 1})
+    tokens = opened(dataset, folder)
+    needed, later = Ahead(tokens, manifest, slot=0).plan(1, 0)
+    assert len(needed) == 30
+    assert set(later) >= set(tokens.needed(positions(tokens, manifest, 1, 1, 0))) - set(needed)
+
+
 def test_whoever_comes_later_in_a_round_is_not_confused(folder: Path, dataset: Dataset) -> None:
     manifest = small_manifest()
     tokens = opened(dataset, folder)

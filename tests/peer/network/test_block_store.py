@@ -110,6 +110,21 @@ def test_memory_holds_the_blocks_used_last(folder: Path, dataset: Dataset, monke
     use(lambda: BlockStore(dataset, None, None, elsewhere.fetch, silent), work)
 
 
+def test_what_was_looked_ahead_for_stays_until_it_is_taken_however_much_it_is(
+    folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_store, "KEPT", 2)
+    elsewhere = Elsewhere(folder)
+
+    async def work(store: BlockStore) -> None:
+        store.look_ahead(range(8))
+        await store.take(range(8))
+        await store.take(range(8))
+        assert sorted(elsewhere.given) == list(range(8))
+
+    use(lambda: BlockStore(dataset, None, None, elsewhere.fetch, silent), work)
+
+
 def test_an_own_copy_is_read_and_nobody_asked(folder: Path, dataset: Dataset) -> None:
     use(lambda: BlockStore(dataset, folder, None, nobody, silent), lambda store: store.take(range(dataset.blocks)))
 
