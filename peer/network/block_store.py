@@ -47,8 +47,11 @@ class BlockStore:
         return {number: task.result() for number, task in waited.items()}
 
     def look_ahead(self, numbers: Sequence[int]) -> None:
-        """These will be taken soon, the first first."""
+        """These will be taken soon, the first first. Others that are under way are given up: nobody waits for them."""
         self._soon = set(numbers)
+        for number, task in self._brought.items():
+            if number not in self._soon:
+                task.cancel()  # which what is here does not heed
         for number in numbers:
             self._wanted(number)
 
@@ -61,7 +64,7 @@ class BlockStore:
 
     def _wanted(self, number: int) -> "asyncio.Task[Tokens]":
         """Under way, or here."""
-        if number in self._brought:
+        if number in self._brought and not self._brought[number].cancelling():
             self._brought.move_to_end(number)
         else:
             task = self._brought[number] = asyncio.create_task(self._bring(self.dataset.block(number)))
@@ -70,7 +73,8 @@ class BlockStore:
 
     def _note(self, number: int, done: "asyncio.Task[Tokens]") -> None:
         """What failed is forgotten: who takes the block begins anew."""
-        if done.cancelled() or done.exception() is not None:
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._brought.get(number) is done:
             del self._brought[number]
         here = [each for each, task in self._brought.items() if task.done()]
         past = [each for each in here if each not in self._soon]
