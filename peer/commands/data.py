@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from peer.process import Terminal, run, told
 from peer.sentences import size
 from protocol.bandwidth import Bandwidth
 from protocol.dataset import BLOCKS, DATA, DIGEST_BYTES, MANIFEST_BYTES, Dataset, check_block, checked_mirror, parse
-from protocol.errors import FormatError, UserError
+from protocol.errors import FormatError, ResourceError, UserError
 from protocol.prepared import open_folder, read_block
 from protocol.run_files import TOKENIZER, measure_file
 
@@ -51,10 +52,20 @@ def show(folder: Path, terminal: Terminal) -> int:
     """What a prepared folder holds; the exit code."""
 
     def work() -> int:
-        _show(open_folder(folder), terminal)
+        with _ours():
+            _show(open_folder(folder), terminal)
         return 0
 
     return told(terminal.emit, work)
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """What is wrong with a folder on this machine is no other peer's fault."""
+    try:
+        yield
+    except FormatError as error:
+        raise ResourceError(str(error)) from None
 
 
 def _show(dataset: Dataset, terminal: Terminal) -> None:
@@ -95,7 +106,8 @@ def verify(place: str, blocks: int, terminal: Terminal) -> int:
 
     def work() -> int:
         if not place.startswith(("http://", "https://")):
-            checked = _verify_folder(Path(place), terminal)
+            with _ours():
+                checked = _verify_folder(Path(place), terminal)
             _tell_good(place, checked, checked, terminal)
             return 0
         try:

@@ -29,7 +29,7 @@ class Ahead:
         for chunk in islice(chunks, AHEAD_STEPS):
             found[chunk] = self._blocks.get(chunk) or self.tokens.needed(positions(self.tokens, self.manifest, chunk))
             ahead.update(dict.fromkeys(found[chunk]))
-            if len(ahead) > AHEAD_BLOCKS:
+            if len(ahead) > AHEAD_BLOCKS and len(found) > 1:  # the next step's at least, however large a step is
                 break
         self._blocks = found
         needed = next(iter(found.values()), [])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from peer.data.tokens import Tokens
@@ -17,7 +17,7 @@ FETCHES = 4
 second where links carry them."""
 
 KEPT = 64
-"""Blocks in memory: 32 or 64 MiB."""
+"""Blocks in memory, 32 or 64 MiB; more where those that are looked ahead for are more."""
 
 Fetch = Callable[[Block], Awaitable[bytes]]
 """The bytes of a block from elsewhere, checked."""
@@ -31,6 +31,7 @@ class BlockStore:
     ) -> None:
         self.dataset, self.folder, self.cache, self.fetch, self.emit = dataset, folder, cache, fetch, emit
         self._brought: OrderedDict[int, asyncio.Task[Tokens]] = OrderedDict()
+        self._soon: set[int] = set()
         self._turns = asyncio.Semaphore(FETCHES)
         self._damaged = False
 
@@ -45,8 +46,12 @@ class BlockStore:
             await asyncio.shield(task)
         return {number: task.result() for number, task in waited.items()}
 
-    def look_ahead(self, numbers: Iterable[int]) -> None:
-        """These will be taken soon, the first first."""
+    def look_ahead(self, numbers: Sequence[int]) -> None:
+        """These will be taken soon, the first first. Others that are under way are given up: nobody waits for them."""
+        self._soon = set(numbers)
+        for number, task in self._brought.items():
+            if number not in self._soon:
+                task.cancel()  # which what is here does not heed
         for number in numbers:
             self._wanted(number)
 
@@ -59,7 +64,7 @@ class BlockStore:
 
     def _wanted(self, number: int) -> "asyncio.Task[Tokens]":
         """Under way, or here."""
-        if number in self._brought:
+        if number in self._brought and not self._brought[number].cancelling():
             self._brought.move_to_end(number)
         else:
             task = self._brought[number] = asyncio.create_task(self._bring(self.dataset.block(number)))
@@ -68,10 +73,12 @@ class BlockStore:
 
     def _note(self, number: int, done: "asyncio.Task[Tokens]") -> None:
         """What failed is forgotten: who takes the block begins anew."""
-        if done.cancelled() or done.exception() is not None:
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._brought.get(number) is done:
             del self._brought[number]
         here = [each for each, task in self._brought.items() if task.done()]
-        for each in here[: max(0, len(here) - KEPT)]:
+        past = [each for each in here if each not in self._soon]
+        for each in past[: max(0, len(here) - KEPT)]:
             del self._brought[each]
 
     async def _bring(self, block: Block) -> Tokens:

@@ -51,8 +51,12 @@ def mirror(folder: Path, fault: Fault | None = None) -> Iterator[Mirror]:
 
 
 def answer(served: Mirror, request: BaseHTTPRequestHandler) -> None:
-    """Header and body go in one write: two would wait 40 ms for the acknowledgement of the first."""
-    name = request.path.rsplit("/", 1)[1]
+    """Header and body go in one write: two would wait 40 ms for the acknowledgement of the first. What is under
+    /moved/ is under /text/, and what is under /loop/ nowhere."""
+    folder, name = request.path.strip("/").split("/")
+    if folder != "text":
+        there = f"/text/{name}" if folder == "moved" else f"/loop/{name}"
+        return _write(request, "302 Found", {"Location": there}, b"")
     asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
     path = served.folder / name
     if not path.exists() or served.fault == "gone":

@@ -112,6 +112,14 @@ def test_what_comes_next_is_known_before(folder: Path, dataset: Dataset) -> None
     assert ahead.plan([]) == ([], [])
 
 
+def test_the_next_steps_blocks_are_known_however_many_a_step_takes(folder: Path, dataset: Dataset) -> None:
+    manifest = small_manifest(model={"context": BLOCK_TOKENS}, inner={"sequences": 30, "microbatch": 1})
+    tokens = opened(dataset, folder)
+    needed, later = Ahead(tokens, manifest).plan(count())
+    assert len(needed) == 30
+    assert set(later) >= set(tokens.needed(positions(tokens, manifest, 1))) - set(needed)
+
+
 def test_whoever_goes_elsewhere_is_not_confused(folder: Path, dataset: Dataset) -> None:
     manifest = small_manifest()
     tokens = opened(dataset, folder)

@@ -110,6 +110,42 @@ def test_memory_holds_the_blocks_used_last(folder: Path, dataset: Dataset, monke
     use(lambda: BlockStore(dataset, None, None, elsewhere.fetch, silent), work)
 
 
+def test_what_was_looked_ahead_for_stays_until_it_is_taken_however_much_it_is(
+    folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_store, "KEPT", 2)
+    elsewhere = Elsewhere(folder)
+
+    async def work(store: BlockStore) -> None:
+        store.look_ahead(range(8))
+        await store.take(range(8))
+        await store.take(range(8))
+        assert sorted(elsewhere.given) == list(range(8))
+
+    use(lambda: BlockStore(dataset, None, None, elsewhere.fetch, silent), work)
+
+
+def test_what_is_no_longer_looked_ahead_for_keeps_nobody_waiting(folder: Path, dataset: Dataset) -> None:
+    """A replica that skipped steps: blocks that nobody gives, and nobody needs any more, would take all turns."""
+    elsewhere, waiting, taken = Elsewhere(folder), [], asyncio.Event()
+
+    async def fetch(block: Block) -> bytes:
+        if block.number < 8:
+            waiting.append(block.number)
+            if len(waiting) == block_store.FETCHES:
+                taken.set()
+            await asyncio.Event().wait()
+        return await elsewhere.fetch(block)
+
+    async def work(store: BlockStore) -> None:
+        store.look_ahead(range(8))
+        await taken.wait()
+        store.look_ahead([9, 10])
+        assert list(await store.take([9, 10])) == [9, 10]
+
+    use(lambda: BlockStore(dataset, None, None, fetch, silent), work)
+
+
 def test_an_own_copy_is_read_and_nobody_asked(folder: Path, dataset: Dataset) -> None:
     use(lambda: BlockStore(dataset, folder, None, nobody, silent), lambda store: store.take(range(dataset.blocks)))
 

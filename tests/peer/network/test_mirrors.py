@@ -152,6 +152,15 @@ def test_a_mirror_where_nobody_listens_is_passed_over(folder: Path, dataset: Dat
     assert found == read_block(folder, dataset.block(0))
 
 
+def test_a_mirror_may_say_where_its_files_are_now(folder: Path, dataset: Dataset, served: list[Mirror]) -> None:
+    """As the Hugging Face hub does. Where that leads nowhere, it is no mirror."""
+    moved, loop = (served[0].url.replace("/text", each) for each in ("/moved", "/loop"))
+    block = dataset.block(2)
+    assert ask([moved], 1.0, lambda asking: asking.mirrors.fetch(block)) == read_block(folder, block)
+    with pytest.raises(UnreachableError, match="TooManyRedirects"):
+        ask([loop], 0.0, lambda asking: asking.mirrors.fetch(block))
+
+
 def test_without_any_mirror_nobody_waits(dataset: Dataset) -> None:
     with pytest.raises(UnreachableError, match="no mirrors"):
         ask([], 300.0, lambda asking: asking.mirrors.fetch(dataset.block(0)))
