@@ -1,6 +1,5 @@
 """Who gets which place in the run. Pure: the clock and who is alive are arguments."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Literal
@@ -20,7 +19,8 @@ PlaceRole = Role | Literal["gateway"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the run. `slot` decides which tokens the replica reads that this peer leads."""
+    """A place in the run. `slot` is under whose name the replica reads that this peer leads (`protocol/reading.py`): no
+    two have the same."""
 
     role: PlaceRole
     stage: int
@@ -31,7 +31,7 @@ class Place:
 class Admission:
     """The places of one run, and who holds them.
 
-    Volunteers' slots count up from 0, datacenters' down from the last, so that the data each kind reads
+    Volunteers' slots count up from 0, datacenters' down from the last, so that what each kind reads at first
     does not depend on who arrived first.
     """
 
@@ -45,9 +45,12 @@ class Admission:
         self.since[record.peer_id] = now
 
     def recall(self, card: Card, role: PlaceRole, now: float) -> None:
-        """A peer shows the place that it was given, here before a restart or at another node of the run."""
+        """A peer shows the place that it was given, here before a restart or at another node of the run. If it was away
+        for so long that another has its slot by now, it gets the next."""
         if card.peer not in self.places:
-            self.places[card.peer] = Place(role, card.stage, card.slot)
+            trains = role in ("volunteer", "datacenter")
+            slot = self._free_slot(role, card.stage, card.slot) if trains else card.slot
+            self.places[card.peer] = Place(role, card.stage, slot)
             self.since[card.peer] = now
 
     def admit(self, peer: PeerId, role: PlaceRole, stage: int | None, alive: set[PeerId], now: float) -> Place:
@@ -75,20 +78,24 @@ class Admission:
         if role in ("observer", "gateway"):
             return Place(role, 0, 0)
         if role == "datacenter":
-            return Place(role, 0, self._free_slot(role, 0, range(replicas.total - 1, replicas.groups - 1, -1)))
+            return Place(role, 0, self._free_slot(role, 0))
         if stage is None:
             stage = self._scarcest_stage()
         if not 0 <= stage < replicas.stages:
             raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
-        return Place(role, stage, self._free_slot(role, stage, range(replicas.groups)))
+        return Place(role, stage, self._free_slot(role, stage))
 
     def _scarcest_stage(self) -> int:
         """The stage with fewest volunteers, the earliest of equals."""
         held = [place.stage for place in self.places.values() if place.role == "volunteer"]
         return min(range(self.manifest.replicas.stages), key=lambda stage: (held.count(stage), stage))
 
-    def _free_slot(self, role: PlaceRole, stage: int, slots: Iterable[int]) -> int:
-        """One of the slots that the run begins with, or, for who comes beside them, the next of all."""
+    def _free_slot(self, role: PlaceRole, stage: int, *wanted: int) -> int:
+        """The slot that is wanted, if nobody has it; or one of those that the run begins with; or, for who comes beside
+        them, the next of all."""
+        replicas = self.manifest.replicas
+        groups, datacenters = range(replicas.groups), range(replicas.total - 1, replicas.groups - 1, -1)
         taken = {place.slot for place in self.places.values() if (place.role, place.stage) == (role, stage)}
-        more = count(self.manifest.replicas.total + (role == "datacenter"), 2)  # no two kinds read the same
-        return next(slot for slot in chain(slots, more) if slot not in taken)
+        more = count(replicas.total + (role == "datacenter"), 2)  # no two kinds read the same
+        first = groups if role == "volunteer" else datacenters
+        return next(slot for slot in chain(wanted, first, more) if slot not in taken)

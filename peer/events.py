@@ -106,10 +106,12 @@ class CompressionChosen:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """This replica's contribution of a round is out; `steps` inner steps are behind it."""
+    """This peer's contribution of a round is out; `steps` inner steps of its own are behind it. Who reads tokens says
+    which: `chunks` are ranges of what `protocol/reading.py` gives out, from the first up to the second, without it."""
 
     round: int
     steps: int
+    chunks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A contribution: one author's Δ̂ of one part in one round, as integers in units of 2⁻²⁶, and its bytes.
 
-    magic "HPC1" · run id (32 bytes) · round u32 · inner steps u32 · part u16 · codec u8 · author length u8
+    magic "HPC2" · run id (32 bytes) · round u32 · inner steps u32 · slot u32 · part u16 · codec u8 · author length u8
     author (a peer id, ASCII)
     for each tensor of the part, in the layout's order:
         length of the unary stream u32 · unary stream · stream of rests · values
@@ -26,8 +26,8 @@ from protocol.layout import part_layout
 from protocol.manifest import Manifest
 from protocol.quantize import Codec, dequantize, payload_bytes, quantize
 
-MAGIC = b"HPC1"
-HEADER = struct.Struct("<4s32sIIHBB")
+MAGIC = b"HPC2"
+HEADER = struct.Struct("<4s32sIIIHBB")
 LENGTH = struct.Struct("<I")
 CODECS: tuple[Codec, ...] = ("bf16", "2bit")
 MOST_AUTHOR_BYTES = 64
@@ -44,12 +44,14 @@ class SparseTensor:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """`steps` is how many inner steps are behind it; `tensors` are in the layout's order."""
+    """`steps` is how many inner steps of its author are behind it; `tensors` are in the layout's order; `slot` is the
+    author's place: with the steps, that of the embedding's says what was read for it (`protocol/reading.py`)."""
 
     run: RunId
     name: ContributionName
     steps: int
     tensors: dict[str, SparseTensor]
+    slot: int = 0
 
 
 def digest(blob: bytes) -> str:
@@ -66,28 +68,33 @@ def grids(manifest: Manifest, part: Part) -> dict[str, ChunkGrid]:
 
 
 def compose(
-    name: ContributionName, run: RunId, steps: int, picked: Mapping[str, SparseTensor], manifest: Manifest
+    name: ContributionName,
+    run: RunId,
+    steps: int,
+    picked: Mapping[str, SparseTensor],
+    manifest: Manifest,
+    slot: int = 0,
 ) -> tuple[bytes, Contribution]:
     """Quantize and encode what a replica picked: (bytes, the contribution that they say).
 
     The author takes the returned contribution's values, not the picked ones, out of its error feedback.
     """
     codec: Codec = manifest.outer.values
-    pieces = [_header(name, run, steps, codec)]
+    pieces = [_header(name, run, steps, slot, codec)]
     sent: dict[str, SparseTensor] = {}
     for tensor, grid in grids(manifest, name.part).items():
         unary, rests = rice.encode(picked[tensor].offsets, grid)
         payload, values = quantize(picked[tensor].values, codec)
         pieces += [LENGTH.pack(len(unary)), unary, rests, payload]
         sent[tensor] = SparseTensor(picked[tensor].offsets, values)
-    return b"".join(pieces), Contribution(run, name, steps, sent)
+    return b"".join(pieces), Contribution(run, name, steps, sent, slot)
 
 
-def _header(name: ContributionName, run: RunId, steps: int, codec: Codec) -> bytes:
+def _header(name: ContributionName, run: RunId, steps: int, slot: int, codec: Codec) -> bytes:
     author = name.author.encode()
     part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
     code = CODECS.index(codec)
-    return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, part, code, len(author)) + author
+    return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, slot, part, code, len(author)) + author
 
 
 def max_bytes(manifest: Manifest, part: Part) -> int:
@@ -114,21 +121,21 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
         FormatError: it is not exactly what `compose` makes for some author of a run of this manifest.
     """
     reader = Reader(blob)
-    magic, run, round, steps, part_code, codec, length = HEADER.unpack(reader.take(HEADER.size, "header"))
+    magic, run, round, steps, slot, part_code, codec, length = HEADER.unpack(reader.take(HEADER.size, "header"))
     if magic != MAGIC:
-        raise FormatError("not a contribution: it does not begin with HPC1")
+        raise FormatError("not a contribution: it does not begin with HPC2")
     if part_code > manifest.replicas.stages:
         raise FormatError(f"a contribution to part {part_code} of a model of {manifest.replicas.stages} stages")
     if codec >= len(CODECS) or CODECS[codec] != manifest.outer.values:
         raise FormatError(f"values in codec {codec}, the run's is {manifest.outer.values}")
-    if not 1 <= round <= manifest.outer.rounds or not 1 <= steps <= manifest.inner.steps:
+    if not 1 <= round <= manifest.outer.rounds or not 0 <= steps <= manifest.inner.steps:
         raise FormatError(f"round {round} with {steps} inner steps, which the run does not have")
     part = EMBEDDING if part_code == 0 else stage_part(part_code - 1)
     name = ContributionName(part, round, _author(reader, length))
     tensors = {tensor: _tensor(reader, tensor, grid, manifest) for tensor, grid in grids(manifest, part).items()}
     if reader.left:
         raise FormatError(f"{reader.left} bytes follow the contribution's last tensor")
-    return Contribution(RunId(run.hex()), name, steps, tensors)
+    return Contribution(RunId(run.hex()), name, steps, tensors, slot)
 
 
 def _author(reader: "Reader", length: int) -> PeerId:

@@ -1,8 +1,9 @@
 """A snapshot: the state of a part after its closed rounds, as bytes that newcomers fetch in pieces from several peers.
 
 The bytes are the part's grid: int32 little-endian in units of 2⁻²⁶, the tensors in the layout's order, row-major, one
-behind the other. The header names the round, what counted up to it, and the SHA-256 of each piece; its digest is what
-peers announce as their state. So whoever knows the digest can take header and pieces from anybody.
+behind the other. The header names the round, what counted up to it, and the SHA-256 of each piece; the embedding's also
+says what has been read of the text. Its digest is what peers announce as their state. So whoever knows the digest can
+take header and pieces from anybody.
 """
 
 import hashlib
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from protocol.errors import FormatError
 from protocol.history import MOST_RANGES, History
-from protocol.identity import Part
+from protocol.identity import EMBEDDING, Part
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
+from protocol.reading import Reading
 
-VERSION = 1
+VERSION = 2
 
 PIECE_BYTES = 2**20
 """Small enough that many peers share in serving a snapshot, large enough that its list is a thousandth of it."""
@@ -35,17 +37,19 @@ Values = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a snapshot is. `pieces` are SHA-256 in hex, in order."""
+    """What a snapshot is. `pieces` are SHA-256 in hex, in order; the embedding's alone has a `reading`."""
 
     part: Part
     round: int
     history: History
     pieces: tuple[str, ...]
+    reading: Reading | None = None
 
     def to_bytes(self) -> bytes:
-        """The one encoding: msgpack of [version, part, round, history, pieces joined]."""
+        """The one encoding: msgpack of [version, part, round, history, pieces joined, reading]."""
         joined = b"".join(map(bytes.fromhex, self.pieces))
-        packed: bytes = msgpack.packb([VERSION, self.part, self.round, self.history.to_wire(), joined])
+        reading = self.reading.to_bytes() if self.reading is not None else b""
+        packed: bytes = msgpack.packb([VERSION, self.part, self.round, self.history.to_wire(), joined, reading])
         return packed
 
     @property
@@ -76,10 +80,12 @@ def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
         yield rest
 
 
-def describe(part: Part, round: int, history: History, tensors: Iterable[Values]) -> Header:
+def describe(
+    part: Part, round: int, history: History, tensors: Iterable[Values], reading: Reading | None = None
+) -> Header:
     """The header of a state; `tensors` in the layout's order."""
     hashes = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces_of(tensors))
-    return Header(part, round, history, hashes)
+    return Header(part, round, history, hashes, reading)
 
 
 def parse(data: bytes, manifest: Manifest) -> Header:
@@ -91,10 +97,12 @@ def parse(data: bytes, manifest: Manifest) -> Header:
     if len(data) > HEADER_BYTES:
         raise FormatError(f"a snapshot's header of {len(data)} bytes")
     try:
-        version, part, round, history, joined = _fields(data)
+        version, part, round, history, joined, read = _fields(data)
     except (ValueError, msgpack.UnpackException):
         raise FormatError("a snapshot's header that cannot be read") from None
-    if version != VERSION or not isinstance(part, str) or type(round) is not int or not isinstance(joined, bytes):
+    if version != VERSION or not isinstance(part, str) or type(round) is not int:
+        raise FormatError("not a snapshot's header")
+    if not isinstance(joined, bytes) or not isinstance(read, bytes):
         raise FormatError("not a snapshot's header")
     layout = model_layout(manifest).get(Part(part))
     if layout is None or not 0 <= round <= manifest.outer.rounds:
@@ -103,14 +111,15 @@ def parse(data: bytes, manifest: Manifest) -> Header:
     if len(joined) != 32 * -(-size // PIECE_BYTES):
         raise FormatError(f"a snapshot of {part} with another number of pieces than its {size} bytes have")
     pieces = tuple(joined[start : start + 32].hex() for start in range(0, len(joined), 32))
-    header = Header(Part(part), round, History.from_wire(history, round), pieces)
+    reading = Reading.from_bytes(read, round, manifest) if part == EMBEDDING else None
+    header = Header(Part(part), round, History.from_wire(history, round), pieces, reading)
     if header.to_bytes() != data:
         raise FormatError("a snapshot's header in another encoding than the one there is")
     return header
 
 
-def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list[object]]], object]:
-    """The five fields of a header, read one after another: a header may be long, and msgpack makes what is in it a
+def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list[object]]], object, object]:
+    """The six fields of a header, read one after another: a header may be long, and msgpack makes what is in it a
     hundred times as large if it is lists within lists, as it is not here.
 
     Raises:
@@ -129,8 +138,8 @@ def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list
             raise ValueError("a range has two ends")
         return [plain(), plain()]
 
-    if unpacker.read_array_header() != 5:
-        raise ValueError("a header has five fields")
+    if unpacker.read_array_header() != 6:
+        raise ValueError("a header has six fields")
     version, part, round = plain(), plain(), plain()
     history = {}
     ranges_left = MOST_RANGES
@@ -140,10 +149,10 @@ def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list
         if ranges_left < 0:
             raise ValueError("a history of too many ranges")
         history[author] = [pair() for _ in range(ranges)]
-    joined = plain()
+    joined, read = plain(), plain()
     if unpacker.tell() != len(data):
         raise ValueError("bytes behind the header")
-    return version, part, round, history, joined
+    return version, part, round, history, joined, read
 
 
 def tensors_of(data: bytes, manifest: Manifest, part: Part) -> dict[str, Values]:

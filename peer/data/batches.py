@@ -1,28 +1,27 @@
-"""Which tokens a replica reads: a function of the run's seed, the round, the inner step and its slot.
+"""Which tokens are read in an inner step: a function of the run's seed and a chunk's number.
 
-The text is cut into N sequences of `context` tokens. All slots together read numbers k = 0, 1, 2, … in fixed
-shares, and number k is sequence P(k mod N) of the permutation P of epoch ⌊k / N⌋. So no two replicas read the
-same sequence within an epoch, nobody has to ask anybody, and the place in the data is the round alone. What
-an absent replica would have read is left out in that epoch.
+The text is cut into N sequences of `context` tokens. The run reads numbers k = 0, 1, 2, …, and number k is sequence
+P(k mod N) of the order P of epoch ⌊k / N⌋ (`peer/data/order.py`). A *chunk* is as many numbers as a replica reads in
+one inner step; who reads which chunks, so that each is read once, is in `protocol/reading.py`.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.permutation import permute
+from peer.data.blocks import BlockedTokens
+from peer.data.order import in_order
 from peer.data.tokens import Tokens
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
+
+Text = Tokens | BlockedTokens
+"""All tokens in one file, or in blocks."""
 
 Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
 
 
-ORDERS_APART = 2**20
-"""Epochs between the orders of different generations of slots: more than any run has."""
-
-
-def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
+def sequences_in(tokens: Text, manifest: Manifest) -> int:
     """N: how many sequences of context + 1 tokens there are; neighbours share one token.
 
     Raises:
@@ -34,53 +33,74 @@ def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
     return available
 
 
-def sequence_ids(manifest: Manifest, sequences_available: int, round: int, step: int, slot: int) -> NDArray[np.int64]:
-    """Sequences one replica reads in one inner step: int64 [inner.sequences] in [0, sequences_available).
+def together(tokens: Text, manifest: Manifest) -> int:
+    """How many neighbouring sequences are read one after the other: those of a block."""
+    return max(1, tokens.stream.block_tokens // manifest.model.context) if isinstance(tokens, BlockedTokens) else 1
 
-    Rounds count from 1; steps from 0 to H − 1; slots from 0. Those beyond `replicas.total`, of who came beside the
-    replicas that the run began with, read the same text in other orders.
+
+def in_turn(manifest: Manifest, round: int, step: int, slot: int) -> int:
+    """The chunk that a replica reads in an inner step where all of the manifest's take every step, as in the lab.
+
+    Rounds count from 1; steps from 0 to H − 1; slots from 0 to M − 1.
 
     Raises:
         ValueError: a round, step or slot that the manifest does not have.
     """
-    steps, sequences, slots = manifest.inner.steps, manifest.inner.sequences, manifest.replicas.total
-    if round < 1 or not 0 <= step < steps or slot < 0:
-        raise ValueError(f"no round {round}, step {step}, slot {slot} in a run of {steps} steps")
-    order, slot = divmod(slot, slots)
-    first = (((round - 1) * slots + slot) * steps + step) * sequences
+    steps, slots = manifest.inner.steps, manifest.replicas.total
+    if round < 1 or not 0 <= step < steps or not 0 <= slot < slots:
+        raise ValueError(f"no round {round}, step {step}, slot {slot} in a run of {slots} replicas and {steps} steps")
+    return ((round - 1) * slots + slot) * steps + step
+
+
+def sequence_ids(manifest: Manifest, sequences_available: int, chunk: int, together: int = 1) -> NDArray[np.int64]:
+    """The sequences of a chunk: int64 [inner.sequences] in [0, sequences_available)."""
+    sequences = manifest.inner.sequences
+    first = chunk * sequences
     ids: list[NDArray[np.int64]] = []
     while sequences:
         epoch, start = divmod(first, sequences_available)
         count = min(sequences, sequences_available - start)  # the rest is in the next epoch
         numbers = np.arange(start, start + count, dtype=np.int64)
-        ids.append(permute(numbers, sequences_available, manifest.run.seed, epoch + order * ORDERS_APART))
+        ids.append(in_order(numbers, sequences_available, together, manifest.run.seed, epoch))
         first, sequences = first + count, sequences - count
     return np.concatenate(ids)
 
 
-def batch(tokens: Tokens, manifest: Manifest, round: int, step: int, slot: int) -> Batch:
-    """What one replica reads in one inner step: int64 [inner.sequences, context + 1].
+def batch(tokens: Text, manifest: Manifest, chunk: int) -> Batch:
+    """What a replica reads in one inner step: int64 [inner.sequences, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
-        ValueError: a round, step or slot that the manifest does not have.
     """
-    ids = sequence_ids(manifest, sequences_in(tokens, manifest), round, step, slot)
-    return _gather(tokens, ids, manifest.model.context)
+    return _read(tokens, positions(tokens, manifest, chunk))
 
 
-def held_out_batch(tokens: Tokens, manifest: Manifest) -> Batch:
+def positions(tokens: Text, manifest: Manifest, chunk: int) -> NDArray[np.int64]:
+    """Where in the text that is: int64 [inner.sequences, context + 1]. Raises as `batch` does."""
+    ids = sequence_ids(manifest, sequences_in(tokens, manifest), chunk, together(tokens, manifest))
+    return _positions(ids, manifest.model.context)
+
+
+def held_out_batch(tokens: Text, manifest: Manifest) -> Batch:
     """The first `evaluation.sequences` sequences, or as many as there are: int64 [E, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
     """
+    return _read(tokens, held_out_positions(tokens, manifest))
+
+
+def held_out_positions(tokens: Text, manifest: Manifest) -> NDArray[np.int64]:
+    """Where in the text that is. Raises as `held_out_batch` does."""
     count = min(manifest.evaluation.sequences, sequences_in(tokens, manifest))
-    return _gather(tokens, np.arange(count), manifest.model.context)
+    return _positions(np.arange(count), manifest.model.context)
 
 
-def _gather(tokens: Tokens, ids: NDArray[np.int64], context: int) -> Batch:
+def _positions(ids: NDArray[np.int64], context: int) -> NDArray[np.int64]:
     """Sequence i is tokens [i · context, i · context + context]. int64 [n] → int64 [n, context + 1]."""
-    positions = ids[:, None] * context + np.arange(context + 1)
+    return ids[:, None] * context + np.arange(context + 1)
+
+
+def _read(tokens: Text, positions: NDArray[np.int64]) -> Batch:
     sequences: Batch = tokens[positions].astype(np.int64)
     return sequences

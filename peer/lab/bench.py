@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.data.batches import batch
-from peer.data.tokens import Tokens
+from peer.data.batches import Text, batch, in_turn
 from peer.events import Listener, StepDone
 from peer.lab.replicas import LabReplica, Workshop
 from protocol.identity import Part
@@ -23,7 +22,7 @@ class Bench:
     grids: Grids
     workshop: Workshop
     replicas: list[LabReplica]
-    tokens: Tokens
+    tokens: Text
 
     def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> None:
         """H inner steps of one replica from θ, or, of the parts in `ahead`, from there."""
@@ -36,4 +35,4 @@ class Bench:
 
     def batch(self, round: int, step: int, slot: int) -> Tensor:
         """What a replica reads in an inner step: [sequences, L + 1]."""
-        return torch.from_numpy(batch(self.tokens, self.manifest, round, step, slot))
+        return torch.from_numpy(batch(self.tokens, self.manifest, in_turn(self.manifest, round, step, slot)))

@@ -59,16 +59,16 @@ class OuterState:
         return OuterState(manifest, part, folded, grid, empty)
 
     def contribute(
-        self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor]
+        self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor], slot: int = 0
     ) -> tuple[bytes, Contribution]:
-        """Turn Δ (float32) into this peer's contribution, and take it out of the error feedback.
+        """Turn Δ (float32) into this peer's contribution, and take it out of the error feedback. `slot` is its place.
 
         Raises:
             DivergedError: the replica diverged.
         """
         self.absorb(moved)
         picked = self.pick()
-        blob, sent = compose(ContributionName(self.part, round, author), run, steps, picked, self.manifest)
+        blob, sent = compose(ContributionName(self.part, round, author), run, steps, picked, self.manifest, slot)
         self.take_out(sent)
         return blob, sent
 

@@ -1,6 +1,6 @@
 """The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,10 +15,11 @@ from peer.optim.outer import Grid, OuterState
 from protocol.claims import Claim
 from protocol.contribution import Contribution, decode, max_bytes
 from protocol.errors import FormatError
-from protocol.identity import ContributionName, Part, PeerId, RunId
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId
 from protocol.layout import elements, part_layout
 from protocol.ledger import Entry, Ledger
 from protocol.manifest import Manifest
+from protocol.reading import Reading
 from protocol.reconciliation import Authored
 from protocol.snapshot import Header
 
@@ -56,6 +57,12 @@ class Followed:
     torch_thread: TorchThread
     fresh: dict[str, Contribution] = field(default_factory=dict)
     """Contributions decoded when they came, until they are settled."""
+    reading: Reading = field(init=False)
+    """What has been read, and what is to be: a function of the embedding's closed rounds, for who follows it."""
+
+    def __post_init__(self) -> None:
+        """Before round 1."""
+        self.reading = Reading.begin(self.manifest)
 
     @property
     def grids(self) -> dict[Part, dict[str, Tensor]]:
@@ -108,8 +115,10 @@ class Followed:
     async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
         """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
         leave it."""
-        followed = self.parts[part]
-        await self.torch_thread.run(followed.state.fold, await self.read_all(chosen))
+        followed, contributions = self.parts[part], await self.read_all(chosen)
+        await self.torch_thread.run(followed.state.fold, contributions)
+        if part == EMBEDDING:
+            self.reading = self.reading.fold(steps_read(contributions), self.manifest)
         if lasting:
             await self.torch_thread.run(self._keep, part)
         await self._account(followed)
@@ -134,7 +143,8 @@ class Followed:
         followed = self.parts[part]
         ledger = followed.ledger
         tensors = (tensor.cpu().numpy() for tensor in followed.state.folded.values())
-        header = self.snapshots.write(part, ledger.folded, ledger.history, tensors)
+        reading = self.reading if part == EMBEDDING else None
+        header = self.snapshots.write(part, ledger.folded, ledger.history, tensors, reading)
         self.claim(header)
 
     def claim(self, header: Header) -> None:
@@ -149,6 +159,7 @@ class Followed:
         followed = self.parts[header.part]
         followed.ledger.adopt(header.round, header.history.copy())
         followed.ledger.closed = {}
+        self.reading = header.reading or self.reading
         await self.torch_thread.run(self._replace, followed, folded)
         followed.settled, followed.claims = {}, []
         self.claim(header)
@@ -193,6 +204,15 @@ class Followed:
         ledger = self.parts[entry.name.part].ledger
         if not ledger.window.is_past(ledger.clock, entry.name.round):  # of those there may be more than memory holds
             self.fresh[entry.sha256] = contribution
+
+
+def steps_read(contributions: Iterable[Contribution]) -> dict[int, int]:
+    """Slot → inner steps, of a round's contributions to the embedding. Of two that name one slot, as liars may, the
+    longer counts: better left out than read twice."""
+    read: dict[int, int] = {}
+    for each in contributions:
+        read[each.slot] = max(read.get(each.slot, 0), each.steps)
+    return read
 
 
 def rounds_kept(manifest: Manifest, part: Part) -> int:

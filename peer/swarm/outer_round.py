@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from protocol.bequest import Heritage
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
+from protocol.reading import Spans, beginning, chunks
 from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
@@ -89,8 +91,21 @@ class OuterLoop:
 
     # A round
 
-    async def contribute(self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor]) -> None:
-        """Publish this replica's contribution to every part it authors, once it is safe on disk.
+    def share(self, round: int) -> Spans:
+        """The chunks that this peer's replica may read in a round, in this order: one for each inner step."""
+        return self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
+
+    def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
+        """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
+        shares of the rounds that are planned after it."""
+        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
+        return chain(islice(chunks(share), done, None), *map(chunks, later))
+
+    async def contribute(
+        self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
+    ) -> None:
+        """Publish this replica's contribution to every part it authors, once it is safe on disk. `steps` of its own are
+        behind it, in which it read as many chunks of its `share`.
 
         If this peer made one for the round already, as a member of another group, or the round is long over, Δ goes
         into the error feedback, and later contributions carry it.
@@ -107,7 +122,7 @@ class OuterLoop:
         for part, blob in blobs.items():
             await self.reconciler.publish(part, round, blob)
         await self.discovery.publish()
-        self.emit(Contributed(round, steps))
+        self.emit(Contributed(round, steps, beginning(share, steps)))
 
     def _in_time(self, part: Part, round: int) -> bool:
         each = self.followed.parts[part]
@@ -117,7 +132,7 @@ class OuterLoop:
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
         each, record = self.followed.parts[part], self.discovery.record
         blob, sent = await self.followed.torch_thread.run(
-            each.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors
+            each.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
         )
         each.authored.send(sent.name)
         each.own[round] = sha256_of(blob)
@@ -159,6 +174,7 @@ class OuterLoop:
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:

@@ -23,6 +23,7 @@ from peer.swarm.succession import Succession
 from protocol.bandwidth import Bandwidth
 from protocol.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
+from protocol.reading import Spans
 
 LOOK_SECONDS = 1.0
 """So often whoever watches a step looks at it."""
@@ -32,7 +33,8 @@ LOOK_SECONDS = 1.0
 class StageRound:
     """One stage on its way through the rounds.
 
-    `round` is the one its weights were loaded for, 0 before the first; `steps` of its inner steps are behind it.
+    `round` is the one its weights were loaded for, 0 before the first; `steps` of its inner steps are behind it, of
+    which this stage took `own_steps` itself: those from before it joined the group are others'.
     """
 
     node: Node
@@ -42,6 +44,9 @@ class StageRound:
     succession: Succession
     round: int = 0
     steps: int = 0
+    own_steps: int = 0
+    share: Spans = ()
+    """What stage 0 reads in this round, a chunk for each step of its own."""
     compression: int = 1
     """d / k of the frames of this round."""
     embedding_digest: str = ""
@@ -65,7 +70,9 @@ class StageRound:
         if self.round != round:
             ahead = await self.outer.followed.ahead(round)
             await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
-            self.round, self.steps = round, 0
+            self.round, self.steps, self.own_steps = round, 0, 0
+            if self.node.stage == 0:
+                self.share = self.outer.share(round)
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
             self.started = time.monotonic()
         self.steps = max(self.steps, steps)
@@ -129,6 +136,7 @@ class StageRound:
             agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
         self.steps += 1
+        self.own_steps += 1
         self.outer.note_arrivals()
         return agreed
 
@@ -192,8 +200,8 @@ class StageRound:
         if self.steps:
             moved = await self.node.torch_thread.run(self.trainer.moved)
             optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
-            await self.outer.contribute(self.round, self.steps, moved, optimizer)
-        self.round = self.steps = 0
+            await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
+        self.round = self.steps = self.own_steps = 0
 
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""

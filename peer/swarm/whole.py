@@ -9,17 +9,16 @@ import torch
 
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
-from peer.data.batches import batch, held_out_batch
-from peer.data.tokens import Tokens
 from peer.devices.replica import ShardedEvaluator, ShardedReplica
 from peer.events import Evaluated, Progress, RoundDone, StepDone
 from peer.swarm.auditing import Auditor
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.reading import Reader
 from peer.swarm.recovery import agree
 from protocol.errors import LostMemberError
 from protocol.layout import model_layout
-from protocol.run_files import HELD_OUT, TRAIN
+from protocol.reading import Spans
 
 MEND_SECONDS = 2.0
 """So often processes that a replica computes in, and that nobody waits for, are looked at."""
@@ -62,29 +61,31 @@ async def _serve(node: Node, replica: Replica) -> None:
     """All rounds of a datacenter."""
     outer = await node.outer_loop(list(model_layout(node.manifest)))
     first = node.slot == node.manifest.replicas.total - 1
-    evaluator = await _evaluator(node, replica) if first or node.audit else None
-    auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
-    tokens = await node.open_tokens(TRAIN)
-    await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
-    async with node.in_the_swarm(outer):
-        await node.publish(replica=node.discovery.record.peer_id)
-        while not (outer.begun or node.leaving):
-            node.emit(Progress("waiting for the other replicas"))
-            await node.discovery.news.wait(1.0)
-        while not (outer.over or node.leaving):
-            round = outer.clock
-            await _train_round(node, outer, replica, tokens, round)
-            if not node.leaving:
-                await _evaluate(node, outer, evaluator, round)
-            if auditor is not None:
-                await auditor.audit(outer)
+    async with node.reading() as reader:
+        evaluator = await _evaluator(node, reader, replica) if first or node.audit else None
+        auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
+        await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+        await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
+        async with node.in_the_swarm(outer):
+            await node.publish(replica=node.discovery.record.peer_id)
+            while not (outer.begun or node.leaving):
+                node.emit(Progress("waiting for the other replicas"))
+                await node.discovery.news.wait(1.0)
+            while not (outer.over or node.leaving):
+                round = outer.clock
+                await _train_round(node, outer, replica, reader, round)
+                if not node.leaving:
+                    await _evaluate(node, outer, evaluator, round)
+                if auditor is not None:
+                    await auditor.audit(outer)
     node.emit_finished(outer)
 
 
 async def observe(node: Node) -> None:
     """Follow all rounds and evaluate each; contribute nothing."""
     outer = await node.outer_loop([])
-    evaluator = await _evaluator(node, None)
+    async with node.reading() as reader:
+        evaluator = await _evaluator(node, reader, None)
     auditor = Auditor(node, evaluator) if node.audit else None
     async with node.in_the_swarm(outer):
         while not outer.over:
@@ -100,10 +101,10 @@ async def observe(node: Node) -> None:
     node.emit_finished(outer)
 
 
-async def _train_round(node: Node, outer: OuterLoop, replica: Replica, tokens: Tokens, round: int) -> None:
+async def _train_round(node: Node, outer: OuterLoop, replica: Replica, reader: Reader, round: int) -> None:
     """The inner loop, then the outer step."""
     started = time.monotonic()
-    steps = await _contribute(node, outer, replica, tokens, round)
+    steps = await _contribute(node, outer, replica, reader, round)
     if node.leaving:
         return
     counts = await outer.finish(round)
@@ -111,11 +112,12 @@ async def _train_round(node: Node, outer: OuterLoop, replica: Replica, tokens: T
     await agree(outer)
 
 
-async def _contribute(node: Node, outer: OuterLoop, replica: Replica, tokens: Tokens, round: int) -> int:
+async def _contribute(node: Node, outer: OuterLoop, replica: Replica, reader: Reader, round: int) -> int:
     """Train and contribute; how many inner steps. A replica that loses one of its processes begins the round again."""
+    share = outer.share(round)
     while True:
         try:
-            steps = await _inner_loop(node, outer, replica, tokens, round)
+            steps = await _inner_loop(node, outer, replica, reader, share, round)
             if not steps:
                 return 0
             moved = await node.torch_thread.run(replica.moved)
@@ -125,16 +127,16 @@ async def _contribute(node: Node, outer: OuterLoop, replica: Replica, tokens: To
                 return 0
             node.emit(Progress(f"{error}; going on from the start of round {round}"))
         else:
-            await outer.contribute(round, steps, moved, optimizer)
+            await outer.contribute(round, steps, moved, optimizer, share)
             return steps
 
 
-async def _inner_loop(node: Node, outer: OuterLoop, replica: Replica, tokens: Tokens, round: int) -> int:
+async def _inner_loop(node: Node, outer: OuterLoop, replica: Replica, reader: Reader, share: Spans, round: int) -> int:
     """H inner steps, or as many as the others leave time for; how many."""
     manifest, steps = node.manifest, 0
     await node.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
     while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or node.leaving):
-        batch_SM = torch.from_numpy(await node.torch_thread.run(batch, tokens, manifest, round, steps, node.slot))
+        batch_SM = torch.from_numpy(await reader.batch(outer.upcoming(round, share, steps)))
         overall = (round - 1) * manifest.inner.steps + steps
         loss = await node.torch_thread.run(replica.inner_step, batch_SM, overall)
         node.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
@@ -142,10 +144,8 @@ async def _inner_loop(node: Node, outer: OuterLoop, replica: Replica, tokens: To
     return steps
 
 
-async def _evaluator(node: Node, replica: Replica | None) -> Evaluates:
-    held_out = await node.open_tokens(HELD_OUT)
-    held_out_SM = torch.from_numpy(held_out_batch(held_out, node.manifest))
-    basis_DD = await node.basis()
+async def _evaluator(node: Node, reader: Reader, replica: Replica | None) -> Evaluates:
+    held_out_SM, basis_DD = torch.from_numpy(await reader.held_out()), await node.basis()
     if isinstance(replica, ShardedReplica):
         return ShardedEvaluator(replica, basis_DD, held_out_SM)
     return await node.torch_thread.run(Evaluator, node.manifest, basis_DD, held_out_SM, node.device)

@@ -28,7 +28,7 @@ def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Integers], In
     made, me = decode(blob, reconciler.manifest), reconciler.discovery.record.peer_id
     picked = {name: SparseTensor(each.offsets, change(each.values)) for name, each in made.tensors.items()}
     name = ContributionName(made.name.part, made.name.round, me)
-    return compose(name, made.run, made.steps, picked, reconciler.manifest)[0]
+    return compose(name, made.run, made.steps, picked, reconciler.manifest, made.slot)[0]
 
 
 def contributing(otherwise: Publish) -> None:

@@ -48,7 +48,7 @@ def test_a_peer_may_change_its_stage():
     assert admit(places, "b", stage=0).slot == 0
 
 
-def test_who_comes_beside_the_first_replicas_reads_in_an_order_of_its_own():
+def test_no_two_that_come_beside_the_first_replicas_have_one_slot():
     places = admission()
     volunteers = [admit(places, name, stage=0).slot for name in "abcd"]
     datacenters = [admit(places, name, "datacenter").slot for name in "wxyz"]
@@ -82,3 +82,13 @@ def test_who_shows_the_place_it_was_given_gets_it_again_though_nobody_here_remem
     assert admit(places, "b", stage=1).slot != 7
     places.recall(Card(PeerId("a"), "volunteer", 0, 3), "volunteer", 2.0)
     assert admit(places, "a", now=3.0) == Place("volunteer", 1, 7)
+
+
+def test_who_comes_back_when_its_slot_has_been_given_away_gets_another_and_keeps_its_stage():
+    places = admission()
+    for role, stage, slot, more in (("volunteer", 1, 0, 1), ("datacenter", 0, 3, 2)):
+        admit(places, f"new {role}", role, stage=stage)
+        places.recall(Card(PeerId(f"old {role}"), role, stage, slot), role, 0.0)
+        assert admit(places, f"old {role}", role) == Place(role, stage, more)
+    places.recall(Card(PeerId("o"), "observer", 0, 0), "observer", 0.0)
+    assert admit(places, "o", "observer") == Place("observer", 0, 0)

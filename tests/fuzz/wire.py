@@ -21,6 +21,7 @@ from protocol.history import History
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.ledger import Ledger
 from protocol.manifest import Manifest, check
+from protocol.reading import Reading
 from protocol.reconciliation import different
 from protocol.run_files import RunFile
 from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
@@ -86,13 +87,13 @@ def contribution(of: Manifest) -> bytes:
     for name, grid in contributions.grids(of, stage_part(0)).items():
         offsets = np.concatenate([np.arange(count) for count in grid.counts]).astype(np.int16)
         picked[name] = SparseTensor(offsets, (np.arange(grid.kept, dtype=np.int32) - 3) * 1001)
-    return contributions.compose(ContributionName(stage_part(0), 2, AUTHOR.peer_id), RUN, 3, picked, of)[0]
+    return contributions.compose(ContributionName(stage_part(0), 2, AUTHOR.peer_id), RUN, 3, picked, of, 2)[0]
 
 
 def read_contribution(data: bytes, of: Manifest) -> bytes:
     """The bytes of a contribution are the only ones."""
     found = contributions.decode(data, of)
-    return contributions.compose(found.name, found.run, found.steps, found.tensors, of)[0]
+    return contributions.compose(found.name, found.run, found.steps, found.tensors, of, found.slot)[0]
 
 
 def read_offsets(data: bytes) -> bytes:
@@ -193,9 +194,12 @@ def comparison() -> bytes:
     return reconciliation_pb2.Comparison(statement=b"signed", parts=[part]).SerializeToString()
 
 
+READING = Reading.begin(MANIFEST).fold({0: 3, 2: 1}, MANIFEST).fold({5: 2}, MANIFEST).fold({}, MANIFEST)
+
+
 def header() -> snapshots.Header:
     history = History({PEER: [(1, 1), (3, 3)]})
-    return snapshots.Header(EMBEDDING, 3, history, (SHA256,))
+    return snapshots.Header(EMBEDDING, 3, history, (SHA256,), READING)
 
 
 def from_json(data: bytes) -> object:
@@ -256,5 +260,6 @@ WIRE = (
         ((json.dumps(header().history.to_wire()).encode(), header().history),),
         "json",
     ),
+    Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
     Reader("bequest's tensors", read_legacy, (legacy(),)),
 )

@@ -1,7 +1,7 @@
 """The golden vectors, as our code writes and reads them."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from protocol.layout import part_layout
 from protocol.ledger import Entry, Revocation
 from protocol.manifest import Manifest, check
 from protocol.payloads import Payload
+from protocol.reading import Plan, Reading
 from protocol.records import PeerRecord
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
 from protocol.snapshot import Header, parse, pieces_of, tensors_of
@@ -93,7 +94,8 @@ def encode(vector: Vector) -> bytes:
             return message.SerializeToString()
         case "snapshot header":
             history = History({PeerId(who): [(a, b) for a, b in rounds] for who, rounds in values["history"].items()})
-            return Header(values["part"], values["round"], history, tuple(values["pieces"])).to_bytes()
+            reading = _reading(values["reading"]) if values["reading"] else None
+            return Header(values["part"], values["round"], history, tuple(values["pieces"]), reading).to_bytes()
         case "snapshot bytes":
             shapes = part_layout(vector.manifest, values["part"])
             grid = [np.array(values["tensors"][name], np.int32).reshape(shape) for name, shape in shapes.items()]
@@ -139,7 +141,15 @@ def _contribution(vector: Vector) -> bytes:
             offsets = row % grid.rows * grid.columns + column % grid.columns
         picked[name] = SparseTensor(offsets.astype(np.int16), integers)
     name = ContributionName(part, values["round"], values["author"])
-    return compose(name, values["run"], values["steps"], picked, manifest)[0]
+    return compose(name, values["run"], values["steps"], picked, manifest, values["slot"])[0]
+
+
+def _reading(said: Values) -> Reading:
+    def pairs(listed: list[list[int]]) -> tuple[tuple[int, int], ...]:
+        return tuple((first, last) for first, last in listed)
+
+    plans = tuple(Plan(tuple(plan["seats"]), pairs(plan["spans"])) for plan in said["plans"])
+    return Reading(said["folded"], said["fresh"], pairs(said["free"]), pairs(said["seen"]), plans)
 
 
 def _frame(vector: Vector) -> list[pipeline_pb2.Frame]:
@@ -197,7 +207,8 @@ def read(vector: Vector, data: bytes) -> Values:
         case "snapshot header":
             header = parse(data, vector.manifest)
             said = {"part": header.part, "round": header.round, "history": header.history.to_wire()}
-            return said | {"pieces": list(header.pieces), "digest": header.digest}
+            read = json.loads(json.dumps(asdict(header.reading))) if header.reading else None
+            return said | {"pieces": list(header.pieces), "digest": header.digest, "reading": read}
         case "snapshot bytes":
             found = tensors_of(data, vector.manifest, values["part"])
             tensors = {name: tensor.ravel().tolist() for name, tensor in found.items()}
@@ -244,8 +255,8 @@ def _read_contribution(data: bytes, manifest: Manifest) -> Values:
         sparse = found.tensors[tensor]
         tensors[tensor] = [grid.positions(sparse.offsets).tolist(), sparse.values.tolist()]
     part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
-    said = {"run": found.run, "round": name.round, "steps": found.steps, "part": part, "author": name.author}
-    return said | {"tensors": tensors}
+    said = {"run": found.run, "round": name.round, "steps": found.steps, "slot": found.slot}
+    return said | {"part": part, "author": name.author, "tensors": tensors}
 
 
 def _read_frame(data: bytes, vector: Vector) -> Values:

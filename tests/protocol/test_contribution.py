@@ -29,12 +29,13 @@ def made(manifest: Manifest, part: Part, seed: int = 0, largest: int = 2**31 - 1
         pairs = zip(grid.sizes, grid.counts, strict=True)
         offsets = np.concatenate([np.sort(random.permutation(size)[:count]) for size, count in pairs])
         picked[name] = SparseTensor(offsets, random.integers(-largest, largest + 1, grid.kept))
-    return compose(ContributionName(part, 2, PeerId("QmPeer")), RUN, 3, picked, manifest)
+    return compose(ContributionName(part, 2, PeerId("QmPeer")), RUN, 3, picked, manifest, slot=2**32 - 1)
 
 
 def same(one: Contribution, other: Contribution) -> bool:
-    return (one.run, one.name, one.steps, list(one.tensors)) == (
+    return (one.run, one.slot, one.name, one.steps, list(one.tensors)) == (
         other.run,
+        other.slot,
         other.name,
         other.steps,
         list(other.tensors),
@@ -90,14 +91,15 @@ def test_a_contribution_cut_short_or_continued_is_refused(data: st.DataObject):
 
 
 def header(**changes: object) -> bytes:
-    fields = {"magic": b"HPC1", "run": bytes(32), "round": 1, "steps": 1, "part": 0, "codec": 0, "length": 2} | changes
+    fields = {"magic": b"HPC2", "run": bytes(32), "round": 1, "steps": 1, "slot": 0, "part": 0, "codec": 0, "length": 2}
+    fields |= changes
     return contributions.HEADER.pack(*fields.values())
 
 
 @pytest.mark.parametrize(
     ("blob", "words"),
     [
-        (header(magic=b"HPC2"), "does not begin with HPC1"),
+        (header(magic=b"HPC1"), "does not begin with HPC2"),
         (header(part=3), "part 3 of a model of 2 stages"),
         (header(codec=1), "codec 1, the run's is bf16"),
         (header(codec=9), "codec 9"),

@@ -74,11 +74,11 @@ class LoopbackPeer:
     def digests(self) -> dict[str, str]:
         return self.outer.followed.digests
 
-    async def contribute(self, round: int, seed: int) -> None:
-        """An inner loop whose outcome is random, and its contribution."""
+    async def contribute(self, round: int, seed: int, steps: int = 1) -> None:
+        """An inner loop of so many steps whose outcome is random, and its contribution."""
         delta = moved(self.manifest, seed)
         authored = {part: delta[part] for part, each in self.outer.followed.parts.items() if each.state.error_feedback}
-        await self.outer.contribute(round, 1, authored, {})
+        await self.outer.contribute(round, steps, authored, {}, self.outer.share(round))
 
     async def at(self, round: int) -> None:
         """Finish a round without waiting for anybody."""
@@ -115,6 +115,8 @@ class Village:
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()  # type: ignore[type-arg]
     more_services: Callable[[grpc.aio.Server, PeerId], None] = lambda server, peer: None
     """What a peer of this village serves beside."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """By name, so that who starts again has its own."""
 
     @property
     def authority(self) -> Authority:
@@ -183,17 +185,18 @@ class Village:
         server = grpc.aio.server(options=options(manifest), interceptors=self.interceptors)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', shown.serving())}"
         whole, place = list(model_layout(manifest)), stage or 0
+        slot = self.slots.setdefault(name, len(self.slots))
         role: Role = "observer" if observes else "datacenter" if stage is None else "volunteer"
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
             role=role,
             stage=place,
-            slot=0,
+            slot=slot,
             on_trial=on_trial,
             replica=identity.peer_id if role == "datacenter" else "",
         )
-        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, 0, on_trial))
+        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, slot, on_trial))
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
             Discovery(NoDht(), signer, manifest, record),

@@ -75,9 +75,9 @@ def part_number(name: str) -> int:
 def contribution(data: bytes, manifest: Manifest) -> dict[str, Any]:
     """The tensors as (row-major positions, values), in canonical order."""
     outer, reader = manifest["outer"], Bytes(data)
-    magic, run, round, steps, part, codec, n = reader.numbers("<4s32sIIHBB")
-    require(magic == b"HPC1", "another magic")
-    require(1 <= round <= outer["rounds"] and 1 <= steps <= manifest["inner"]["steps"], "a round or steps out of range")
+    magic, run, round, steps, slot, part, codec, n = reader.numbers("<4s32sIIIHBB")
+    require(magic == b"HPC2", "another magic")
+    require(1 <= round <= outer["rounds"] and 0 <= steps <= manifest["inner"]["steps"], "a round or steps out of range")
     require(part <= manifest["replicas"]["stages"], "no such part")
     require(codec < 2 and ("bf16", "2bit")[codec] == outer["values"], "another codec")
     require(1 <= n <= 64, "an author of no length that may be")
@@ -85,7 +85,8 @@ def contribution(data: bytes, manifest: Manifest) -> dict[str, Any]:
     require(set(author) <= set(ALPHABET), "an author that is not base58")
     tensors = {name: tensor(reader, shape, manifest) for name, shape in layout(manifest, part).items()}
     require(reader.at == len(data), "bytes behind the last tensor")
-    return {"run": run.hex(), "round": round, "steps": steps, "part": part, "author": author, "tensors": tensors}
+    said = {"run": run.hex(), "round": round, "steps": steps, "slot": slot, "part": part, "author": author}
+    return said | {"tensors": tensors}
 
 
 def tensor(reader: Bytes, shape: Shape, manifest: Manifest) -> list[list[int]]:
@@ -447,14 +448,28 @@ def ticket(data: bytes) -> dict[str, Any]:
 
 
 def snapshot_header(data: bytes, manifest: Manifest) -> dict[str, Any]:
-    version, part, round, history, joined = msgpack(data)
-    require(version == 1, "another version")
+    version, part, round, history, joined, read = msgpack(data)
+    require(version == 2, "another version")
     size = 4 * sum(map(math.prod, layout(manifest, part_number(part)).values()))
     require(len(joined) == 32 * -(-size // 2**20), "another number of pieces")
     require(list(history) == sorted(history), "authors out of order")
     pieces = [joined[at : at + 32].hex() for at in range(0, len(joined), 32)]
     digest = hashlib.sha256(data).hexdigest()
-    return {"part": part, "round": round, "history": history, "pieces": pieces, "digest": digest}
+    said = {"part": part, "round": round, "history": history, "pieces": pieces, "digest": digest}
+    return said | {"reading": reading(read) if part == "embedding" else None}
+
+
+def reading(data: bytes) -> dict[str, Any]:
+    numbers = iter(struct.unpack(f"<{len(data) // 8}Q", data))
+
+    def pairs() -> list[list[int]]:
+        return [[next(numbers), next(numbers)] for _ in range(next(numbers))]
+
+    said = {"folded": next(numbers), "fresh": next(numbers), "free": pairs(), "seen": pairs()}
+    plans = []
+    for count in numbers:
+        plans.append({"seats": [next(numbers) for _ in range(count)], "spans": pairs()})
+    return said | {"plans": plans}
 
 
 def snapshot_state(data: bytes, manifest: Manifest, part: str) -> dict[str, Any]:

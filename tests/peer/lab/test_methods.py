@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import backward
 
 from peer.compute.replica import WholeReplica
-from peer.data.batches import batch
+from peer.data.batches import batch, in_turn
 from peer.events import Event, StepDone
 from peer.lab.methods import PerStep, SparseLoCo
 from peer.lab.quantizers import QUANTIZERS
@@ -104,7 +104,7 @@ def test_diloco_is_nesterov_on_the_mean_of_what_the_replicas_moved(mode: str, mo
         for slot, replica in enumerate(replicas):
             replica.load(theta_now)
             for step in range(run.inner.steps):
-                rows = torch.from_numpy(batch(lab.bench.tokens, run, round, step, slot))
+                rows = torch.from_numpy(batch(lab.bench.tokens, run, in_turn(run, round, step, slot)))
                 replica.inner_step(rows, (round - 1) * run.inner.steps + step)
             moved.append(replica.moved())
         for (part, name), weight in weights.items():

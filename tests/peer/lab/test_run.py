@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from bootstrap.genesis import create_run
 from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
-from peer.data.batches import batch
+from peer.data.batches import batch, in_turn
 from peer.data.tokens import open_tokens
 from peer.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from peer.lab.run import Lab
@@ -98,7 +98,7 @@ def states(run_manifest: Manifest, folder: Path) -> list[dict[Part, Grid]]:
                     ahead[part] = {name: (loaded[-1][part][name] - term[name]).to(torch.int32) for name in layout}
             replicas[slot].load(loaded[-1], ahead)
             for step in range(steps):
-                rows = torch.from_numpy(batch(tokens, run_manifest, round, step, slot))
+                rows = torch.from_numpy(batch(tokens, run_manifest, in_turn(run_manifest, round, step, slot)))
                 replicas[slot].inner_step(rows, (round - 1) * steps + step)
             moved, author = replicas[slot].moved(), PeerId(f"R{slot + 1}")
             kept = {

@@ -18,6 +18,7 @@ from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableErr
 from protocol.history import History
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.layout import part_layout
+from protocol.reading import Reading
 from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, snapshots_pb2_grpc
 from protocol.snapshot import Header, parse
@@ -41,6 +42,13 @@ def history(rounds: int) -> History:
     return made
 
 
+def reading(rounds: int) -> Reading:
+    made = Reading.begin(MANIFEST)
+    for _ in range(rounds):
+        made = made.fold({0: 3, 1: 1}, MANIFEST)
+    return made
+
+
 @asynccontextmanager
 async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerRecord], list[SnapshotStore], Header]]:
     """Peers that hold one and the same state after round 5."""
@@ -48,7 +56,7 @@ async def holders(folder: Path, count: int) -> AsyncIterator[tuple[list[PeerReco
         records, stores = [], []
         for number in range(count):
             store = SnapshotStore(folder / str(number), MANIFEST)
-            header = store.write(EMBEDDING, 5, history(5), state().values())
+            header = store.write(EMBEDDING, 5, history(5), state().values(), reading(5))
             server = grpc.aio.server(options=options(MANIFEST))
             snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(store), server)
             blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, store.lookup), server)
@@ -157,7 +165,7 @@ def test_another_header_than_was_announced_is_refused(tmp_path: Path):
 def test_the_last_states_are_kept_and_the_newest_whole_one_is_found_again(tmp_path: Path):
     store = SnapshotStore(tmp_path, MANIFEST)
     for round in range(1, 6):
-        store.write(EMBEDDING, round, history(round), state(round).values())
+        store.write(EMBEDDING, round, history(round), state(round).values(), reading(round))
     assert len(list(tmp_path.glob("*.grid"))) == SNAPSHOTS_KEPT
     store.path(EMBEDDING, 5).write_bytes(b"torn")
     found = SnapshotStore(tmp_path, MANIFEST).resume(EMBEDDING)
@@ -173,8 +181,9 @@ def test_a_peer_that_starts_again_serves_its_last_state_and_nothing_else_is_left
         layout = part_layout(other, part)
         for round in range(3, 6):
             tensors = [np.full(shape, round, np.int32) for shape in layout.values()]
-            header = before.write(part, round, history(round), tensors)
-    last = before.write(EMBEDDING, 6, history(6), state(6).values())
+            read = reading(round) if part == EMBEDDING else None
+            header = before.write(part, round, history(round), tensors, read)
+    last = before.write(EMBEDDING, 6, history(6), state(6).values(), reading(6))
     for name in (".part", ".grid"):  # given up, and forgotten by a crash
         before.path(EMBEDDING, 2).with_suffix(name).write_bytes(b"orphan")
     coming = before.path(EMBEDDING, 7).with_suffix(".part")
@@ -199,8 +208,8 @@ def test_a_peer_that_starts_again_serves_its_last_state_and_nothing_else_is_left
 def test_a_state_that_is_taken_over_drives_out_the_later_ones_of_the_state_given_up(tmp_path: Path):
     store = SnapshotStore(tmp_path, MANIFEST)
     for round in range(3, 7):
-        store.write(EMBEDDING, round, history(round), state(round).values())
-    taken = store.write(EMBEDDING, 5, history(4), state(5).values())  # most pieces are those of ours after round 5
+        store.write(EMBEDDING, round, history(round), state(round).values(), reading(round))
+    taken = store.write(EMBEDDING, 5, history(4), state(5).values(), reading(5))  # most pieces are as in ours
     assert {header.round for header, _ in store.headers.values()} == {4, 5}
     assert all(store.lookup(sha256) is not None for sha256 in taken.pieces)
     found = SnapshotStore(tmp_path, MANIFEST).resume(EMBEDDING)
@@ -224,7 +233,7 @@ def test_a_download_that_is_begun_ends_those_that_were_given_up(tmp_path: Path):
 def test_a_state_stays_as_long_as_somebody_goes_on_fetching_it_and_not_many_do(tmp_path: Path):
     store, begun = SnapshotStore(tmp_path, MANIFEST), {}
     for round in range(1, 12):
-        header = store.write(EMBEDDING, round, history(round), state(round).values())
+        header = store.write(EMBEDDING, round, history(round), state(round).values(), reading(round))
         begun[round] = header.pieces[round % 4]
         for asked in (1, 2, 3) if round < 7 else (1,):
             store.lookup(begun.get(asked, ""))
@@ -239,7 +248,7 @@ def test_a_state_stays_as_long_as_somebody_goes_on_fetching_it_and_not_many_do(t
 
 
 def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path):
-    header = SnapshotStore(tmp_path, MANIFEST).write(EMBEDDING, 5, history(5), state().values())
+    header = SnapshotStore(tmp_path, MANIFEST).write(EMBEDDING, 5, history(5), state().values(), reading(5))
     data = header.to_bytes()
     assert parse(data, MANIFEST) == header
     assert header.digest == hashlib.sha256(data).hexdigest()

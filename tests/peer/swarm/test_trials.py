@@ -128,7 +128,8 @@ def test_a_copy_does_not_stand_it(tmp_path: Path):
 def test_with_its_next_card_it_counts_and_what_did_not_is_in_its_error_feedback_again(tmp_path: Path):
     async def scene(made: Village, court: Court, newcomer: LoopbackPeer) -> None:
         await made.round(1, authors(made))
-        newcomer.signer.card = issue(made.operator, RUN, Card(PeerId(newcomer.id), "datacenter", 0, 0))
+        slot = newcomer.outer.discovery.record.slot
+        newcomer.signer.card = issue(made.operator, RUN, Card(PeerId(newcomer.id), "datacenter", 0, slot))
         newcomer.outer.discovery.tell(on_trial=False)
         made.introduce()
         for round in range(2, 3 + court.peer.outer.followed.parts["embedding"].ledger.window.width):
