@@ -140,7 +140,7 @@ def _spawn(rank: int, threads: int) -> Worker:
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "peer.devices.worker", str(rank), str(theirs.fileno())],
+            [sys.executable, "-m", "peer.devices", str(rank), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # the daemon's own standard output may be read by a program

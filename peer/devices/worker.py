@@ -1,15 +1,8 @@
-"""A process of the crew: it computes what the daemon orders, and ends when the daemon does.
-
-    python -m peer.devices.worker RANK FD
-
-FD is its end of the connection. Ctrl-C and SIGTERM, which a terminal or a service manager sends to all processes of a
-peer, are the daemon's affair: it ends the inner step, contributes, and ends its crew.
-"""
+"""A process of the crew: it computes what the daemon orders, and ends when the daemon does."""
 
 import os
 import shutil
 import signal
-import sys
 import threading
 import traceback
 from datetime import timedelta
@@ -29,10 +22,8 @@ from protocol.manifest import Manifest
 Orders = SimpleQueue[tuple[Order, dict[str, Tensor]]]
 
 
-def main(rank: int, handle: int) -> None:
-    """Carry out orders until there are no more."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def work(rank: int, handle: int) -> None:
+    """Carry out orders until there are no more. `handle` is the file descriptor of the connection."""
     connection: Connection[bytes, bytes] = Connection(handle)
     order, _ = take(connection)
     assert order.begin is not None
@@ -73,6 +64,7 @@ def _begin(begin: Begin, rank: int) -> Shard:
         rank=rank,
         world_size=begin.ranks,
         timeout=timedelta(seconds=begin.patience),
+        device_id=device if device.type == "cuda" else None,
     )
     return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device)
 
@@ -98,7 +90,3 @@ def _carry_out(shard: Shard, order: Order, tensors: dict[str, Tensor]) -> Answer
         case "held_bytes":
             return Answer(sizes=shard.held_bytes())
     return Answer()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

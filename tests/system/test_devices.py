@@ -55,7 +55,7 @@ def lab(tmp_path: Path) -> list[dict[str, float]]:
 def workers(peer: Peer) -> list[psutil.Process]:
     """The processes that compute for it, by rank."""
     children = psutil.Process(peer.process.pid).children()
-    found = [each for each in children if "peer.devices.worker" in each.cmdline()]
+    found = [each for each in children if "peer.devices" in each.cmdline()]
     return sorted(found, key=lambda each: each.cmdline()[3])
 
 
@@ -112,6 +112,9 @@ def test_no_worker_outlives_its_daemon_and_who_leaves_contributes_first(
         replica.wait_for(StepDone, lambda event: event.step == 3)
         computing = workers(replica)
         assert len(computing) == 2
+        if number == signal.SIGINT:  # as a terminal does
+            for each in computing:
+                each.send_signal(number)
         assert replica.end(number) == code
         assert gone(computing)
     contributed = [event.round for event in replica.said if isinstance(event, Contributed)]
