@@ -7,7 +7,8 @@ by timed waits, a third for the forward pass.
 The case is the paper's: 70 billion weights, d = 8192, four stages, microbatches of 2048 tokens, 64 in a step, A100s
 that do 125 TFLOP/s. It is scaled in two ways, and a link's rate is to what crosses it as in the paper: time by a tenth
 (1.72 s of passes are 172 ms), and bytes by 20/2048 (a microbatch has 20 tokens). So "100 Mb/s" is a link of 9.77 Mb/s.
-Latency and the headers of packets are *not* scaled: 20 ms are here what 200 ms would be there.
+Latency, and what Python takes for each pass, are *not* scaled: 20 ms are here what 200 ms would be there, and a
+millisecond of handing over what ten would be. `--time 0.4` is nearer to the paper, and takes four times as long.
 
 8192 has no 24th and no 96th part: k = d/32 and d/128 stand for them, and are told as what they are.
 
@@ -48,12 +49,11 @@ from shaped.case import (
     LATENCY,
     MEGABITS,
     MICROBATCHES,
-    PASSES,
-    RATE,
     REPLICAS,
     STAGES,
     STEPS,
     TOKENS,
+    Scale,
     manifest_of,
     modelled,
 )
@@ -106,7 +106,8 @@ class ComputedRow:
 class Waiting:
     """Stands in for a stage's trainer: it takes as long, and computes nothing."""
 
-    def __init__(self, manifest: Manifest, index: int) -> None:
+    def __init__(self, manifest: Manifest, index: int, seconds: float) -> None:
+        self.seconds = seconds
         self.manifest = manifest
         self.index = index
         self.device = torch.device("cpu")
@@ -114,11 +115,11 @@ class Waiting:
         self.payload = torch.ones(1, TOKENS, manifest.k, dtype=torch.bfloat16)
 
     def forward(self, microbatch: int, tokens: torch.Tensor, payload: torch.Tensor | None) -> torch.Tensor:
-        time.sleep(PASSES / 3)
+        time.sleep(self.seconds / 3)
         return torch.zeros(()) if self.last else self.payload
 
     def backward(self, microbatch: int, payload: torch.Tensor | None) -> torch.Tensor | None:
-        time.sleep(2 * PASSES / 3)
+        time.sleep(2 * self.seconds / 3)
         return self.payload if self.index else None
 
     def squared_norm(self) -> float:
@@ -128,7 +129,7 @@ class Waiting:
         """No weights."""
 
 
-async def serve(index: int, folder: Path, compression: int, host: str) -> None:
+async def serve(index: int, folder: Path, compression: int, host: str, scale: Scale) -> None:
     """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
     manifest = manifest_of(compression)
     blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
@@ -161,7 +162,9 @@ async def serve(index: int, folder: Path, compression: int, host: str) -> None:
         await hear()
         stage, control = None, None
         if member:
-            stage, control = await here.meet(seats, upstream, Waiting(manifest, index), TorchThread(1), tasks)
+            stage, control = await here.meet(
+                seats, upstream, Waiting(manifest, index, scale.passes), TorchThread(1), tasks
+            )
         say("met")
         await obey(stage, control, exchange, bandwidth)
         raise asyncio.CancelledError
@@ -190,26 +193,27 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
 # The one who measures
 
 
-def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int]) -> list[Row]:
+def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int], scale: Scale) -> list[Row]:
     """Every point; a line on standard error for each."""
     rows = []
     for compression in compressions:
         manifest = manifest_of(compression)
         load_or_create(folder / "operator")
         own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression)]
+        own += ["--time", str(scale.time)]
         stages = range(STAGES + 1)
         commands = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in stages]
         with started(commands) as made:
             made.introduce()
             for rate in megabits:
-                on.limit(rate * RATE, STAGES)
+                on.limit(rate * scale.rate, STAGES)
                 made.tell({"steps": 1, "outer": False})  # after it, stages know how many microbatches they need
                 for outer in (False, True):
                     answers = made.tell({"steps": STEPS, "outer": outer})
                     seconds = max(each["seconds"] for each in answers[:STAGES])
-                    ideal = STEPS * (MICROBATCHES + STAGES - 1) * PASSES
+                    ideal = STEPS * (MICROBATCHES + STAGES - 1) * scale.passes
                     depth = [each["depth"] for each in answers[:STAGES]]
-                    models = [modelled(manifest, rate, outer, headers) for headers in (0.0, HEADERS)]
+                    models = [modelled(manifest, scale, rate, outer, headers) for headers in (0.0, HEADERS)]
                     rows.append(Row(1 / manifest.compressions[0], rate, outer, ideal / seconds, *models, depth))
                     print(f"{table(rows[-1:])}", file=sys.stderr, flush=True)
     return rows
@@ -269,17 +273,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--compressions", type=int, nargs="+", metavar="D/K")
     parser.add_argument("--mbps", type=int, nargs="+", help="of the paper's links; with --compute, of these")
+    parser.add_argument("--time", type=float, default=0.1, metavar="SHARE", help="of the paper's seconds; default: 0.1")
     parser.add_argument("--compute", action="store_true", help="a small model that computes, instead of timed waits")
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    scale = Scale(given.time)
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):
             index, folder, compression = int(given.serve), Path(given.folder), int(given.compression)
             if given.compute:
                 uvloop.run(train(index, folder, small(compression), given.address))
             else:
-                uvloop.run(serve(index, folder, compression, given.address))
+                uvloop.run(serve(index, folder, compression, given.address, scale))
         return 0
     if lacking := missing():
         print(lacking, file=sys.stderr)
@@ -289,7 +295,7 @@ def main() -> int:
             computed = measure_compute(on, Path(folder), given.compressions or [1, 8], given.mbps or [2, 10])
             found, shown = {"compute": [asdict(each) for each in computed]}, computed_table(computed)
         else:
-            rows = measure(on, Path(folder), given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS])
+            rows = measure(on, Path(folder), given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS], scale)
             found, shown = {"points": [asdict(each) for each in rows]}, table(rows)
     print(json.dumps(found, indent=1) if given.json else shown)
     return 0

@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -112,7 +112,7 @@ def split(documents: Sequence[str], held_out: float, seed: int) -> tuple[list[st
     return shuffled[count:], shuffled[:count]
 
 
-def train_tokenizer(documents: Sequence[str], vocabulary: int) -> Tokenizer:
+def train_tokenizer(documents: Iterable[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE with at most `vocabulary` ids (fewer if the text is small): `END_OF_TEXT` is 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -127,17 +127,27 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def tokenize(tokenizer: Tokenizer, documents: Sequence[str], vocabulary: int) -> NDArray[np.unsignedinteger]:
-    """All documents in turn, `END_OF_TEXT_ID` after each: [tokens] of `token_dtype(vocabulary)`."""
+def tokenize(
+    tokenizer: Tokenizer, documents: Sequence[str], vocabulary: int, end_of_text: int = END_OF_TEXT_ID
+) -> NDArray[np.unsignedinteger]:
+    """All documents in turn, `end_of_text` after each: [tokens] of `token_dtype(vocabulary)`."""
     dtype = token_dtype(vocabulary)
     tokenizer.encode_special_tokens = True  # a document that contains "<|endoftext|>" does not end there
-    end = np.array([END_OF_TEXT_ID], dtype)
+    end = np.array([end_of_text], dtype)
     tokens: list[NDArray[np.unsignedinteger]] = []
     for text in documents:
-        for pieces in _batched(PIECES.findall(text), PIECES_AT_ONCE):
-            tokens += (np.array(encoding.ids, dtype) for encoding in tokenizer.encode_batch_fast(pieces))
+        for pieces in _batched(_pieces(tokenizer, text), PIECES_AT_ONCE):
+            encoded = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+            tokens += (np.array(encoding.ids, dtype) for encoding in encoded)
         tokens.append(end)
     return np.concatenate(tokens)
+
+
+def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    """A text for a tokenizer: in pieces only where it is known to separate where they are cut."""
+    before = tokenizer.pre_tokenizer
+    own = isinstance(before, pre_tokenizers.ByteLevel) and before.use_regex and not before.add_prefix_space
+    return PIECES.findall(text) if own and tokenizer.normalizer is None else [text]
 
 
 def _batched(pieces: Sequence[str], count: int) -> Iterator[list[str]]:

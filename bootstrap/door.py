@@ -51,6 +51,7 @@ class Door(run_pb2_grpc.RunServicer):
     own_card: bytes = b""
     dialler: Dialler = field(default_factory=Dialler)
     measuring: Measuring = field(default_factory=Measuring)
+    mirrors: tuple[str, ...] = ()
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
@@ -97,6 +98,7 @@ class Door(run_pb2_grpc.RunServicer):
             port=self.port,
             closed=bool(invitation),
             trials=tried.required,
+            mirrors=self.mirrors,
         )
 
     async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:

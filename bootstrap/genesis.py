@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap import corpus
+from bootstrap import corpus, prepared
 from protocol.atomic import replacing, write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.identity import Part, RunId
+from protocol.hugging_face import Checkpoint, open_checkpoint
+from protocol.identity import Part
 from protocol.keys import load_or_create
-from protocol.layout import Layout, Shape, elements, model_layout
+from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
+from protocol.prepared import is_prepared, link, require_same
 from protocol.run_files import (
     BASIS,
     DESCRIPTOR,
@@ -33,8 +35,9 @@ from protocol.run_files import (
     file_names,
     genesis_file,
     measure_file,
-    parse,
+    read_kept,
 )
+from protocol.tokenizer import read_tokenizer
 from protocol.units import to_units
 
 STANDARD_DEVIATION = 0.02
@@ -51,33 +54,55 @@ def create_run(
     directory: Path,
     corpus_path: Path | None = None,
     progress: Progress = lambda sentence: None,
+    weights: Path | None = None,
 ) -> Descriptor:
     """Write all files of a run and its descriptor; or, if they are there, check them and return it.
 
-    The descriptor is written last, so a run that was cut short is made anew. The text is read only to make
-    a run, not to check one.
+    `weights` is a checkpoint (`protocol/hugging_face.py`) to begin from, with its tokenizer and, if it has one, its
+    basis; else all of these are drawn and trained. The descriptor is written last, so a run that was cut short is
+    made anew. The text and the checkpoint are read only to make a run, not to check one: a prepared folder may have
+    moved since.
 
     Raises:
-        ManifestError: the directory holds a run of another manifest; the message names the field.
+        ManifestError: the directory holds a run of another manifest, or it needs a checkpoint; the message names the
+            field.
         ResourceError: no or too little text, a file cannot be written, or a file of the old run is damaged.
+        UserError: the run cannot begin from the checkpoint.
     """
     if (directory / DESCRIPTOR).exists():
         existing = load_run(directory)
         if field := difference(manifest, existing.manifest):
             raise ManifestError(f"{directory} holds a run of another manifest: {field}")
+        if corpus_path is not None and is_prepared(corpus_path):
+            require_same(existing, corpus_path)
+            link(directory, corpus_path)
         return existing
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot make the folder {directory}: {error.strerror}") from None
+    checkpoint = open_checkpoint(weights) if weights is not None else None
+    if checkpoint is not None:
+        checkpoint.require(manifest.model)
+    elif manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
+        raise ManifestError(
+            f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
+            f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
+        )
     operator = load_or_create(directory).peer_id
-    _write_text(manifest, directory, corpus_path, progress)
-    progress(f"Drawing the basis of {manifest.model.d} dimensions.")
-    write_atomically(directory / BASIS, save({"basis": basis(manifest)}))
+    blocks = corpus_path is not None and is_prepared(corpus_path)
+    if corpus_path is not None and blocks:
+        progress(prepared.take(manifest, corpus_path, directory))
+    else:
+        _write_text(manifest, directory, corpus_path, progress, checkpoint)
+    progress(f"Making the basis of {manifest.model.d} dimensions.")
+    write_atomically(directory / BASIS, save({"basis": _basis(manifest, checkpoint)}))
     for part, layout in model_layout(manifest).items():
-        progress(f"Drawing the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
-        _write_weights(manifest, directory, part, layout)
-    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in file_names(manifest)))
+        doing = "Drawing" if checkpoint is None else "Taking over"
+        progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
+        _write_weights(manifest, directory, part, layout, checkpoint)
+    names = file_names(manifest, blocks)
+    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor
 
@@ -88,12 +113,8 @@ def load_run(directory: Path) -> Descriptor:
     Raises:
         ResourceError: there is no run, or a file of it is missing or damaged.
     """
+    descriptor = read_kept(directory)
     try:
-        data = (directory / DESCRIPTOR).read_bytes()
-    except OSError as error:
-        raise ResourceError(f"there is no run in {directory}: {DESCRIPTOR}: {error.strerror}") from None
-    try:
-        descriptor = parse(data, RunId(hashlib.sha256(data).hexdigest()))
         for file in descriptor.files:
             check_file(directory / file.name, file)
     except FormatError as error:
@@ -109,6 +130,27 @@ def basis(manifest: Manifest) -> NDArray[np.float32]:
     d = manifest.model.d
     q, r = np.linalg.qr(_random(manifest, "basis").standard_normal((d, d)))
     return (q * np.sign(np.diag(r))).astype(np.float32)
+
+
+def principal_basis(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """U for a model that was trained without one: float32 [d, d], the directions of the residual stream in which its
+    layers write most come first, so that the first k keep most of it. Eigenvectors of Σ W Wᵀ over all that writes
+    there, W [d, inputs]."""
+    d = checkpoint.model.d
+    written = np.zeros((d, d))
+    for name in whole_layout(checkpoint.model):
+        if name.endswith(RESIDUAL_PROJECTIONS):
+            weight = checkpoint.read(name)
+            written += weight @ weight.T
+    return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
+
+
+def _basis(manifest: Manifest, checkpoint: Checkpoint | None) -> NDArray[np.float32]:
+    """Drawn, or a checkpoint's own, or the one that fits it."""
+    if checkpoint is None:
+        return basis(manifest)
+    kept = checkpoint.basis()
+    return principal_basis(checkpoint) if kept is None else kept
 
 
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:
@@ -129,17 +171,23 @@ def _random(manifest: Manifest, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
 
-def _write_text(manifest: Manifest, directory: Path, path: Path | None, progress: Progress) -> None:
+def _write_text(
+    manifest: Manifest, directory: Path, path: Path | None, progress: Progress, checkpoint: Checkpoint | None
+) -> None:
     """The tokenizer and the tokens. Raises ResourceError unless there is a sequence of each kind."""
     text = corpus.read_corpus(path)
     progress(text.source)
     documents, held_out = corpus.split(text.documents, manifest.evaluation.held_out, manifest.run.seed)
     vocabulary, context = manifest.model.vocabulary, manifest.model.context
-    progress(f"Training a tokenizer of {vocabulary} tokens.")
-    tokenizer = corpus.train_tokenizer(documents, vocabulary)
-    write_atomically(directory / TOKENIZER, tokenizer.to_str().encode())
+    if checkpoint is None:
+        progress(f"Training a tokenizer of {vocabulary} tokens.")
+        tokenizer = corpus.train_tokenizer(documents, vocabulary)
+        write_atomically(directory / TOKENIZER, tokenizer.to_str().encode())
+    else:
+        tokenizer = read_tokenizer(checkpoint.tokenizer, vocabulary)
+        write_atomically(directory / TOKENIZER, checkpoint.tokenizer.read_bytes())
     for name, texts in ((HELD_OUT, held_out), (TRAIN, documents)):
-        tokens = corpus.tokenize(tokenizer, texts, vocabulary)
+        tokens = corpus.tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)
         if len(tokens) <= context:
             raise ResourceError(
                 f"too little text: {name} has {len(tokens)} tokens, but a sequence takes {context + 1}. "
@@ -149,9 +197,14 @@ def _write_text(manifest: Manifest, directory: Path, path: Path | None, progress
         progress(f"{name}: {len(tokens)} tokens in {(len(tokens) - 1) // context} sequences.")
 
 
-def _write_weights(manifest: Manifest, directory: Path, part: Part, layout: Layout) -> None:
+def _write_weights(
+    manifest: Manifest, directory: Path, part: Part, layout: Layout, checkpoint: Checkpoint | None
+) -> None:
     """The genesis file of one part."""
-    tensors = (genesis_tensor(manifest, name, shape) for name, shape in layout.items())
+    tensors = (
+        genesis_tensor(manifest, name, shape) if checkpoint is None else checkpoint.units(name)
+        for name, shape in layout.items()
+    )
     _write_int32_tensors(directory / genesis_file(part), layout, tensors)
 
 

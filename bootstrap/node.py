@@ -13,6 +13,7 @@ from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.measuring import Measuring
 from bootstrap.pace import Pace
+from bootstrap.prepared import lookup
 from protocol import certificates
 from protocol import dht as dhts
 from protocol.addresses import join, moved
@@ -74,8 +75,10 @@ async def serve(
     standing: Standing,
     tell: Callable[[Ticket], None],
     stop: asyncio.Event,
+    mirrors: tuple[str, ...] = (),
 ) -> None:
-    """Serve a run whose files are in `directory` until `stop` is set. `tell` is given the ticket once all is up.
+    """Serve a run whose files are in `directory` until `stop` is set. `tell` is given the ticket once all is up, who is
+    admitted the `mirrors` of the run's prepared text.
 
     Raises:
         ResourceError: a port is taken.
@@ -104,10 +107,11 @@ async def serve(
             gatekeeper,
             standing.card,
             measuring=measuring,
+            mirrors=mirrors,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
-        files = {file.sha256: directory / file.name for file in descriptor.files}
-        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(descriptor.manifest, files.get), peers_server)
+        blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
+        blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, peers_server)
         await peers_server.start()
         await door_server.start()
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)

@@ -6,6 +6,7 @@
     <part>.contribution              its own, of the round: published only once this is durable
     optimizer.safetensors            AdamW's moments, by parameter
     bequest.safetensors              what was set aside for a successor that has not answered (protocol/bequest.py)
+<folder>/settled.json                the round that the outer state is of, and its digests
 <folder>/snapshots/                  the closed rounds (peer/network/snapshots.py)
 <folder>/contributions/              the open rounds (peer/network/shelf.py)
 """
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -32,6 +33,8 @@ from protocol.identity import Part, PeerId
 
 KEPT = 2
 """Checkpoints on disk: if the last one is damaged, the one before is taken."""
+
+SETTLED = "settled.json"
 
 NAME = re.compile(r"checkpoint-[0-9]{8,}")
 
@@ -63,6 +66,16 @@ class State(BaseModel):
     given: int = 0
     heir: str = ""
     taken: dict[str, int] = {}
+
+
+class Settled(BaseModel):
+    """`settled.json`, for who reads this folder while its peer is at work, or after: the last round this peer has
+    finished, and the digests (part → hex) that its outer state had then. What is late changes it, as everywhere."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: int = Field(ge=0)
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,23 @@ def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
         if each.contribution is not None:
             files.append((f"{part}.contribution", each.contribution))
     return files
+
+
+def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
+    """Keep which round the outer state is of.
+
+    Raises:
+        ResourceError: the disk is full, or cannot be written.
+    """
+    write_atomically(folder / SETTLED, Settled(round=round, digests=dict(digests)).model_dump_json().encode())
+
+
+def last_settled(folder: Path) -> Settled | None:
+    """As it was noted last; None if nothing is there that can be read."""
+    try:
+        return Settled.model_validate_json((folder / SETTLED).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def candidates(folder: Path) -> list[Checkpoint]:

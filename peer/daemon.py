@@ -13,8 +13,17 @@ from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Joined, Listener, Progress
 from peer.handoff import TorchThread
-from peer.joining import PeerOptions, learn, recall_place, register, require_bandwidth, require_fit
-from peer.network import operator, reach
+from peer.joining import (
+    PeerOptions,
+    fetch_files,
+    learn,
+    recall_place,
+    register,
+    require_bandwidth,
+    require_fit,
+    text_sources,
+)
+from peer.network import reach
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
@@ -32,14 +41,13 @@ from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
-from peer.swarm.node import Node
+from peer.swarm.node import Node, Work
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
 from protocol.addresses import dialled_at, join
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
-from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
@@ -52,7 +60,7 @@ from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
-from protocol.run_files import Descriptor, RunFile, files_needed
+from protocol.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
     group_pb2_grpc,
@@ -74,8 +82,8 @@ GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
 
 
-async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node]) -> None:
-    """Join the run and serve until its last round. `joined` is given the node as soon as there is one.
+async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: Work | None = None) -> None:
+    """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on.
@@ -84,7 +92,7 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
     async with AsyncExitStack() as place:
         node = await _join(settings, identity, place, emit)
         joined.set_result(node)
-        serve = {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
+        serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
 
 
@@ -161,8 +169,9 @@ async def _joined(
         raise
     torch_thread = TorchThread(settings.threads, settings.manners.niceness)
     try:
+        text = text_sources(settings, descriptor, place, bandwidth)
         if isinstance(place, Admitted):
-            await _fetch(settings, descriptor, place, bandwidth, emit)
+            await fetch_files(settings, descriptor, place, bandwidth, emit)
         if settings.role == "volunteer":
             require_memory(manifest, card.stage, device, settings.manners.max_memory)
             require_bandwidth(manifest, card.stage, settings.manners)
@@ -209,9 +218,11 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
+            text=text,
             audit=settings.audit,
             split_backward=settings.split_backward,
             max_memory=settings.manners.max_memory,
+            split=settings.split,
         )
 
         def revoked(author: PeerId) -> None:
@@ -244,18 +255,6 @@ def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discover
     discovery.news.ring()
 
 
-async def _fetch(
-    settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
-) -> None:
-    """The run's files that this role needs."""
-    names = files_needed(descriptor.manifest, place.card.stage if settings.role == "volunteer" else None)
-
-    def progress(file: RunFile, received: int) -> None:
-        emit(Progress(f"fetching {file.name}", received, file.size))
-
-    await operator.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
-
-
 def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
     """One for each part that this peer follows."""
     volunteer = record.role == "volunteer"
@@ -275,11 +274,11 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
         succession_pb2_grpc.add_SuccessionServicer_to_server(node.succession, server)
 
 
-async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener) -> None:
-    """Serve until the last round, or until `stop` is set; then leave in order: end the inner step, contribute what is
-    done, and say goodbye, in `LEAVE_SECONDS` at most."""
+async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: Work | None = None) -> None:
+    """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
+    contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(run(settings, emit, joined))
+    serving = asyncio.create_task(run(settings, emit, joined, work))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

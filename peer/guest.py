@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from peer.compute.machine import gigabytes, give_memory_back, resident_bytes
+from peer.compute.machine import family_bytes, gigabytes, give_memory_back
 from peer.daemon import run_until
 from peer.events import Event, Finished, Listener, Paused, PauseEnded, Progress
 from peer.joining import PeerOptions
@@ -85,10 +85,10 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 async def _watch_memory(most: int | None, emit: Listener) -> None:
-    """Say when this process has grown beyond `most`: with so much it plans, but nothing holds it to that."""
+    """Say when this peer has grown beyond `most`: with so much it plans, but nothing holds it to that."""
     warned = 0
     while most is not None:
-        used = resident_bytes()
+        used = family_bytes()
         if used > max(most, warned):
             warned = used + used // 10
             emit(Progress(f"WARNING: this peer uses {gigabytes(used)}, more than --max-memory {gigabytes(most)}"))

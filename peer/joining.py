@@ -9,22 +9,26 @@ from pathlib import Path
 import torch
 
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.devices.crew import Split
+from peer.devices.fit import require_devices
 from peer.events import Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
 from peer.network.reach import Wish
-from peer.network.remembered import Remembered, card_of, recall, remember_place
+from peer.network.remembered import Remembered, card_of, recall, remember_place, remember_text
 from peer.swarm.blame import FIRST_SECONDS
+from peer.swarm.reading import TextSources
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
-from protocol.bandwidth import WIRE
+from protocol.bandwidth import WIRE, Bandwidth
 from protocol.cards import Role
 from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
 from protocol.frames import FrameRules
 from protocol.keys import Identity
 from protocol.manifest import Manifest
-from protocol.run_files import DESCRIPTOR, Descriptor
+from protocol.prepared import require_same
+from protocol.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
 from protocol.ticket import Ticket
 
 
@@ -43,8 +47,24 @@ class PeerOptions:
     audit: bool = False
     manners: Manners = field(default_factory=Manners)
     split_backward: bool = False
+    data: Path | None = None
+    """This machine's copy of the run's prepared text."""
     relay: bool = False
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
+    without: tuple[str, ...] = ()
+    """Files of the run that this peer does not fetch, though others in its role do."""
+    processes: int = 1
+    """In how many a datacenter computes, each on a device of its own."""
+
+    @property
+    def split(self) -> Split:
+        """How a datacenter spreads its replica over this machine."""
+        return Split(self.processes, self.threads, self.manners.niceness)
+
+    def files(self, descriptor: Descriptor, stage: int) -> list[str]:
+        """Those that it does."""
+        needed = files_needed(descriptor, stage if self.role == "volunteer" else None)
+        return [name for name in needed if name not in self.without]
 
 
 async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
@@ -89,6 +109,8 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     known = card_of(folder)
     admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
     await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
+    if descriptor.prepared:
+        await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
     return admitted
 
 
@@ -111,9 +133,40 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
     device = find_device(settings.device)
     if settings.role == "volunteer":
         _require_stage(settings.stage, manifest)
-    if settings.stage is not None or settings.role != "volunteer":
+    if settings.processes > 1:
+        require_devices(manifest, settings.processes, device, settings.manners.max_memory)
+    elif settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
     return device
+
+
+def text_sources(
+    settings: PeerOptions, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth
+) -> TextSources | None:
+    """Where this peer may take the run's text from, if that is prepared text.
+
+    Raises:
+        ResourceError: `--data` is not the run's text.
+    """
+    if settings.data is not None:
+        require_same(descriptor, settings.data)
+    if not descriptor.prepared:
+        return None
+    tokenizer = descriptor.file(TOKENIZER).sha256
+    cache = int(settings.manners.data_cache * 1e9)
+    return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth)
+
+
+async def fetch_files(
+    settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
+) -> None:
+    """The run's files that this role needs."""
+    names = settings.files(descriptor, place.card.stage)
+
+    def progress(file: RunFile, received: int) -> None:
+        emit(Progress(f"fetching {file.name}", received, file.size))
+
+    await operator.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
 
 
 def require_bandwidth(manifest: Manifest, stage: int, manners: Manners) -> None:

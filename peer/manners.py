@@ -18,11 +18,13 @@ UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """Limits; None: there is none. `max_up` and `max_down` are Mb/s, `max_memory` bytes."""
+    """Limits; None: there is none. `max_up` and `max_down` are Mb/s, `max_memory` bytes, `data_cache` GB of disk for
+    blocks of the run's text."""
 
     max_up: float | None = None
     max_down: float | None = None
     max_memory: int | None = None
+    data_cache: float = 4.0
     quiet: QuietHours = field(default_factory=QuietHours)
     niceness: int = 0
 
@@ -31,6 +33,7 @@ class Manners:
         max_up: float | None = None,
         max_down: float | None = None,
         max_memory: str | None = None,
+        data_cache: float = 4.0,
         quiet_hours: str | None = None,
         priority: Priority = "normal",
     ) -> "Manners":
@@ -42,7 +45,7 @@ class Manners:
         Bandwidth.of(max_up, max_down)  # raises where they are too low
         quiet = QuietHours.parse(quiet_hours) if quiet_hours else QuietHours()
         memory = bytes_of(max_memory) if max_memory else None
-        return Manners(max_up, max_down, memory, quiet, LOW if priority == "low" else 0)
+        return Manners(max_up, max_down, memory, data_cache, quiet, LOW if priority == "low" else 0)
 
     def bandwidth(self) -> Bandwidth:
         """The two ways of this peer's connection, with these limits."""

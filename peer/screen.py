@@ -78,7 +78,7 @@ class PeerScreen:
         line = say(event)
         if line is not None and line != self._said:
             self._said = line
-            if isinstance(event, Failed | Finished) and self._status is not None:
+            if isinstance(event, Failed | Finished | Progress) and self._status is not None:
                 self._status.stop()
             (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
         status = passing(event)

@@ -152,7 +152,8 @@ class Way:
             if left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
 
     async def _pay(self, count: int, queue: deque[tuple[float, asyncio.Future[None]]]) -> None:
         if self.rate is None:

@@ -162,7 +162,8 @@ async def _stream(
             paid += turn
         if call is None:
             call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
-        chunk = await asyncio.wait_for(call.read(), CALL_SECONDS)
+        async with asyncio.timeout(CALL_SECONDS):
+            chunk = await call.read()
         if chunk is EOF:
             return
         if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever

@@ -76,7 +76,8 @@ class Dht:
         where, _, peer = address.rpartition("/p2p/")
         try:
             peer_id = PeerID.from_base58(peer)
-            await asyncio.wait_for(self.p2p._client.connect(peer_id, [Multiaddr(where)]), ATTACH_SECONDS)
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await self.p2p._client.connect(peer_id, [Multiaddr(where)])
         except (ControlFailure, TimeoutError, OSError, ValueError):  # the last: it is no address
             return False
         return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None

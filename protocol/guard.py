@@ -91,7 +91,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         async def answer(request: Any, context: Any) -> Any:
             async with self._admitted(context):
                 try:
-                    return await asyncio.wait_for(handler(request, context), CALL_SECONDS)
+                    async with asyncio.timeout(CALL_SECONDS):
+                        return await handler(request, context)
                 except TimeoutError:
                     await _abort(context, _TOO_LATE, f"no answer within {CALL_SECONDS:.0f} s")
 

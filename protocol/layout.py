@@ -36,6 +36,7 @@ def layer_layout(model: Model, layer: int) -> Layout:
 
 
 EMBEDDING_TENSOR = "model.embed_tokens.weight"
+HEAD_TENSOR = "lm_head.weight"
 
 
 def part_layout(manifest: Manifest, part: Part) -> Layout:
@@ -52,9 +53,17 @@ def model_layout(manifest: Manifest) -> dict[Part, Layout]:
         for layer in layers_of_stage(model.layers, stages, stage):
             layout |= layer_layout(model, layer)
         if stage == stages - 1:
-            layout |= {"model.norm.weight": (model.d,), "lm_head.weight": (model.vocabulary, model.d)}
+            layout |= {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
         parts[stage_part(stage)] = layout
     return parts
+
+
+def whole_layout(model: Model) -> Layout:
+    """Every tensor of the model, however it is cut."""
+    layout: Layout = {EMBEDDING_TENSOR: (model.vocabulary, model.d)}
+    for layer in range(model.layers):
+        layout |= layer_layout(model, layer)
+    return layout | {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
 
 
 def elements(layout: Layout) -> int:

@@ -46,11 +46,18 @@ class Model(Section):
     vocabulary: int = Field(ge=258, le=2**18)
     rope_theta: float = Field(10000.0, gt=1)
     norm_epsilon: float = Field(1e-5, gt=0)
+    end_of_text: int = Field(0, ge=0, description="the token behind each text; a checkpoint's tokenizer has its own")
 
     @model_validator(mode="before")
     @classmethod
     def fill_from_preset(cls, given: Any) -> Any:
         return filled(given, PRESETS)
+
+    @model_validator(mode="after")
+    def end_of_text_is_a_token(self) -> "Model":
+        if self.end_of_text >= self.vocabulary:
+            raise ValueError(f"end_of_text = {self.end_of_text} must be less than vocabulary = {self.vocabulary}")
+        return self
 
     @model_validator(mode="after")
     def heads_divide(self) -> "Model":

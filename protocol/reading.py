@@ -15,7 +15,7 @@ Where no replica is ever missing, short or new, each plan is the M · H next chu
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -78,6 +78,11 @@ class Reading:
     free: Spans
     seen: tuple[tuple[int, int], ...]
     plans: tuple[Plan, ...]
+
+    @property
+    def planned(self) -> int:
+        """The last round that is planned."""
+        return self.folded + len(self.plans)
 
     @staticmethod
     def begin(manifest: Manifest) -> "Reading":
@@ -177,18 +182,9 @@ def beginning(share: Spans, count: int) -> Spans:
     return _cut(share, [count])[0]
 
 
-def chunk_at(share: Spans, index: int) -> int:
-    """The chunk at a place in a share.
-
-    Raises:
-        ValueError: the share is not as long.
-    """
-    left = index
-    for first, end in share:
-        if left < end - first:
-            return first + left
-        left -= end - first
-    raise ValueError(f"a share of {index - left} chunks has no place {index}")
+def chunks(share: Spans) -> Iterator[int]:
+    """The chunks of a share, one after the other."""
+    return (chunk for first, end in share for chunk in range(first, end))
 
 
 def _plans_open(manifest: Manifest) -> int:

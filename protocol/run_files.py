@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from protocol import manifest as manifests
+from protocol.dataset import BLOCKS, DATA
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout, parts_followed
@@ -37,7 +38,8 @@ TRAIN = "train.bin"
 """Tokens to train on: flat, no header, little-endian numbers of `token_dtype`."""
 
 HELD_OUT = "heldout.bin"
-"""Tokens never trained on, in the same format."""
+"""Tokens never trained on, in the same format. A run on prepared text has neither, but `data.json` and the digests of
+its blocks (`protocol/dataset.py`), which are read when they are needed."""
 
 LARGEST_FILE_BYTES = 2**40
 """A TiB: more tokens or weights than any volunteer will fetch."""
@@ -74,6 +76,11 @@ class Descriptor:
         document = {"files": files, "manifest": self.manifest.model_dump(mode="json"), "operator": self.operator}
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the tokens are prepared text, in blocks, and not among the files."""
+        return any(file.name == DATA for file in self.files)
+
     def file(self, name: str) -> RunFile:
         """The file of that name. Raises KeyError if the run has none."""
         for file in self.files:
@@ -105,11 +112,27 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
         raise FormatError(f"not a run's descriptor: {error}"[:MOST_CHARACTERS]) from None
     descriptor = describe(manifest, operator, files)
-    if [file.name for file in descriptor.files] != file_names(manifest):
+    if [file.name for file in descriptor.files] != file_names(manifest, descriptor.prepared):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")
     if descriptor.canonical() != data:
         raise FormatError("not a run's descriptor in canonical form; it may be of another version of hetpeer")
     return descriptor
+
+
+def read_kept(directory: Path) -> Descriptor:
+    """The descriptor in a folder of this machine, whose run is what it says.
+
+    Raises:
+        ResourceError: there is none, or it is damaged.
+    """
+    try:
+        with (directory / DESCRIPTOR).open("rb") as file:
+            data = file.read(DESCRIPTOR_BYTES + 1)
+        return parse(data, RunId(hashlib.sha256(data).hexdigest()))
+    except OSError as error:
+        raise ResourceError(f"there is no run in {directory}: {DESCRIPTOR}: {error.strerror}") from None
+    except FormatError as error:
+        raise ResourceError(f"the run in {directory} is damaged: {error}") from None
 
 
 def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
@@ -127,23 +150,25 @@ def genesis_file(part: Part) -> str:
     return f"genesis-{part}.safetensors"
 
 
-def file_names(manifest: Manifest) -> list[str]:
-    """Every file of a run, sorted: the closed set of names."""
-    return sorted([BASIS, TOKENIZER, TRAIN, HELD_OUT, *map(genesis_file, model_layout(manifest))])
+def file_names(manifest: Manifest, prepared: bool = False) -> list[str]:
+    """Every file of a run, sorted: the closed set of names. A run on prepared text has other ones for its tokens."""
+    tokens = [DATA, BLOCKS] if prepared else [TRAIN, HELD_OUT]
+    return sorted([BASIS, TOKENIZER, *tokens, *map(genesis_file, model_layout(manifest))])
 
 
-def files_needed(manifest: Manifest, stage: int | None) -> list[str]:
+def files_needed(descriptor: Descriptor, stage: int | None) -> list[str]:
     """What a volunteer of that stage fetches, sorted; for None, a datacenter's whole model, everything.
 
     Stage 0 alone reads training data, since token ids travel with the microbatch.
     """
+    manifest = descriptor.manifest
     if stage is None:
-        return file_names(manifest)
+        return file_names(manifest, descriptor.prepared)
     names = [genesis_file(part) for part in parts_followed(manifest, stage)]
     if manifest.compressed:
         names.append(BASIS)
     if stage == 0:
-        names.append(TRAIN)
+        names += [DATA, BLOCKS] if descriptor.prepared else [TRAIN]
     return sorted(names)
 
 

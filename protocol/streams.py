@@ -185,7 +185,8 @@ async def expect_yes(stream: Stream, who: str) -> None:
         UnreachableError: `who` says nothing.
     """
     try:
-        reason = await asyncio.wait_for(stream.hear(200), RELAY_OPEN_SECONDS)
+        async with asyncio.timeout(RELAY_OPEN_SECONDS):
+            reason = await stream.hear(200)
     except BROKEN:
         raise UnreachableError(f"{who} hung up, or said nothing") from None
     if reason:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when grpc is imported: its fork handlers crash p2pd
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would ask a server about models that lie here
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -18,25 +18,31 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit certificate-life closed data dir evaluate join json listen revoke trials "
-    "until-stdin-closes",
-    "join": "announce device dir json listen manifest max-down max-memory max-up priority quiet-hours reach relay "
-    "schedule stage threads until-stdin-closes",
-    "replica": "announce audit device dir json listen manifest max-down max-memory max-up priority quiet-hours reach "
-    "relay threads until-stdin-closes",
-    "observe": "announce audit device dir json listen max-down max-memory max-up priority quiet-hours reach relay "
-    "threads until-stdin-closes",
+    "bootstrap": "announce audit certificate-life closed data dir dry-run evaluate join json listen mirror revoke "
+    "trials until-stdin-closes weights",
+    "join": "announce data data-cache device dir json listen manifest max-down max-memory max-up priority quiet-hours "
+    "reach relay schedule stage threads until-stdin-closes",
+    "replica": "announce audit data data-cache device dir json listen manifest max-down max-memory max-up nproc "
+    "priority quiet-hours reach relay threads until-stdin-closes",
+    "observe": "announce audit data data-cache device dir json listen max-down max-memory max-up priority quiet-hours "
+    "reach relay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
-    "lab run": "data device dir json report threads",
+    "lab run": "data device dir json report threads weights",
     "lab sweep": "data device jobs json list out save-minutes scale threads",
     "lab report": "out scale",
     "plan": "down figure2 json latency measured model overlap teraflops up",
+    "export": "evaluate force format json out round threads",
+    "sample": "device json seed temperature threads tokens top-p",
+    "import": "force json out",
     "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
+    "data prepare": "end-of-text field held-out json mirror out seed tokenizer train-tokenizer",
+    "data show": "json",
+    "data verify": "blocks json",
 }
 
 
@@ -63,6 +69,12 @@ def test_every_help_says_what_it_does_and_shows_an_example(command: str):
     assert f"hetpeer {command}" in shown.output
 
 
+def test_a_replica_computes_in_one_process_at_least():
+    refused = CliRunner().invoke(app, ["replica", "--nproc", "0"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "Invalid value for '--nproc'" in refused.output
+
+
 def test_every_option_is_explained():
     for name, command in commands().items():
         for each in command.params:
@@ -84,3 +96,17 @@ def test_every_file_that_the_documents_name_is_there():
         named = re.findall(r"`((?:protocol|peer|bootstrap|tests|examples|docs)/[\w./-]+\.\w+)`", text)
         missing = [path for path in named if not (ROOT / path).exists()]
         assert not missing, (document.name, missing)
+
+
+def test_what_the_guide_types_is_what_there_is():
+    """Each line of its shell blocks that begins with `hetpeer`: the command, and its options."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
+    typed = [
+        line.split("#")[0].split() for block in blocks for line in block.splitlines() if line.startswith("hetpeer ")
+    ]
+    assert typed
+    for words in typed:
+        name = next((each for each in (" ".join(words[1:3]), words[1]) if each in FLAGS), None)
+        assert name is not None, words
+        flags = {word.removeprefix("--") for word in words if word.startswith("--")}
+        assert flags <= set(FLAGS[name].split()), words

@@ -1,16 +1,32 @@
 """The paper's case, 70 billion weights in four stages, scaled so that small links carry it: see `../utilization.py`."""
 
+from dataclasses import dataclass
+
 from peer.planning.model import Volunteer, Work, round_of
 from protocol.manifest import Manifest, check
 
 STAGES, MICROBATCHES, D = 4, 64, 8192
 TOKENS, PAPERS_TOKENS = 20, 2048
-TIME = 0.1
-PASSES = 6 * 70e9 / STAGES * PAPERS_TOKENS / 125e12 * TIME
-"""Seconds of a microbatch at a stage."""
-
 BYTES = TOKENS / PAPERS_TOKENS
-RATE = BYTES / TIME
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`time`: seconds here for one of the paper's."""
+
+    time: float = 0.1
+
+    @property
+    def passes(self) -> float:
+        """Seconds of a microbatch at a stage."""
+        return 6 * 70e9 / STAGES * PAPERS_TOKENS / 125e12 * self.time
+
+    @property
+    def rate(self) -> float:
+        """What a link carries here, of what it carries there."""
+        return BYTES / self.time
+
+
 LATENCY = 0.02
 STEPS, PAPERS_STEPS = 3, 50
 REPLICAS = 8
@@ -29,11 +45,11 @@ def manifest_of(compression: int) -> Manifest:
     return check({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
 
 
-def modelled(manifest: Manifest, megabits: float, outer: bool, headers: float = 0.0) -> float:
+def modelled(manifest: Manifest, scale: Scale, megabits: float, outer: bool, headers: float = 0.0) -> float:
     """What `peer.planning.model` says of the same; as the paper's model does, or with what headers take of a link."""
     frame = 2.0 * TOKENS * manifest.k
     work = Work(
-        operations=PASSES,
+        operations=scale.passes,
         forward_bytes=frame + 4 * TOKENS,
         backward_bytes=frame,
         microbatches=MICROBATCHES,
@@ -42,5 +58,5 @@ def modelled(manifest: Manifest, megabits: float, outer: bool, headers: float = 
         replicas=REPLICAS if outer else 1,
         contribution=CONTRIBUTION,
     )
-    rate = megabits * 1e6 * RATE
+    rate = megabits * 1e6 * scale.rate
     return round_of(work, Volunteer(1.0, rate, rate, LATENCY, headers), overlap=True).utilization

@@ -10,21 +10,24 @@ from bootstrap.genesis import create_run, load_run
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
+from peer.commands.dry_run import dry_run
 from peer.commands.invitations import duration
 from peer.commands.observer import Acquit, Revoke, observe
 from peer.events import Progress, Serving, Suspected, Tried
 from peer.home import home, locked, remember
 from peer.network import operator
-from peer.network.remembered import card_of, kept_credentials, remember_place
+from peer.network.remembered import card_of, kept_credentials, mirrors_of, remember_place, remember_text
 from peer.process import Terminal, run, told
 from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.addresses import WILDCARDS, read_host, split
 from protocol.atomic import write_atomically
+from protocol.dataset import MOST_MIRRORS, base_urls
 from protocol.errors import FormatError, UnreachableError, UserError
 from protocol.identity import PeerId
 from protocol.keys import load_or_create
 from protocol.manifest import Manifest
+from protocol.prepared import link, require_same
 from protocol.run_files import DESCRIPTOR, Descriptor, RunFile
 from protocol.ticket import Ticket
 
@@ -54,6 +57,9 @@ class BootstrapOptions:
     closed: bool | None = None
     certificate_life: str = "3d"
     trials: bool | None = None
+    dry_run: bool = False
+    weights: Path | None = None
+    mirrors: tuple[str, ...] = ()
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -61,8 +67,13 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
 
     def serve() -> int:
         where, life = _listen_address(options), duration(options.certificate_life)
+        mirrors = _mirrors(options)
         if options.join and options.trials is not None:
             raise UserError("--trials is for the operator's own node: this one does as that one does")
+        if options.join and options.dry_run:
+            raise UserError("--dry-run is for RUN.toml: a run that is served already is there")
+        if options.join and options.weights:
+            raise UserError("--weights is for who creates a run: this one is created already")
         if options.join and options.revoke:
             raise UserError("--revoke is for the operator's own node: this one has another key")
         ticket = tickets.parse(options.join) if options.join else None
@@ -70,10 +81,14 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
             manifest = _manifest(options)
+            if options.dry_run:
+                return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
         with locked(options.directory or home() / name) as folder:
             if ticket is None:
-                descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
+                descriptor = create_run(
+                    manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
+                )
 
             first_token = _close(options, folder)
             if options.trials is not None:
@@ -91,11 +106,15 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     up.set_result(ticket)
 
                 if ticket:
-                    served, standing = await _become_gateway(life, ticket, folder, terminal)
+                    served, standing = await _become_gateway(life, ticket, folder, options.data, terminal)
                 else:
                     served, standing = descriptor, as_operator(load_or_create(folder), life)
+                if mirrors and not served.prepared:
+                    raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
+                told_before = mirrors_of(folder) if ticket else ()
+                others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop))
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others))
                     if options.evaluate or audits:
                         tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
 
@@ -121,9 +140,19 @@ def _manifest(options: BootstrapOptions) -> Manifest:
     return manifests.load(options.run_toml)
 
 
-async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: Terminal) -> tuple[Descriptor, Standing]:
+def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
+    try:
+        return base_urls(options.mirrors)
+    except FormatError as error:
+        raise UserError(f"--mirror: {error}") from None
+
+
+async def _become_gateway(
+    life: float, ticket: Ticket, folder: Path, data: Path | None, terminal: Terminal
+) -> tuple[Descriptor, Standing]:
     """What the run is, all its files, and the operator's word that this node may admit and certify peers: from the
-    operator's node, or, if it is gone, as this folder has them from an earlier time."""
+    operator's node, or, if it is gone, as this folder has them from an earlier time. `data` is a copy of its prepared
+    text, whose blocks this node then serves as well."""
     identity = load_or_create(folder)
     try:
         descriptor = await operator.describe(ticket)
@@ -142,6 +171,10 @@ async def _become_gateway(life: float, ticket: Ticket, folder: Path, terminal: T
     await operator.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
     remember_place(folder, place.signed_card, place.credentials)
+    remember_text(folder, place.mirrors, place.node)
+    if data is not None:
+        require_same(descriptor, data)
+        link(folder, data)
     if place.closed:
         invitations.set_closed(folder, True)
     trials.require(folder, place.trials)

@@ -181,7 +181,7 @@ def _of_stages(
     if around is not None and around.descriptor is not None:
         files = around.descriptor
         least = min(
-            machine.disk_bytes(manifest, stage, sum(files.file(name).size for name in files_needed(manifest, stage)))
+            machine.disk_bytes(manifest, stage, sum(files.file(name).size for name in files_needed(files, stage)))
             for stage in stages
         )
         findings.append(machine.disk(folder, least))

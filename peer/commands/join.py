@@ -33,6 +33,8 @@ class JoinOptions:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `Manners.of`."""
     schedule: str = "1f1b"
+    data: Path | None = None
+    processes: int = 1
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -56,8 +58,10 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 manifest=options.manifest,
                 audit=options.audit,
                 manners=manners,
+                data=options.data,
                 relay=options.relay,
                 split_backward=options.schedule == "zero-bubble",
+                processes=options.processes,
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 

@@ -25,6 +25,7 @@ class LabOptions:
     directory: Path | None
     device: DeviceName
     threads: int
+    weights: Path | None = None
 
 
 def lab(options: LabOptions, terminal: Terminal) -> int:
@@ -37,7 +38,9 @@ def lab(options: LabOptions, terminal: Terminal) -> int:
         with tempfile.TemporaryDirectory(prefix="hetpeer-lab-") as temporary:
             folder = options.directory or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = create_run(manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)))
+            descriptor = create_run(
+                manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
+            )
             swarm = Lab.open(descriptor, folder, find_device(options.device))
             swarm.run(Listeners([terminal.emit, report.listener("lab")]))
         if options.report is not None:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.commands.tables import show
+from peer.commands.tables import show, size
 from peer.events import Progress
 from peer.planning.model import HEADERS, Round, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
@@ -107,7 +107,7 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap
         frame = work_of(manifest, compression).backward_bytes
         table.add_row(
             f"{'→ ' if compression == own else ''}{compression}",
-            _size(frame),
+            size(frame),
             _seconds(step.passes),
             _seconds(step.carry),
             _seconds(step.seconds),
@@ -123,7 +123,7 @@ def verdict(manifest: Manifest, on: Volunteer, here: Round, overlap: bool) -> st
     """What to do about it, in words."""
     compression = compression_of(manifest, on)
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
-    moved = f"A round moves {_size(here.up_bytes)} up and {_size(here.down_bytes)} down"
+    moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
     said = f"{moved}, and uses {here.utilization:.1%} of the device; what it waits for is {LIMITS[here.limit]}."
     if best is None:
         return f"{said} No k hides the links here: fewer, larger steps or a quicker link would."
@@ -138,10 +138,3 @@ def _seconds(value: float) -> str:
     if value >= 120:
         return f"{value / 60:.1f} min"
     return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
-
-
-def _size(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"

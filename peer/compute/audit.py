@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from peer.compute.evaluation import Evaluator
+from peer.compute.evaluation import Evaluates
 from peer.compute.trainer import Grid
 from peer.optim.grid import INT32_MAX
 from peer.optim.outer import outer_term
@@ -78,21 +78,21 @@ def exchanged(grid: Grid, before: Sequence[Contribution], after: Sequence[Contri
     }
 
 
-def held_out_loss(evaluator: Evaluator, grids: Mapping[Part, Grid]) -> float:
+def held_out_loss(evaluator: Evaluates, grids: Mapping[Part, Grid]) -> float:
     """The mean of the loss through the boundaries and the plain one: a run has replicas of both kinds, and what helps
     one kind's loss only is still work."""
     loss = sum(evaluator.evaluate(grids)) / 2
     return loss if math.isfinite(loss) and loss < WORST_NATS else WORST_NATS
 
 
-def gain(evaluator: Evaluator, grids: Mapping[Part, Grid], sets: Sets, author: PeerId, loss: float) -> float:
+def gain(evaluator: Evaluates, grids: Mapping[Part, Grid], sets: Sets, author: PeerId, loss: float) -> float:
     """What an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at θ."""
     without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
     return held_out_loss(evaluator, {**grids, **without}) - loss
 
 
 def trial_gain(
-    evaluator: Evaluator, grids: Mapping[Part, Grid], sets: Sets, tried: Mapping[Part, Contribution]
+    evaluator: Evaluates, grids: Mapping[Part, Grid], sets: Sets, tried: Mapping[Part, Contribution]
 ) -> float:
     """What contributions that count nowhere would gain, each in the set of its part, which may be empty."""
     (author,) = {each.name.author for each in tried.values()}

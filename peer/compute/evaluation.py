@@ -5,6 +5,7 @@ we report the two apart (reference: HET, Table 1 and its note).
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,15 @@ from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
+
+
+class Evaluates(Protocol):
+    """Has the held-out loss of outer states, from one process or from several (`peer/devices/replica.py`)."""
+
+    manifest: Manifest
+
+    def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
+        """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
 
 
 class Evaluator:

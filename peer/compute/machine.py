@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Literal
 
 import psutil
@@ -79,6 +80,15 @@ def microbatches_that_fit(manifest: Manifest, stage: int, device: torch.device, 
 def resident_bytes() -> int:
     """Memory that this process has now, beside what it has on an accelerator."""
     return int(psutil.Process().memory_info().rss)
+
+
+def family_bytes() -> int:
+    """The same of this process and all that it has started."""
+    total = resident_bytes()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 def give_memory_back() -> None:

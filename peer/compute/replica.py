@@ -1,6 +1,7 @@
 """A replica in one process: all stages in turn, no network. Datacenter replicas, and every replica of the lab."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +11,25 @@ from peer.compute.trainer import Grid, StageTrainer
 from peer.optim.inner import clip_factor
 from protocol.identity import Part
 from protocol.manifest import Manifest
+
+
+class Replica(Protocol):
+    """All stages of one replica in training, in one process or in several (`peer/devices/replica.py`)."""
+
+    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+        """Start a round from the outer state, or, of the parts in `ahead`, from there."""
+
+    def inner_step(self, batch_SM: Tensor, step: int) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1], number `step` of the run; its mean loss."""
+
+    def moved(self) -> dict[Part, dict[str, Tensor]]:
+        """Δ of every part of the model, on the CPU."""
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state, to keep."""
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up AdamW's state where `optimizer_tensors` left it."""
 
 
 class WholeReplica:

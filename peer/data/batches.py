@@ -1,23 +1,27 @@
 """Which tokens are read in an inner step: a function of the run's seed and a chunk's number.
 
 The text is cut into N sequences of `context` tokens. The run reads numbers k = 0, 1, 2, …, and number k is sequence
-P(k mod N) of the permutation P of epoch ⌊k / N⌋. A *chunk* is as many numbers as a replica reads in one inner step; who
-reads which chunks, so that each is read once, is in `protocol/reading.py`.
+P(k mod N) of the order P of epoch ⌊k / N⌋ (`peer/data/order.py`). A *chunk* is as many numbers as a replica reads in
+one inner step; who reads which chunks, so that each is read once, is in `protocol/reading.py`.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.permutation import permute
+from peer.data.blocks import BlockedTokens
+from peer.data.order import in_order
 from peer.data.tokens import Tokens
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
+
+Text = Tokens | BlockedTokens
+"""All tokens in one file, or in blocks."""
 
 Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
 
 
-def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
+def sequences_in(tokens: Text, manifest: Manifest) -> int:
     """N: how many sequences of context + 1 tokens there are; neighbours share one token.
 
     Raises:
@@ -27,6 +31,11 @@ def sequences_in(tokens: Tokens, manifest: Manifest) -> int:
     if available < 1:
         raise FormatError(f"{len(tokens)} tokens are too few for one sequence of {manifest.model.context} + 1")
     return available
+
+
+def together(tokens: Text, manifest: Manifest) -> int:
+    """How many neighbouring sequences are read one after the other: those of a block."""
+    return max(1, tokens.stream.block_tokens // manifest.model.context) if isinstance(tokens, BlockedTokens) else 1
 
 
 def in_turn(manifest: Manifest, round: int, step: int, slot: int) -> int:
@@ -43,7 +52,7 @@ def in_turn(manifest: Manifest, round: int, step: int, slot: int) -> int:
     return ((round - 1) * slots + slot) * steps + step
 
 
-def sequence_ids(manifest: Manifest, sequences_available: int, chunk: int) -> NDArray[np.int64]:
+def sequence_ids(manifest: Manifest, sequences_available: int, chunk: int, together: int = 1) -> NDArray[np.int64]:
     """The sequences of a chunk: int64 [inner.sequences] in [0, sequences_available)."""
     sequences = manifest.inner.sequences
     first = chunk * sequences
@@ -52,33 +61,46 @@ def sequence_ids(manifest: Manifest, sequences_available: int, chunk: int) -> ND
         epoch, start = divmod(first, sequences_available)
         count = min(sequences, sequences_available - start)  # the rest is in the next epoch
         numbers = np.arange(start, start + count, dtype=np.int64)
-        ids.append(permute(numbers, sequences_available, manifest.run.seed, epoch))
+        ids.append(in_order(numbers, sequences_available, together, manifest.run.seed, epoch))
         first, sequences = first + count, sequences - count
     return np.concatenate(ids)
 
 
-def batch(tokens: Tokens, manifest: Manifest, chunk: int) -> Batch:
+def batch(tokens: Text, manifest: Manifest, chunk: int) -> Batch:
     """What a replica reads in one inner step: int64 [inner.sequences, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
     """
-    ids = sequence_ids(manifest, sequences_in(tokens, manifest), chunk)
-    return _gather(tokens, ids, manifest.model.context)
+    return _read(tokens, positions(tokens, manifest, chunk))
 
 
-def held_out_batch(tokens: Tokens, manifest: Manifest) -> Batch:
+def positions(tokens: Text, manifest: Manifest, chunk: int) -> NDArray[np.int64]:
+    """Where in the text that is: int64 [inner.sequences, context + 1]. Raises as `batch` does."""
+    ids = sequence_ids(manifest, sequences_in(tokens, manifest), chunk, together(tokens, manifest))
+    return _positions(ids, manifest.model.context)
+
+
+def held_out_batch(tokens: Text, manifest: Manifest) -> Batch:
     """The first `evaluation.sequences` sequences, or as many as there are: int64 [E, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
     """
+    return _read(tokens, held_out_positions(tokens, manifest))
+
+
+def held_out_positions(tokens: Text, manifest: Manifest) -> NDArray[np.int64]:
+    """Where in the text that is. Raises as `held_out_batch` does."""
     count = min(manifest.evaluation.sequences, sequences_in(tokens, manifest))
-    return _gather(tokens, np.arange(count), manifest.model.context)
+    return _positions(np.arange(count), manifest.model.context)
 
 
-def _gather(tokens: Tokens, ids: NDArray[np.int64], context: int) -> Batch:
+def _positions(ids: NDArray[np.int64], context: int) -> NDArray[np.int64]:
     """Sequence i is tokens [i · context, i · context + context]. int64 [n] → int64 [n, context + 1]."""
-    positions = ids[:, None] * context + np.arange(context + 1)
+    return ids[:, None] * context + np.arange(context + 1)
+
+
+def _read(tokens: Text, positions: NDArray[np.int64]) -> Batch:
     sequences: Batch = tokens[positions].astype(np.int64)
     return sequences

@@ -16,7 +16,7 @@ LARGEST_SIZE = 2**62
 """Both halves and their sum stay within 64 bits."""
 
 
-def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int | str) -> NDArray[np.int64]:
     """Where the permutation of [0, size) named (seed, epoch) takes each number: int64 [n] → int64 [n].
 
     Raises:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.data.batches import batch, in_turn
-from peer.data.tokens import Tokens
+from peer.data.batches import Text, batch, in_turn
 from peer.events import Listener, StepDone
 from peer.lab.replicas import LabReplica, Workshop
 from protocol.identity import Part
@@ -23,7 +22,7 @@ class Bench:
     grids: Grids
     workshop: Workshop
     replicas: list[LabReplica]
-    tokens: Tokens
+    tokens: Text
 
     def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> None:
         """H inner steps of one replica from θ, or, of the parts in `ahead`, from there."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
-from peer.data.tokens import open_tokens
+from peer.data.text import open_text
 from peer.events import Evaluated, Finished, Joined, Listener, RoundDone
 from peer.lab.bench import Bench
 from peer.lab.methods import Method, method
@@ -23,7 +23,7 @@ from peer.lab.switches import Switches
 from peer.optim.grid import digest, to_float
 from protocol.identity import EMBEDDING
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.run_files import BASIS, HELD_OUT, TRAIN, Descriptor, genesis_file
+from protocol.run_files import BASIS, Descriptor, genesis_file
 
 
 @dataclass(slots=True)
@@ -49,12 +49,11 @@ class Lab:
         basis: Tensor = load_file(directory / BASIS)["basis"]
         grids = {part: load_file(directory / genesis_file(part)) for part in model_layout(manifest)}
         grids = {part: {name: grids[part][name] for name in layout} for part, layout in model_layout(manifest).items()}
-        held_out = open_tokens(directory / HELD_OUT, manifest.model.vocabulary)
+        tokens, held_out = open_text(descriptor, directory)
         held_out_SM = torch.from_numpy(held_out_batch(held_out, manifest))
         te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
         workshop = Workshop.open(manifest, switches, basis, te_VD, device)
         replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
-        tokens = open_tokens(directory / TRAIN, manifest.model.vocabulary)
         evaluator = Evaluator(manifest, basis, held_out_SM, device, workshop.through)
         if compiled:
             workshop.compile()

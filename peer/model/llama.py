@@ -7,6 +7,7 @@ N heads, M key-value heads, H width of a head, V vocabulary.
 """
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,26 @@ def rotate(x_BNLH: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
     return (x_BNLH * cos_LH + turned_BNLH * sin_LH).type_as(x_BNLH)
 
 
+@dataclass(slots=True)
+class KeyValues:
+    """What one layer keeps of the tokens of a text, for those that follow: keys and values [B, M, L, H]."""
+
+    kept: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens seen."""
+        return 0 if self.kept is None else self.kept[0].shape[2]
+
+    def extend(self, k_BMLH: Tensor, v_BMLH: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep those of new tokens; what these attend to: all until now."""
+        if self.kept is not None:
+            assert k_BMLH.shape[2] == 1, "a causal mask is aligned with the first token, not with the last"
+            k_BMLH, v_BMLH = (torch.cat(each, 2) for each in zip(self.kept, (k_BMLH, v_BMLH), strict=True))
+        self.kept = k_BMLH, v_BMLH
+        return self.kept
+
+
 class Attention(nn.Module):
     """Causal self-attention; N / M heads share one key-value head (GQA, arXiv 2305.13245)."""
 
@@ -50,12 +71,16 @@ class Attention(nn.Module):
         self.v_proj = Linear(model.d, model.kv_heads * self.head)
         self.o_proj = Linear(model.heads * self.head, model.d)
 
-    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
-        """[B, L, D] → [B, L, D]."""
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, past: KeyValues | None = None) -> Tensor:
+        """[B, L, D] → [B, L, D]; one token alone sees all of `past`."""
         q_BNLH = rotate(self._heads(self.q_proj(x_BLD)), cos_LH, sin_LH)
         k_BMLH = rotate(self._heads(self.k_proj(x_BLD)), cos_LH, sin_LH)
         v_BMLH = self._heads(self.v_proj(x_BLD))
-        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=True, enable_gqa=self.grouped)
+        causal = True
+        if past is not None:
+            k_BMLH, v_BMLH = past.extend(k_BMLH, v_BMLH)
+            causal = x_BLD.shape[1] > 1
+        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=self.grouped)
         y_BLD: Tensor = self.o_proj(o_BNLH.transpose(1, 2).flatten(2))
         return y_BLD
 
@@ -89,8 +114,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
         self.mlp = FeedForward(model)
 
-    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, past: KeyValues | None = None) -> Tensor:
         """[B, L, D] → [B, L, D]."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LH, sin_LH)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LH, sin_LH, past)
         y_BLD: Tensor = x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
         return y_BLD

@@ -187,6 +187,7 @@ class Acceptance:
     def restore(self) -> None:
         """Take up what the shelf holds: it was accepted before this process began. What has been damaged since is not
         on it any more: others still have it."""
+        self.shelf.tidy()
         for signed in self.shelf.revocations():
             with suppress(FormatError):
                 self.revoke(signed)

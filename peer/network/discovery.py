@@ -31,7 +31,8 @@ class News:
     async def wait(self, seconds: float) -> None:
         """Until the next ring, at most so long. Whatever was looked at just before cannot be missed."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Until a condition holds."""

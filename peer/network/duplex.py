@@ -175,7 +175,8 @@ class Duplex(Generic[Outgoing, Incoming]):
         if self.beat is None:
             return await self._outgoing.get()
         try:
-            return await asyncio.wait_for(self._outgoing.get(), BEAT_SECONDS)
+            async with asyncio.timeout(BEAT_SECONDS):
+                return await self._outgoing.get()
         except TimeoutError:
             return self.beat
 
@@ -206,7 +207,8 @@ class Duplex(Generic[Outgoing, Incoming]):
     async def _heard(self, call: Call) -> Any:
         if self.beat is None:
             return await call.read()
-        return await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+        async with asyncio.timeout(SILENCE_SECONDS):
+            return await call.read()
 
     def _end(self, reason: HetpeerError) -> None:
         if not self.ended:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -71,10 +72,9 @@ class Hidden:
 
     async def _look(self) -> None:
         """Until a relay is lost, or it is time to look for one."""
-        try:
-            await asyncio.wait_for(self.changed.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self.changed.wait()
 
     # Relays
 
@@ -165,8 +165,8 @@ class Hidden:
             return await stream.say(b"too many tunnels: wait a moment")
         self.open[peer] += 1
         try:
-            connecting = asyncio.open_connection(self.host, self.port)
-            inside = Stream(*await asyncio.wait_for(connecting, RELAY_OPEN_SECONDS))
+            async with asyncio.timeout(RELAY_OPEN_SECONDS):
+                inside = Stream(*await asyncio.open_connection(self.host, self.port))
             try:
                 await stream.say(b"")
                 await splice(stream, inside)

@@ -17,6 +17,7 @@ from protocol.bandwidth import Bandwidth
 from protocol.blobs import fetch_file
 from protocol.cards import Authority, Card, Role
 from protocol.channels import Credentials, connect, handshake, knock
+from protocol.dataset import base_urls
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of_public
@@ -51,6 +52,8 @@ class Admitted:
     """Whether the run lets in only who has an invitation."""
     trials: bool
     """Whether what newcomers contribute counts only after a trial."""
+    mirrors: tuple[str, ...] = ()
+    """Base URLs of the run's prepared text."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -107,7 +110,7 @@ async def register(
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
         shown = Node(node.peer_id, f"{host}:{reply.port}")
-        return Admitted(given, reply.card, credentials, shown, reply.closed, reply.trials)
+        return Admitted(given, reply.card, credentials, shown, reply.closed, reply.trials, base_urls(reply.mirrors))
 
     return await _at_a_door(ticket, ask)
 

@@ -4,26 +4,34 @@ run.json      the descriptor, which the ticket's run id pins
 card          the operator's signed word that this peer has its place
 certificate   by which the others know this peer, and whoever signed it (PEM)
 authority     the run's (PEM), which the ticket pins
+mirrors       base URLs of the run's prepared text, one a line, as the operator's node last told
+node          the peer id and address of that node, which serves the run's files and blocks
 peers         libp2p addresses of others, one a line
 """
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.network.discovery import Discovery
+from protocol.addresses import join, split
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
 from protocol.cards import Authority, Card, Role
 from protocol.certificates import private_key, public_key, read
-from protocol.channels import Credentials
+from protocol.channels import Credentials, Reachable
+from protocol.dataset import base_urls
 from protocol.errors import FormatError
+from protocol.identity import PeerId
 from protocol.keys import Identity
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 
 CARD, CERTIFICATE, AUTHORITY, PEERS = "card", "certificate", "authority", "peers"
+
+MIRRORS, NODE = "mirrors", "node"
 
 PEERS_KEPT = 32
 """One that still answers is enough."""
@@ -43,6 +51,14 @@ class Remembered:
     addresses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Somebody to call."""
+
+    peer_id: PeerId
+    address: str
+
+
 def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
     """What `folder` has of the ticket's run, checked as if another had sent it; None unless it is all that this peer
     needs for this role and stage (None: any). The certificate may have ended. Hashes every file: off the event loop."""
@@ -57,7 +73,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
         return None
     if card.stage >= descriptor.manifest.replicas.stages:
         return None
-    names = files_needed(descriptor.manifest, card.stage if role == "volunteer" else None)
+    names = files_needed(descriptor, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
     return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *_peers(folder)))
@@ -106,8 +122,34 @@ async def keep_remembering(folder: Path, discovery: Discovery) -> None:
         await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))
 
 
-def _peers(folder: Path) -> list[str]:
+def remember_text(folder: Path, mirrors: Sequence[str], node: Reachable) -> None:
+    """Where blocks of the run's text may be, as this peer was told when it was last admitted or renewed."""
+    write_atomically(folder / MIRRORS, "".join(f"{url}\n" for url in mirrors).encode())
+    write_atomically(folder / NODE, f"{node.peer_id} {node.address}\n".encode())
+
+
+def mirrors_of(folder: Path) -> tuple[str, ...]:
+    """The mirrors that this peer was told last."""
     try:
-        return (folder / PEERS).read_text(encoding="ascii").split()
+        return base_urls(_lines(folder / MIRRORS))
+    except FormatError:
+        return ()
+
+
+def node_of(folder: Path) -> Address | None:
+    """The node that admitted this peer last."""
+    with suppress(ValueError, FormatError):
+        peer_id, address = _lines(folder / NODE)
+        return Address(PeerId(peer_id), join(*split(address)))
+    return None
+
+
+def _peers(folder: Path) -> list[str]:
+    return _lines(folder / PEERS)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return []

@@ -138,7 +138,8 @@ async def _answers(address: str) -> bool:
         host, port = split(address)
         if is_loopback(host):
             return False
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), NEAR_SECONDS)
+        async with asyncio.timeout(NEAR_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
     except (FormatError, *BROKEN):
         return False
     writer.close()

@@ -49,12 +49,10 @@ class Shelf:
         where = self.slices[sha256]
         return where.path.read_bytes()[where.offset :]
 
-    def found(self) -> Iterator[tuple[bytes, list[bytes], bool]]:
-        """(proof, receipts, whether its bytes are here) of every contribution on disk, to be verified again. What is
-        damaged is passed over; what was half written is removed."""
-        for path in self.directory.glob("*/.*.partial"):
-            path.unlink()
-        for path in sorted(self.directory.glob("*/????????-*")):
+    def found(self, part: str = "*") -> Iterator[tuple[bytes, list[bytes], bool]]:
+        """(proof, receipts, whether its bytes are here) of every contribution on disk, or of those to one part, to be
+        verified again. What is damaged is passed over. Changes nothing: another process may write here."""
+        for path in sorted(self.directory.glob(f"{part}/????????-*")):
             sha256 = path.name.partition("-")[2]
             try:
                 data = path.read_bytes()
@@ -65,6 +63,11 @@ class Shelf:
                 self.slices[sha256] = Slice(path, start, len(data) - start)
             if start == len(data) or sha256 in self.slices:
                 yield proof, receipts, sha256 in self.slices
+
+    def tidy(self) -> None:
+        """Remove what was half written when the power failed."""
+        for path in self.directory.glob("*/.*.partial"):
+            path.unlink()
 
     def keep_revocation(self, signed: bytes) -> None:
         """Keep what the operator signed."""

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import io
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,13 +69,23 @@ class SnapshotStore:
             for piece in pieces_of(tensors):
                 hashes.append(hashlib.sha256(piece).hexdigest())
                 file.write(piece)
-        header = Header(part, round, history.copy(), tuple(hashes), reading)
-        self.add(header)
+        self.add(header := Header(part, round, history.copy(), tuple(hashes), reading))
         return header
 
     def resume(self, part: Part) -> tuple[Header, dict[str, Values]] | None:
         """The last state of a part on this disk that is whole. It is served from now on; what else there is of the part
         is removed, but for a later state that is on its way here."""
+        for header, found in self.on_disk(part):
+            self._serve(header)
+            last = self.path(part, header.round).stem
+            for partial in self.directory.glob(f"{part}-????????{PARTIAL}"):
+                if partial.stem <= last:
+                    partial.unlink()
+            return header, found
+        return None
+
+    def on_disk(self, part: Part) -> Iterator[tuple[Header, dict[str, Values]]]:
+        """The states of a part on this disk that are whole, the last first. Changes nothing."""
         for path in sorted(self.directory.glob(f"{part}-*.header"), reverse=True):
             try:
                 header = parse(path.read_bytes(), self.manifest)
@@ -83,12 +93,7 @@ class SnapshotStore:
             except (OSError, HetpeerError):
                 continue
             if path.stem == self.path(part, header.round).stem:
-                self._serve(header)
-                for partial in self.directory.glob(f"{part}-????????{PARTIAL}"):
-                    if partial.stem <= path.stem:
-                        partial.unlink()
-                return header, found
-        return None
+                yield header, found
 
     def read(self, header: Header) -> dict[str, Values]:
         """The tensors of a state, checked piece by piece.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from peer.compute.audit import Sets, gain, held_out_loss, overlap
-from peer.compute.evaluation import Evaluator
+from peer.compute.evaluation import Evaluates
 from peer.events import Audited, Suspected
 from peer.swarm.followed import Followed
 from peer.swarm.node import Node
@@ -28,7 +28,7 @@ class Auditor:
     """One peer's audits. `looked_at` are the contributions to open rounds that had their chance to be drawn."""
 
     node: Node
-    evaluator: Evaluator
+    evaluator: Evaluates
     verdicts: Verdicts = field(default_factory=Verdicts)
     looked_at: set[tuple[Part, int, PeerId]] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class Auditor:
         return {work: fresh[work] for work in shuffled[:AUDITS_A_ROUND]}
 
 
-def overlaps(sets: Sets, author: PeerId, evaluator: Evaluator) -> dict[Pair, float]:
+def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, float]:
     """The share of places, beyond chance, that an author has in common with each other one, in the part in which it is
     largest. It looks at each contribution of the sets once, as F does."""
     found: dict[Pair, float] = {}

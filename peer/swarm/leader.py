@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.data.batches import batch
-from peer.data.tokens import Tokens
 from peer.events import CompressionChosen, GroupBroken, GroupFormed, Progress
 from peer.network.duplex import BreachError
 from peer.network.group import Orders, Seat, lead, orders_to
@@ -17,10 +15,10 @@ from peer.swarm.compression import Choice
 from peer.swarm.control import LeaderControl, report
 from peer.swarm.formation import after, fill, pause
 from peer.swarm.plan import backoff_seconds
+from peer.swarm.reading import Reader
 from peer.swarm.stage_round import StageRound
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
-from protocol.reading import chunk_at
 from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
@@ -35,7 +33,7 @@ class Leader:
     """Stage 0 of a group. `seats` and `orders` are those of the members that are there, by stage."""
 
     here: StageRound
-    tokens: Tokens
+    reader: Reader
     choice: Choice
     seats: dict[int, Seat] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
@@ -247,8 +245,8 @@ class Leader:
         control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
         last = False
         while not last:
-            data = await node.torch_thread.run(batch, self.tokens, node.manifest, chunk_at(here.share, here.own_steps))
-            last = (await here.step(data, control)).last
+            coming = here.outer.upcoming(here.round, here.share, here.own_steps)
+            last = (await here.step(await self.reader.batch(coming), control)).last
             self.choice.note(control.sending)
 
     async def _end_round(self) -> None:

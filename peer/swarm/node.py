@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from peer.data.tokens import Tokens, open_tokens
+from peer.devices.crew import Split
 from peer.events import Finished, Listener
 from peer.handoff import TorchThread
 from peer.network.discovery import Discovery
@@ -25,12 +25,16 @@ from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
+from peer.swarm.reading import FileReader, Reader, TextSources, block_reader
 from peer.swarm.recovery import catch_up, compare_with_all, resume
 from peer.swarm.view import all_at
 from protocol.blobs import BlobService
 from protocol.identity import Part
 from protocol.manifest import Manifest
 from protocol.run_files import BASIS, genesis_file
+
+Work = Callable[["Node"], Coroutine[Any, Any, None]]
+"""What a peer does that has joined."""
 
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
@@ -63,12 +67,16 @@ class Node:
     """Until what this peer contributes counts."""
     keep_reached: Callable[[], Coroutine[Any, Any, None]]
     """Sees that others reach this peer, if they cannot dial it."""
+    text: TextSources | None = None
+    """Where prepared text is; None: the tokens are among the run's files."""
     audit: bool = False
     """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
     split_backward: bool = False
     """Whether a volunteer leaves the gradients of weights for when it would wait (`peer/compute/schedule.py`)."""
     max_memory: int | None = None
     """Bytes that this peer may use; None: what there is."""
+    split: Split = field(default_factory=Split)
+    """How a datacenter spreads its replica over this machine."""
     shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Is done when the operator has taken this peer out of the run."""
     leaving: bool = False
@@ -146,9 +154,15 @@ class Node:
         basis: Tensor = (await self.torch_thread.run(load_file, path))["basis"]
         return basis
 
-    async def open_tokens(self, name: str) -> Tokens:
-        """The run's tokens to train on, or to evaluate with; every id is checked."""
-        return await self.torch_thread.run(open_tokens, self.directory / name, self.manifest.model.vocabulary)
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Reader]:
+        """The run's text, to train on and to evaluate with, as long as the block lasts."""
+        place = self.manifest, self.directory, self.torch_thread
+        if self.text is None:
+            yield FileReader(*place)
+            return
+        async with block_reader(self.text, *place, self.emit) as reader:
+            yield reader
 
     async def publish(self, **changes: object) -> None:
         """Change this peer's record."""

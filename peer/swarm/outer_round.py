@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from protocol.bequest import Heritage
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.reading import Spans, beginning
+from protocol.reading import Spans, beginning, chunks
 from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
@@ -93,6 +94,12 @@ class OuterLoop:
     def share(self, round: int) -> Spans:
         """The chunks that this peer's replica may read in a round, in this order: one for each inner step."""
         return self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
+
+    def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
+        """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
+        shares of the rounds that are planned after it."""
+        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
+        return chain(islice(chunks(share), done, None), *map(chunks, later))
 
     async def contribute(
         self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
@@ -167,6 +174,7 @@ class OuterLoop:
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from peer.compute.audit import Sets, overlap, trial_gain
-from peer.compute.evaluation import Evaluator
+from peer.compute.evaluation import Evaluates
 from peer.events import Tried
 from peer.swarm.node import Node
 from peer.swarm.outer_round import OuterLoop
@@ -16,7 +16,7 @@ Work = dict[Part, bytes]
 """What one author on trial sent in one round."""
 
 
-async def hold_trials(node: Node, evaluator: Evaluator, outer: OuterLoop) -> None:
+async def hold_trials(node: Node, evaluator: Evaluates, outer: OuterLoop) -> None:
     """Measure what has come from peers on trial, and tell what it would do: of each author once all its parts have come
     and their round is settled here. Of some parts only, the harmless one might be all there is."""
     followed, run = outer.followed, node.torch_thread.run
@@ -49,7 +49,7 @@ def due(outer: OuterLoop) -> dict[tuple[int, PeerId], Work]:
     return whole
 
 
-def _most_alike(tried: Mapping[Part, Contribution], sets: Sets, evaluator: Evaluator) -> float:
+def _most_alike(tried: Mapping[Part, Contribution], sets: Sets, evaluator: Evaluates) -> float:
     """The largest share of places, beyond chance, that one of them has in common with another's."""
     shares = (
         overlap(mine, other, evaluator.manifest).beyond_chance for part, mine in tried.items() for other in sets[part]

@@ -9,7 +9,6 @@ from peer.swarm.node import Node
 from peer.swarm.stage_round import StageRound
 from peer.swarm.succession import Succession
 from protocol.layout import parts_authored
-from protocol.run_files import TRAIN
 
 
 async def serve_stage(node: Node) -> None:
@@ -25,7 +24,9 @@ async def serve_stage(node: Node) -> None:
     async with node.in_the_swarm(outer) as tasks:
         here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
         if node.stage == 0:
-            await Leader(here, await node.open_tokens(TRAIN), Choice.of(node.manifest)).serve()
+            async with node.reading() as reader:
+                await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+                await Leader(here, reader, Choice.of(node.manifest)).serve()
         else:
             await Member(here).serve()
         if not outer.over:

@@ -216,7 +216,8 @@ async def _run(*command: str) -> None:
         start_new_session=True,  # Ctrl-C must not end what puts things right
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), COMMAND_SECONDS)
+        async with asyncio.timeout(COMMAND_SECONDS):
+            said, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -122,7 +122,8 @@ class Testnet:
             await self._wait_until_finished()
             injecting.cancel()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.last_evaluation.wait(), LAST_EVALUATION_SECONDS)
+            async with asyncio.timeout(LAST_EVALUATION_SECONDS):
+                await self.last_evaluation.wait()
 
     async def start(self, name: str, command: Sequence[str] = ()) -> Child:
         """Start a process, or start it again with the folder it had; the attacker has a command of its own."""
@@ -277,10 +278,10 @@ class Testnet:
 
     async def _next_end(self, seconds: float | None) -> Child | None:
         """The next process that has ended; None after so long without one."""
-        try:
-            return await asyncio.wait_for(self.ended.get(), seconds)
-        except TimeoutError:
-            return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self.ended.get()
+        return None
 
     async def _culprit(self, first: Child) -> Child:
         """Who is at fault: whoever a signal ended that chaos did not send, else one that failed by itself, else the

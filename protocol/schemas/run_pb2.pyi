@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -43,7 +45,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials")
+    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +54,7 @@ class RegisterReply(_message.Message):
     PORT_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     TRIALS_FIELD_NUMBER: _ClassVar[int]
+    MIRRORS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
     card: bytes
@@ -60,7 +63,8 @@ class RegisterReply(_message.Message):
     port: int
     closed: bool
     trials: bool
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ...) -> None: ...
+    mirrors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ..., mirrors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("peer_id", "address")

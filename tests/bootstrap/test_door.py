@@ -490,3 +490,13 @@ def test_a_damaged_list_of_trials_lets_nobody_in(tmp_path: Path):
         await house.refused(RefusedError, "cannot keep its records")
 
     play(tmp_path, scene)
+
+
+def test_who_is_admitted_is_told_where_the_prepared_text_is(tmp_path: Path):
+    async def scene(house: House) -> None:
+        house.door.mirrors = ("https://a.example/text", "http://b.example:8000")
+        assert (await house.register()).mirrors == house.door.mirrors
+        house.door.mirrors = ("file:///etc/passwd",)
+        await house.refused(PeerError, "is no mirror", who=BOB)
+
+    play(tmp_path, scene)

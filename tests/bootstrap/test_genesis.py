@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from bootstrap.genesis import basis, create_run, genesis_tensor, load_run
 from protocol.errors import ManifestError, ResourceError
+from protocol.hugging_face import open_checkpoint
 from protocol.identity import Part
 from protocol.layout import model_layout
 from protocol.run_files import file_names, genesis_file, parse
 from protocol.units import UNITS_PER_ONE
+from tests.reference.checkpoints import CONFIG, by_hand, llama
 from tests.reference.small_manifest import small_manifest
 
 
@@ -156,3 +159,17 @@ def test_tokens_say_the_text_again(run: Path, text: Path) -> None:
     tokens = np.concatenate([np.fromfile(run / name, "<u2") for name in ("train.bin", "heldout.bin")])
     documents = tokenizer.decode(tokens.tolist(), skip_special_tokens=False).split("<|endoftext|>")
     assert sorted(documents) == ["", *(file.read_text() for file in sorted(text.iterdir()))]
+
+
+def test_the_basis_for_a_checkpoint_begins_with_what_its_layers_write(text: Path, tmp_path: Path) -> None:
+    written = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 4)))[0]  # into 4 of 16 dimensions alone
+    weights = {name: tensor.clone() for name, tensor in llama().state_dict().items()}
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = torch.from_numpy(written @ written.T).float() @ weight
+    folder = by_hand(tmp_path / "m", {"model_type": "llama", **CONFIG}, weights)
+    model = open_checkpoint(folder).model.model_dump() | {"context": 8}
+    create_run(small_manifest(model=model), tmp_path / "run", text, weights=folder)
+    u = load_file(tmp_path / "run" / "basis.safetensors")["basis"]
+    np.testing.assert_allclose(u.T @ u, np.eye(16), atol=1e-6)
+    np.testing.assert_allclose(u[:, :4] @ u[:, :4].T @ written, written, atol=1e-5)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from bootstrap.corpus import read_corpus
+from bootstrap.data.documents import Meter, find
 from bootstrap.genesis import load_run
 from peer.checkpoint import Checkpoint, candidates
 from peer.data.tokens import open_tokens
@@ -24,11 +25,13 @@ from peer.lab.switches import Switches
 from peer.network.acceptance import Acceptance
 from peer.network.discovery import News
 from peer.network.remembered import AUTHORITY as ROOT
-from peer.network.remembered import CARD, CERTIFICATE, PEERS, recall
+from peer.network.remembered import CARD, CERTIFICATE, PEERS, mirrors_of, recall
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
 from protocol import certificates
 from protocol.cards import KIND, Card, issue
+from protocol.dataset import DataManifest, Dataset, Shard
+from protocol.dataset import parse as parse_data
 from protocol.errors import ResourceError
 from protocol.history import History
 from protocol.identity import EMBEDDING, RunId
@@ -214,6 +217,29 @@ def identity_file() -> tuple[bytes, object]:
     return identity.path.read_bytes(), identity.peer_id
 
 
+# Prepared text
+
+BLOCK_DIGESTS = hashlib.sha256(b"a block").digest() * 3
+PREPARED = DataManifest(
+    dtype="uint16",
+    vocabulary=300,
+    tokenizer="ab" * 32,
+    end_of_text=0,
+    block_tokens=10,
+    documents=3,
+    shards=(Shard(name="a.bin", tokens=11, sha256="cd" * 32), Shard(name="b.bin", tokens=5, sha256="cd" * 32)),
+    held_out_documents=1,
+    held_out=Shard(name="c.bin", tokens=7, sha256="cd" * 32),
+    blocks=hashlib.sha256(BLOCK_DIGESTS).hexdigest(),
+    mirrors=("https://example.org/text",),
+)
+
+
+def read_documents(path: Path) -> list[str]:
+    """Of a stranger's data set."""
+    return [piece.text for source in find([str(path)], "text") for piece in source.pieces(Meter())]
+
+
 TOKENS = b"".join(number.to_bytes(2, "little") for number in range(300))
 
 DISK = (
@@ -275,6 +301,29 @@ DISK = (
         allowed=(ResourceError,),
     ),
     Reader("tokens", from_file("train.bin", lambda path: open_tokens(path, 300).tobytes()), ((TOKENS, TOKENS),)),
+    Reader("data.json", parse_data, ((PREPARED.canonical(), PREPARED),), "json"),
+    Reader("blocks.sha256", lambda data: Dataset.of(PREPARED, data).blocks, ((BLOCK_DIGESTS, 3),)),
+    Reader(
+        "remembered mirrors",
+        from_file("mirrors/mirrors", lambda path: mirrors_of(path.parent)),
+        ((b"https://example.org/text\n", ("https://example.org/text",)),),
+        "text",
+        NOTHING,
+    ),
+    Reader(
+        "lines of JSON",
+        from_file("documents/some.jsonl", read_documents),
+        ((b'{"text": "one", "number": 2}', ["one"]),),
+        "json",
+        (ResourceError,),
+    ),
+    Reader(
+        "a folder's text",
+        from_file("documents/some.txt", read_documents),
+        ((b"Text.\n", ["Text.\n"]),),
+        "text",
+        (ResourceError,),
+    ),
     Reader(
         "results of the lab",
         from_file(f"lab/{lab_records.RESULTS}", read_results),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol import reading as module
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
-from protocol.reading import OWN_ORDER, READING_BYTES, Plan, Reading, Spans, beginning, chunk_at
+from protocol.reading import OWN_ORDER, READING_BYTES, Plan, Reading, Spans, beginning, chunks
 from protocol.window import Window
 from tests.reference.read_once import ReadOnce
 from tests.reference.small_manifest import small_manifest
@@ -238,9 +238,7 @@ def test_more_replicas_than_there_may_be_have_no_seats(manifest: Manifest, monke
 
 def test_the_places_of_a_share() -> None:
     share: Spans = ((3, 5), (9, 10))
-    assert [chunk_at(share, index) for index in range(3)] == [3, 4, 9]
-    with pytest.raises(ValueError, match="no place 3"):
-        chunk_at(share, 3)
+    assert [*chunks(share)] == [3, 4, 9]
     assert [beginning(share, count) for count in range(5)] == [(), ((3, 4),), ((3, 5),), share, share]
 
 

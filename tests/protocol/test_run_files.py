@@ -30,8 +30,8 @@ from tests.reference.small_manifest import small_manifest
 OPERATOR = PeerId("Qmoperator")
 
 
-def described(manifest: Manifest) -> Descriptor:
-    names = reversed(file_names(manifest))
+def described(manifest: Manifest, prepared: bool = False) -> Descriptor:
+    names = reversed(file_names(manifest, prepared))
     return describe(
         manifest, OPERATOR, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names)
     )
@@ -152,11 +152,11 @@ def test_a_descriptor_in_other_spacing_is_refused_since_it_would_have_two_names(
 
 
 def test_a_whole_model_needs_everything() -> None:
-    assert files_needed(small_manifest(), None) == file_names(small_manifest())
+    assert files_needed(described(small_manifest()), None) == file_names(small_manifest())
 
 
 def test_stage_0_of_a_compressed_group_needs_the_basis_and_training_data() -> None:
-    assert files_needed(small_manifest(), 0) == [
+    assert files_needed(described(small_manifest()), 0) == [
         "basis.safetensors",
         "genesis-embedding.safetensors",
         "genesis-stage-0.safetensors",
@@ -164,8 +164,28 @@ def test_stage_0_of_a_compressed_group_needs_the_basis_and_training_data() -> No
     ]
 
 
+def test_a_run_on_prepared_text_has_its_digests_in_place_of_its_tokens() -> None:
+    run = described(small_manifest(), prepared=True)
+    assert run.prepared
+    assert parse(run.canonical(), run.run_id) == run
+    assert [name for name in files_needed(run, 0) if "genesis" not in name] == [
+        "basis.safetensors",
+        "blocks.sha256",
+        "data.json",
+    ]
+    assert {"train.bin", "heldout.bin"}.isdisjoint(files_needed(run, None))
+    assert "data.json" not in files_needed(run, 1)
+
+
+def test_a_run_has_its_tokens_in_one_way() -> None:
+    run = described(small_manifest(), prepared=True)
+    both = describe(small_manifest(), OPERATOR, (*run.files, described(small_manifest()).file("train.bin")))
+    with pytest.raises(FormatError, match="files are not those"):
+        parse(both.canonical(), both.run_id)
+
+
 def test_later_stages_of_a_compressed_group_need_the_basis_and_the_embedding() -> None:
-    assert files_needed(small_manifest(), 1) == [
+    assert files_needed(described(small_manifest()), 1) == [
         "basis.safetensors",
         "genesis-embedding.safetensors",
         "genesis-stage-1.safetensors",
@@ -174,12 +194,12 @@ def test_later_stages_of_a_compressed_group_need_the_basis_and_the_embedding() -
 
 def test_uncompressed_groups_need_no_basis_and_only_stage_0_the_embedding() -> None:
     manifest = small_manifest(replicas={"compression": 1})
-    assert files_needed(manifest, 0) == [
+    assert files_needed(described(manifest), 0) == [
         "genesis-embedding.safetensors",
         "genesis-stage-0.safetensors",
         "train.bin",
     ]
-    assert files_needed(manifest, 1) == ["genesis-stage-1.safetensors"]
+    assert files_needed(described(manifest), 1) == ["genesis-stage-1.safetensors"]
 
 
 def test_a_file_as_measured_passes(tmp_path: Path) -> None:

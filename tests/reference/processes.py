@@ -55,12 +55,15 @@ def events(process: subprocess.Popen[str]) -> Iterator[Event]:
 
 
 @contextmanager
-def serving(run_toml: str, folder: Path, listen: str = "127.0.0.1:0", inside: Sequence[str] = ()) -> Iterator[Ticket]:
-    """A bootstrap node with a run of this manifest and `TEXT`; the run's files are in `folder / "b"`."""
+def serving(
+    run_toml: str, folder: Path, listen: str = "127.0.0.1:0", inside: Sequence[str] = (), data: Sequence[str] = ()
+) -> Iterator[Ticket]:
+    """A bootstrap node with a run of this manifest and `TEXT`, or on other text by its options `data`; the run's files
+    are in `folder / "b"`."""
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(run_toml)
     (folder / "text.txt").write_text(TEXT)
-    where = ["--listen", listen, "--dir", str(folder / "b"), "--data", str(folder / "text.txt")]
+    where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt")))]
     with start("bootstrap", str(folder / "run.toml"), *where, inside=inside) as process:
         yield parse(next(event.ticket for event in events(process) if isinstance(event, Serving)))
         process.communicate(timeout=SECONDS)

@@ -1,6 +1,6 @@
 """Which tokens are read: a pure function, and each of an epoch once."""
 
-from itertools import count, product
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from peer.data.batches import batch, held_out_batch, in_turn, sequence_ids, sequ
 from peer.data.permutation import permute
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
-from protocol.reading import OWN_ORDER, Reading, chunk_at
+from protocol.reading import OWN_ORDER, Reading, chunks
 from tests.reference.small_manifest import small_manifest
 
 SLOTS, STEPS, CONTEXT = 3, 3, 8  # of the small manifest
@@ -32,13 +32,14 @@ def test_an_epoch_reads_every_sequence_once_whoever_comes_and_goes(
         replicas={"groups": groups, "datacenters": 0},
         inner={"steps": steps, "sequences": sequences, "microbatch": 1},
     )
-    reading, chunks, restless = Reading.begin(manifest), set[int](), data.draw(st.integers(1, 12))
-    while (first_unread := next(c for c in count() if c not in chunks)) * sequences < 2 * available:
+    reading, done, restless = Reading.begin(manifest), set[int](), data.draw(st.integers(1, 12))
+    while (first_unread := next(c for c in count() if c not in done)) * sequences < 2 * available:
         read = counted(data, manifest) if reading.folded < restless else {0: steps}
         for slot, taken in read.items():
             share = reading.share(reading.folded + 1, slot, manifest)
-            assert not {chunk_at(share, step) for step in range(taken)} & chunks
-            chunks |= {chunk_at(share, step) for step in range(taken)}
+            these = set(islice(chunks(share), taken))
+            assert not these & done
+            done |= these
         reading = reading.fold(read, manifest)
     whole = [sequence for c in range(first_unread) for sequence in sequence_ids(manifest, available, c).tolist()]
     for epoch in range(2):
@@ -69,8 +70,9 @@ def test_in_turn_is_what_is_given_out_where_all_replicas_take_every_step() -> No
     manifest = small_manifest()
     reading = Reading.begin(manifest)
     for round in range(1, 30):
-        for slot, step in product(range(SLOTS), range(STEPS)):
-            assert chunk_at(reading.share(round, slot, manifest), step) == in_turn(manifest, round, step, slot)
+        for slot in range(SLOTS):
+            expected = [in_turn(manifest, round, step, slot) for step in range(STEPS)]
+            assert [*chunks(reading.share(round, slot, manifest))] == expected
         reading = reading.fold(dict.fromkeys(range(SLOTS), STEPS), manifest)
 
 

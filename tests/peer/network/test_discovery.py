@@ -3,7 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from peer.network.discovery import Discovery
+import pytest
+
+from peer.network.discovery import Discovery, News
 from protocol import dht as dhts
 from protocol.cards import Authority, Card, issue
 from protocol.dht import Dht
@@ -67,3 +69,27 @@ def test_who_is_avoided_is_not_there_and_is_again_afterwards(tmp_path: Path):
     assert ours.missed() == [peer]
     ours.meet(theirs.record, in_person=True)
     assert ours.others() == (theirs.record,)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_who_is_told_to_stop_while_news_come_stops(turns: int):
+    """The operator's word rings the bell, and ends the work of who waits for it."""
+
+    async def scene() -> None:
+        news = News()
+
+        async def work() -> None:
+            while True:
+                await news.wait(60.0)
+
+        task = asyncio.create_task(work())
+        for _ in range(5):
+            await asyncio.sleep(0)  # until it waits
+        news.ring()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait((task,), timeout=5.0)
+        assert done == {task}
+
+    asyncio.run(scene())

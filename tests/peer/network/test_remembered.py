@@ -10,7 +10,18 @@ import pytest
 from bootstrap.genesis import create_run
 from peer.network import remembered
 from peer.network.discovery import Discovery
-from peer.network.remembered import CARD, PEERS, keep_remembering, recall, remember_peers, remember_place
+from peer.network.remembered import (
+    CARD,
+    PEERS,
+    Address,
+    keep_remembering,
+    mirrors_of,
+    node_of,
+    recall,
+    remember_peers,
+    remember_place,
+    remember_text,
+)
 from protocol.cards import Authority, Card, issue
 from protocol.certificates import authority
 from protocol.identity import PeerId, RunId
@@ -146,3 +157,19 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
 
     asyncio.run(asyncio.wait_for(scene(), 20))
     assert (tmp_path / PEERS).read_text() == MEETING + "\n"
+
+
+def test_mirrors_and_node_are_those_that_were_told_last(folder: Path):
+    assert mirrors_of(folder) == ()
+    assert node_of(folder) is None
+    node = Address(PeerId("QmNode"), "127.0.0.1:7702")
+    for urls in (("http://a.example/x", "https://b.example"), ("https://c.example",), ()):
+        remember_text(folder, urls, node)
+        assert (mirrors_of(folder), node_of(folder)) == (urls, node)
+
+
+@pytest.mark.parametrize("damage", [b"file:///etc/passwd\n", b"\xff", b"http://a.example\n" + b"x" * 1000])
+def test_damaged_mirrors_are_none(folder: Path, damage: bytes):
+    (folder / "mirrors").write_bytes(damage)
+    (folder / "node").write_bytes(damage)
+    assert (mirrors_of(folder), node_of(folder)) == ((), None)

@@ -1,0 +1,95 @@
+"""What one process of a datacenter replica holds, by the number of processes: on this machine's CPU, over gloo.
+
+Each replica takes two inner steps of two sequences a process; then its processes are asked what they hold. Peak memory
+is the kernel's count for the worker that has most (Linux), with Python and torch, which are given apart: the peak of a
+worker that has not loaded anything.
+"""
+
+import argparse
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from peer.compute.machine import cores
+from peer.devices.crew import Split
+from peer.devices.replica import ShardedReplica
+from protocol.layout import model_layout, parameter_count
+from protocol.manifest import Manifest, check
+
+STEPS = 2
+MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of the worker that has most, in bytes. `share`: all that it holds for good, of what one process would hold."""
+
+    processes: int
+    weights: int
+    start: int
+    gradients: int
+    moments: int
+    share: float
+    base: int
+    peak: int
+
+
+def run_of(preset: str, context: int, processes: int) -> Manifest:
+    inner = {"sequences": 2 * processes, "microbatch": 1}
+    return check({"model": {"preset": preset, "context": context}, "inner": inner, "replicas": {"stages": 2}})
+
+
+def measure(preset: str, context: int, processes: int) -> Row:
+    run = run_of(preset, context, processes)
+    layout = model_layout(run)
+    grids = {
+        part: {name: torch.full(shape, 2**20, dtype=torch.int32) for name, shape in tensors.items()}
+        for part, tensors in layout.items()
+    }
+    replica = ShardedReplica(run, torch.device("cpu"), Split(processes, cores()), lambda doing: None)
+    try:
+        replica.start()
+        assert replica.crew is not None
+        base = max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+        replica.load(grids)
+        for step in range(STEPS):
+            batch_SM = torch.randint(0, run.model.vocabulary, (run.inner.sequences, context + 1))
+            replica.inner_step(batch_SM, step)
+        held = [answer.sizes for answer in replica.crew.tell("held_bytes")]
+        most = {kind: max(sizes[kind] for sizes in held) for kind in held[0]}
+        peak = max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+    finally:
+        replica.stop()
+    whole = 20 * parameter_count(run)  # weight, start, gradient, two moments, in fp32
+    return Row(processes, **most, share=sum(most.values()) / whole, base=base, peak=peak)
+
+
+def peak_bytes(process: int) -> int:
+    """The most memory that a process has had; 0 where the system does not say."""
+    status = Path(f"/proc/{process}/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) * 1024 if found else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="178m")
+    parser.add_argument("--context", type=int, default=128, help="tokens of a sequence")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [measure(options.preset, options.context, processes) for processes in options.processes]
+    if options.json:
+        print(json.dumps({"preset": options.preset, "rows": [asdict(row) for row in rows]}))
+        return
+    print("processes  weights    start  gradients  moments    share     base     peak   (MB)")
+    for row in rows:
+        sizes = f"{row.weights / MB:8.0f} {row.start / MB:8.0f} {row.gradients / MB:10.0f} {row.moments / MB:8.0f}"
+        print(f"{row.processes:9} {sizes} {row.share:8.3f} {row.base / MB:8.0f} {row.peak / MB:8.0f}")
+
+
+if __name__ == "__main__":
+    main()

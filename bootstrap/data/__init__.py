@@ -1,0 +1,1 @@
+"""Text of anybody's, made into shards of tokens: read, tokenized, shuffled, written."""

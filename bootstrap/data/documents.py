@@ -1,0 +1,207 @@
+"""Documents out of files, folders and Hugging Face datasets, one after the other, and none held whole without need."""
+
+import gzip
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ResourceError, UserError
+
+TEXT, LINES, PARQUET = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parquet",)
+
+HUGGING_FACE = "hf:"
+
+READ_CHARACTERS = 2**20
+"""Of a text file at once."""
+
+ROWS = 64
+"""Of a Parquet file at once."""
+
+LONGEST_PIECE = 2**26
+"""Of a text without a line break; it is cut there."""
+
+BREAK = re.compile(r"\n(?=\S)")
+"""Before such a line break tokens are cut by the byte-level pre-tokenizer, so text may be, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of a document's text; `ends` if it is the last of it."""
+
+    text: str
+    ends: bool
+
+
+@dataclass(slots=True)
+class Meter:
+    """How far reading has come, in bytes of the files; `total` is 0 where nobody knows."""
+
+    total: int = 0
+    done: int = 0
+    before: int = field(default=0)
+    """Of the files that have been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the user named: how many bytes there are to read (0: nobody knows), and pieces of its documents."""
+
+    size: int
+    pieces: Callable[[Meter], Iterator[Piece]]
+
+
+def find(named: Iterable[str], text_field: str) -> list[Source]:
+    """The sources that a user named: files, folders, and `hf:NAME[:CONFIG[:SPLIT]]`.
+
+    Raises:
+        ResourceError: there is no text in one, or a library that it takes is not installed.
+        UserError: it is no name of a dataset.
+    """
+    found: list[Source] = []
+    for name in named:
+        if name.startswith(HUGGING_FACE):
+            found.append(_hugging_face(name, text_field))
+        else:
+            found += [_file(path, text_field) for path in _files(Path(name))]
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ResourceError(f"there is nothing at {path}: give files, folders, or hf:NAME")
+    files = sorted(file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file())
+    if not files:
+        kinds = ", ".join(kind for kind in (*TEXT, *LINES, *PARQUET) if kind != ".json")
+        raise ResourceError(f"there is no text in {path}: no file in it ends with {kinds} (or these and .gz)")
+    return files
+
+
+def _kind(path: Path) -> str:
+    """The suffix that says how to read a file, without .gz; empty if it is none of ours."""
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return suffix if suffix in (*TEXT, *LINES, *PARQUET) else ""
+
+
+def _file(path: Path, text_field: str) -> Source:
+    kind = _kind(path)
+    if kind in PARQUET:
+        _require("pyarrow", path, "parquet")
+    read = _of_parquet if kind in PARQUET else _of_lines if kind in LINES else _of_text
+
+    def pieces(meter: Meter) -> Iterator[Piece]:
+        try:
+            yield from read(path, text_field, meter)
+        except OSError as error:
+            raise ResourceError(f"cannot read {path}: {error.strerror or error}") from None
+        except EOFError:
+            raise ResourceError(f"{path} ends too early: it is damaged") from None
+        except UnicodeDecodeError:
+            raise ResourceError(f"{path} is not text in UTF-8: convert it, or leave it out") from None
+        meter.before = meter.done = meter.before + path.stat().st_size
+
+    return Source(path.stat().st_size, pieces)
+
+
+def _require(library: str, what: object, extra: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        raise ResourceError(f"{what} takes the library {library}: pip install 'hetpeer[{extra}]'")
+
+
+def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
+    """A file is one document."""
+    rest = ""
+    with path.open("rb") as raw, _decoded(path, raw) as decoded:
+        while some := decoded.read(READ_CHARACTERS):
+            rest += some
+            meter.done = meter.before + raw.tell()
+            breaks = [found.start() for found in BREAK.finditer(rest)]
+            cut = breaks[-1] if breaks else len(rest) if len(rest) > LONGEST_PIECE else 0
+            if cut:
+                yield Piece(rest[:cut], False)
+                rest = rest[cut:]
+    yield Piece(rest, True)
+
+
+def _of_lines(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
+    """A line of JSON is a document."""
+    with path.open("rb") as raw, _decoded(path, raw) as decoded:
+        for number, line in enumerate(decoded, start=1):
+            if line.strip():
+                try:
+                    yield Piece(_text_of(json.loads(line), text_field), True)
+                except (ValueError, RecursionError) as error:
+                    raise ResourceError(f"{path}, line {number}: {error}") from None
+            meter.done = meter.before + raw.tell()
+
+
+def _decoded(path: Path, raw: Any) -> io.TextIOWrapper:
+    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, encoding="utf-8")
+
+
+def _text_of(row: Any, text_field: str) -> str:
+    """Raises ValueError, in words for a user."""
+    if not isinstance(row, dict):
+        raise ValueError(f"is no object with a field {text_field!r}")
+    if text_field not in row:
+        fields = ", ".join(map(str, row))[:200]
+        raise ValueError(f"has no field {text_field!r}, but {fields}: name the one with the text by --field")
+    text = row[text_field]
+    if not isinstance(text, str):
+        raise ValueError(f"field {text_field!r} is no text but {type(text).__name__}")
+    return text
+
+
+def _of_parquet(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
+    """A row is a document."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        if text_field not in names:
+            raise ResourceError(
+                f"{path} has no column {text_field!r}, but {', '.join(names)}: name the one with the text by --field"
+            )
+        rows, size = max(1, file.metadata.num_rows), path.stat().st_size
+        read = 0
+        for some in file.iter_batches(batch_size=ROWS, columns=[text_field]):
+            for text in some.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise ResourceError(f"{path}: column {text_field!r} is no text but {type(text).__name__}")
+                yield Piece(text, True)
+            read += some.num_rows
+            meter.done = meter.before + size * read // rows
+    except pyarrow.ArrowException as error:
+        raise ResourceError(f"{path} is no Parquet file, or damaged: {error}") from None
+
+
+def _hugging_face(name: str, text_field: str) -> Source:
+    """A dataset of the Hugging Face hub, streamed: nothing of it is kept."""
+    parts = name.removeprefix(HUGGING_FACE).split(":")
+    if not parts[0] or len(parts) > 3:
+        raise UserError(f"{name!r} names no dataset: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+    _require("datasets", name, "hf")
+    path, config, split = (*parts, "", "")[:3]
+
+    def pieces(meter: Meter) -> Iterator[Piece]:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
+            for number, row in enumerate(rows, start=1):
+                try:
+                    yield Piece(_text_of(row, text_field), True)
+                except ValueError as error:
+                    raise ResourceError(f"{name}, row {number}: {error}") from None
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise ResourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from None
+
+    return Source(0, pieces)

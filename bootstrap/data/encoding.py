@@ -1,0 +1,141 @@
+"""Text into token ids, by a tokenizer that is given or trained, on all cores (its own threads)."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bootstrap.corpus import PIECES, train_tokenizer
+from bootstrap.data.documents import Meter, Piece, Source
+from protocol.errors import ResourceError, UserError
+
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]")
+"""What tokenizers call it; else the user says."""
+
+SAMPLE_CHARACTERS = 2**26
+"""Of the text that a tokenizer is trained on: 64 million are English enough, and take twenty seconds on two cores."""
+
+BATCH_CHARACTERS, BATCH_TEXTS = 2**21, 1024
+"""Encoded at once: enough to share among threads, little enough that the encodings are small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A tokenizer, its file, and what it is to the tokens. `in_pieces`: a text cut at `PIECES` has the same ones."""
+
+    tokenizer: Tokenizer
+    file: bytes
+    vocabulary: int
+    end_of_text: int
+    in_pieces: bool
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.file).hexdigest()
+
+
+def read_encoder(path: Path, end_of_text: str | None) -> Encoder:
+    """A tokenizer in Hugging Face's format; `end_of_text` names the token that ends a document (None: a usual one).
+
+    Raises:
+        ResourceError: it cannot be read.
+        UserError: it has no such token.
+    """
+    try:
+        file = path.read_bytes()
+        tokenizer = Tokenizer.from_str(file.decode())
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+    except Exception as error:  # the library raises nothing narrower
+        raise ResourceError(f"{path} is no tokenizer.json: {str(error)[:200]}") from None
+    return _encoder(tokenizer, file, end_of_text, str(path))
+
+
+def train_encoder(sources: Iterable[Source], vocabulary: int) -> Encoder:
+    """Byte-level BPE of at most so many ids. Of large text it sees a part: something of each of its files."""
+    tokenizer = train_tokenizer(_sample(list(sources)), vocabulary)
+    return _encoder(tokenizer, tokenizer.to_str().encode(), None, "the trained tokenizer")
+
+
+def _sample(sources: list[Source]) -> Iterator[str]:
+    """The beginnings of the sources, each as long as its share of the whole, `SAMPLE_CHARACTERS` in all."""
+    total = sum(source.size for source in sources)
+    for source in sources:
+        share = source.size / total if source.size else 1 / len(sources)
+        left = max(1, round(share * SAMPLE_CHARACTERS))
+        for piece in source.pieces(Meter()):
+            yield piece.text[:left]
+            left -= len(piece.text)
+            if left <= 0:
+                break
+
+
+def _encoder(tokenizer: Tokenizer, file: bytes, named: str | None, whose: str) -> Encoder:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # a document that contains "<|endoftext|>" does not end there
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    end = next((each for each in ((named,) if named else ENDS_OF_TEXT) if each in vocabulary), None)
+    if end is None:
+        what = f"no token {named!r}" if named else f"none of {' '.join(ENDS_OF_TEXT)}"
+        raise UserError(f"{whose} has {what}: name its token that ends a text with --end-of-text")
+    return Encoder(tokenizer, file, max(vocabulary.values()) + 1, vocabulary[end], _cuts_before_lines(tokenizer))
+
+
+def _cuts_before_lines(tokenizer: Tokenizer) -> bool:
+    """Whether it is byte-level with GPT-2's pattern, and changes nothing before: only of that is it known."""
+    described = json.loads(tokenizer.to_str())
+    splits = described["pre_tokenizer"] or {}
+    plain = splits.get("type") == "ByteLevel" and splits.get("use_regex") and not splits.get("add_prefix_space")
+    return bool(plain) and described["normalizer"] is None
+
+
+def encode(encoder: Encoder, pieces: Iterable[Piece]) -> Iterator[tuple[NDArray[np.unsignedinteger], bool]]:
+    """The ids of each piece, in order, and whether its document ends with it. Documents without text are left out."""
+    for some in _batches(_cut(pieces) if encoder.in_pieces else _joined(pieces)):
+        encodings = encoder.tokenizer.encode_batch_fast([piece.text for piece in some], add_special_tokens=False)
+        for piece, encoding in zip(some, encodings, strict=True):
+            yield np.array(encoding.ids, np.uint32), piece.ends
+
+
+def _cut(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    begun, blank = False, ""
+    for piece in pieces:
+        text = piece.text if begun else blank + piece.text
+        begun = begun or bool(text.strip())
+        blank = "" if begun else text
+        if begun:
+            yield from (Piece(some, False) for some in PIECES.findall(text))
+        if piece.ends:
+            if begun:
+                yield Piece("", True)
+            begun, blank = False, ""
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    texts: list[str] = []
+    for piece in pieces:
+        texts.append(piece.text)
+        if piece.ends:
+            text = "".join(texts)
+            texts.clear()
+            if text.strip():
+                yield Piece(text, True)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

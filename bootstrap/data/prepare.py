@@ -1,0 +1,159 @@
+"""From anybody's text to a folder of shards that a run can train on. It is there whole, or not at all."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bootstrap.data.documents import Meter, Piece, Source, find
+from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
+from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
+from bootstrap.data.shuffle import Ids, Shuffle
+from protocol.atomic import sync_folder, write_atomically
+from protocol.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
+from protocol.errors import ResourceError, UserError
+from protocol.run_files import TOKENIZER, token_dtype
+
+SAY_SECONDS = 0.5
+"""Between two words on how far it has come."""
+
+LEAST_VOCABULARY = 258
+"""256 bytes, the end of a text, and one that is trained."""
+
+Progress = Callable[[str, int, int], object]
+"""Is told what is being done, and of that how many bytes are done and how many there are (0: nobody knows)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to prepare: `sources` as the user names them, a tokenizer or the vocabulary to train one for, the share of
+    the documents to hold out, the seed of their order, and the mirrors that will have the folder."""
+
+    sources: Sequence[str]
+    tokenizer: Path | None = None
+    train_tokenizer: int | None = None
+    field: str = "text"
+    held_out: float = 0.02
+    seed: int = 1
+    end_of_text: str | None = None
+    mirrors: Sequence[str] = ()
+    block_tokens: int = BLOCK_TOKENS
+    shard_blocks: int = SHARD_BLOCKS
+
+
+def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
+    """Read, tokenize, shuffle and write. Until all is done it is in a folder beside `out`, which goes if it fails.
+
+    Raises:
+        UserError: what is wanted does not fit together.
+        ResourceError: there is no text, it cannot be read, or `out` cannot be written.
+    """
+    if (wanted.tokenizer is None) == (wanted.train_tokenizer is None):
+        raise UserError("give the tokenizer with --tokenizer FILE, or train one with --train-tokenizer VOCAB")
+    if wanted.train_tokenizer is not None and wanted.train_tokenizer < LEAST_VOCABULARY:
+        raise UserError(f"--train-tokenizer {wanted.train_tokenizer}: at least {LEAST_VOCABULARY} tokens are needed")
+    mirrors = base_urls(wanted.mirrors)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ResourceError(f"{out} is not empty: give another folder, or delete this one to prepare it anew")
+    sources = find(wanted.sources, wanted.field)
+    partial = out.absolute().with_name(f".{out.absolute().name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+        partial.mkdir(parents=True)
+        manifest = _write(wanted, sources, mirrors, partial, progress)
+        if out.exists():
+            out.rmdir()
+        os.replace(partial, out)
+        sync_folder(out.absolute().parent)
+    except OSError as error:
+        raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _write(
+    wanted: Wanted, sources: list[Source], mirrors: tuple[str, ...], folder: Path, progress: Progress
+) -> DataManifest:
+    if wanted.tokenizer is not None:
+        encoder = read_encoder(wanted.tokenizer, wanted.end_of_text)
+    else:
+        progress(f"training a tokenizer of {wanted.train_tokenizer} tokens", 0, 0)
+        encoder = train_encoder(sources, wanted.train_tokenizer or 0)
+    dtype = token_dtype(encoder.vocabulary)
+    shuffle = Shuffle(folder / "shuffle", dtype, wanted.seed)
+    _tokenize(sources, encoder, shuffle, progress)
+    if shuffle.documents == 0:
+        raise ResourceError(f"there is no text in {', '.join(wanted.sources)}"[:300])
+    shard_tokens = wanted.shard_blocks * wanted.block_tokens
+    train = ShardWriter(lambda number: folder / f"train-{number:05d}.bin", dtype, shard_tokens)
+    held_out = ShardWriter(lambda number: folder / "heldout.bin", dtype, shuffle.tokens)
+    documents = _split(shuffle, train, held_out, wanted.held_out, progress)
+    shutil.rmtree(shuffle.folder)
+    if min(train.tokens, held_out.tokens) < 2:
+        raise ResourceError(f"too little text: {train.tokens} tokens to train on, {held_out.tokens} held out")
+    progress("hashing", 0, 0)
+    measured = [measure(path, dtype, 0, wanted.block_tokens) for path in (*train.paths, *held_out.paths)]
+    digests = b"".join(each.digests for each in measured)
+    manifest = DataManifest(
+        dtype="uint16" if dtype.itemsize == 2 else "uint32",
+        vocabulary=encoder.vocabulary,
+        tokenizer=encoder.sha256,
+        end_of_text=encoder.end_of_text,
+        block_tokens=wanted.block_tokens,
+        documents=documents,
+        shards=tuple(each.shard for each in measured[:-1]),
+        held_out_documents=max(1, shuffle.documents - documents),
+        held_out=measured[-1].shard,
+        blocks=hashlib.sha256(digests).hexdigest(),
+        mirrors=mirrors,
+    )
+    write_atomically(folder / TOKENIZER, encoder.file)
+    write_atomically(folder / BLOCKS, digests)
+    write_atomically(folder / DATA, manifest.canonical())
+    return manifest
+
+
+def _tokenize(sources: list[Source], encoder: Encoder, shuffle: Shuffle, progress: Progress) -> None:
+    """All documents of all sources, each with the end of a text behind it."""
+    known = all(source.size for source in sources)
+    meter, said = Meter(sum(source.size for source in sources) if known else 0), 0.0
+
+    def pieces() -> Iterator[Piece]:
+        for source in sources:
+            yield from source.pieces(meter)
+
+    for tokens, ends in encode(encoder, pieces()):
+        shuffle.add(_with(tokens, encoder.end_of_text) if ends else tokens, ends)
+        if (now := time.monotonic()) >= said + (SAY_SECONDS if meter.total else 20 * SAY_SECONDS):
+            said = now
+            words = f"tokenizing: {shuffle.documents} documents, {shuffle.tokens / 1e6:.1f} million tokens"
+            progress(words, meter.done if meter.total else 0, meter.total)
+
+
+def _with(tokens: Ids, end_of_text: int) -> Ids:
+    return np.append(tokens, np.array([end_of_text], tokens.dtype))
+
+
+def _split(shuffle: Shuffle, train: ShardWriter, held_out: ShardWriter, share: float, progress: Progress) -> int:
+    """The first documents of the new order are held out, `share` of them and one at least; of a single one its end.
+    Returns how many are trained on."""
+    count = max(1, round(shuffle.documents * share))
+    item = train.dtype.itemsize
+    for number, document in enumerate(shuffle.shuffled()):
+        if shuffle.documents == 1:
+            cut = round(len(document) * (1 - share))
+            train.write(document[:cut])
+            held_out.write(document[cut:])
+        else:
+            (held_out if number < count else train).write(document)
+        if number % 4096 == 0:
+            progress("writing shards", item * (train.tokens + held_out.tokens), item * shuffle.tokens)
+    train.close()
+    held_out.close()
+    return max(1, shuffle.documents - count)

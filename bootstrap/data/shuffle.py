@@ -1,0 +1,97 @@
+"""Documents in a random order, once, though they may be more than memory holds.
+
+Each document goes to one of 256 files, drawn at random; then the files are read one after the other, each in a random
+order of its documents. That is a uniformly random order of all, and each file is read while it is in the page cache.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ResourceError
+
+Ids = NDArray[np.unsignedinteger]
+
+FILES = 256
+
+BUFFERED_TOKENS = 2**24
+"""In memory before they are written: 32 or 64 MiB."""
+
+DRAWS = 4096
+"""Made at once."""
+
+
+class Shuffle:
+    """Takes tokens of one document after the other, and gives the documents back in another order. `folder` is its own;
+    the same documents and seed give the same order."""
+
+    def __init__(self, folder: Path, dtype: "np.dtype[np.unsignedinteger]", seed: int) -> None:
+        folder.mkdir()
+        self.folder, self.dtype, self.seed = folder, dtype, seed
+        self.documents = self.tokens = 0
+        self._waiting: list[list[Ids]] = [[] for _ in range(FILES)]
+        self._lengths: list[list[int]] = [[] for _ in range(FILES)]
+        self._buffered, self._length = 0, 0
+        self._files = _numbers(_random(seed, "files"))
+        self._file = next(self._files)
+
+    def add(self, tokens: Ids, ends: bool) -> None:
+        """More of a document; `ends` if that is all.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        self._waiting[self._file].append(tokens.astype(self.dtype))
+        self._length += len(tokens)
+        self._buffered += len(tokens)
+        self.tokens += len(tokens)
+        if ends:
+            self._lengths[self._file].append(self._length)
+            self._length, self._file = 0, next(self._files)
+            self.documents += 1
+            self._buffered += 1
+        if self._buffered >= BUFFERED_TOKENS:
+            self._write()
+
+    def shuffled(self) -> Iterator[Ids]:
+        """The documents, each [tokens], in their new order. The files go as they are read."""
+        self._write()
+        for number in range(FILES):
+            tokens_path, lengths_path = self._paths(number)
+            if lengths_path.exists():
+                lengths = np.fromfile(lengths_path, "<u8").astype(np.int64)
+                tokens = np.memmap(tokens_path, self.dtype, "r")
+                starts = np.cumsum(lengths) - lengths
+                for document in _random(self.seed, f"file {number}").permutation(len(lengths)):
+                    yield tokens[starts[document] : starts[document] + lengths[document]]
+                del tokens
+                tokens_path.unlink()
+
+    def _paths(self, number: int) -> tuple[Path, Path]:
+        return self.folder / f"{number}.tokens", self.folder / f"{number}.lengths"
+
+    def _write(self) -> None:
+        try:
+            for number, (waiting, lengths) in enumerate(zip(self._waiting, self._lengths, strict=True)):
+                for path, data in zip(self._paths(number), (waiting, [np.array(lengths, "<u8")]), strict=True):
+                    if waiting or lengths:
+                        with path.open("ab") as file:
+                            file.writelines(each.data for each in data)
+                waiting.clear()
+                lengths.clear()
+        except OSError as error:
+            raise ResourceError(f"cannot write in {self.folder}: {error.strerror}") from None
+        self._buffered = 0
+
+
+def _numbers(random: np.random.Generator) -> Iterator[int]:
+    while True:
+        yield from random.integers(0, FILES, DRAWS).tolist()
+
+
+def _random(seed: int, what: str) -> np.random.Generator:
+    key = hashlib.sha256(f"hetpeer shuffle {seed} {what}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))

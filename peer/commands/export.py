@@ -1,0 +1,123 @@
+"""`hetpeer export`: a run's model as a folder that transformers loads."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from safetensors.torch import load_file
+
+from peer.commands.tables import show
+from peer.compute.evaluation import Evaluator
+from peer.compute.machine import cores
+from peer.data.batches import held_out_batch
+from peer.data.tokens import open_tokens
+from peer.events import Progress
+from peer.export.card import Losses, contributors, tokens_at_most
+from peer.export.collected import Collected, collect
+from peer.export.live import bring_up_to_date
+from peer.export.written import Export, require_room, write
+from peer.home import locked, peer_folder
+from peer.process import Terminal, run, told
+from protocol.errors import UserError
+from protocol.run_files import BASIS, HELD_OUT
+from protocol.ticket import PREFIX, find
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What the command line said. `sources` are folders, or one ticket; `round` None: the last. 0 threads are all
+    cores."""
+
+    sources: list[str]
+    out: Path
+    round: int | None
+    evaluate: bool
+    force: bool
+    threads: int
+
+
+def export(options: ExportOptions, terminal: Terminal) -> int:
+    """Collect the model after one round, and write it; the exit code."""
+
+    def work() -> int:
+        torch.set_num_threads(options.threads or cores())
+        out = options.out.expanduser().resolve()
+        require_room(out, options.force)
+        folders = [Path(each).expanduser() for each in options.sources]
+        if all(folder.is_dir() for folder in folders):
+            return _export(options, folders, out, terminal)
+        if len(options.sources) > 1:
+            missing = next(str(folder) for folder in folders if not folder.is_dir())
+            raise UserError(f"{missing[:80]} is no folder: give one ticket, or folders of peers of one run")
+        return _export_live(options, out, terminal)
+
+    return told(terminal.emit, work)
+
+
+def _export_live(options: ExportOptions, out: Path, terminal: Terminal) -> int:
+    """From the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
+    (source,) = options.sources
+    if not source.startswith(PREFIX) and not Path(source).is_file():
+        raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
+    ticket = find(source, Path())
+    with locked(peer_folder(ticket, "export")) as folder:
+
+        async def follow(stop: asyncio.Event) -> None:
+            threads = options.threads or cores()
+            await bring_up_to_date(ticket, folder, threads, options.evaluate, stop, terminal.emit)
+
+        return run(follow, terminal) or _export(options, [folder], out, terminal)
+
+
+def _export(options: ExportOptions, folders: list[Path], out: Path, terminal: Terminal) -> int:
+    collected = collect(folders, options.round, terminal.emit)
+    losses = _losses(collected, terminal) if options.evaluate else None
+    written = write(collected, out, losses, terminal.emit)
+    row, table = _row(collected, losses, written), _table(collected, losses, written)
+    show(terminal, [row], table)
+    return 0
+
+
+def _losses(collected: Collected, terminal: Terminal) -> Losses:
+    manifest = collected.descriptor.manifest
+    held_out = open_tokens(collected.file(HELD_OUT), manifest.model.vocabulary)
+    terminal.emit(Progress(f"evaluating on {manifest.evaluation.sequences} held-out sequences"))
+    basis = load_file(collected.file(BASIS))["basis"]
+    batch = torch.from_numpy(held_out_batch(held_out, manifest))
+    return Losses(*Evaluator(manifest, basis, batch, torch.device("cpu")).evaluate(collected.grids))
+
+
+def _row(collected: Collected, losses: Losses | None, written: Export) -> dict[str, object]:
+    """For a program."""
+    return {
+        "out": str(written.folder),
+        "run": collected.descriptor.run_id,
+        "round": collected.round,
+        "parameters": written.parameters,
+        "bytes": written.bytes,
+        "contributors": contributors(collected),
+        "tokens_at_most": tokens_at_most(collected),
+        "loss": losses.through if losses else None,
+        "loss_plain": losses.plain if losses else None,
+        "digests": dict(collected.digests),
+    }
+
+
+def _table(collected: Collected, losses: Losses | None, written: Export) -> Table:
+    """For a person."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    rounds = collected.descriptor.manifest.outer.rounds
+    rows = [
+        ("model", f"{written.parameters / 1e6:,.1f} M parameters, {written.bytes / 1e6:,.1f} MB in {written.folder}"),
+        ("round", f"{collected.round} of {rounds}, of run {collected.descriptor.run_id[:12]}"),
+        ("trained on", f"at most {tokens_at_most(collected):,} tokens, by {len(contributors(collected))} peers"),
+    ]
+    if losses is not None:
+        loss = f"{losses.plain:.4f} nats per token; through the boundaries {losses.through:.4f}"
+        rows.append(("held-out loss", loss))
+    rows.append(("try it", f'hetpeer sample {written.folder} "The"'))
+    for each in rows:
+        table.add_row(*each)
+    return table

@@ -1,0 +1,85 @@
+"""Does a replica on several devices fit this run and this machine?"""
+
+import sys
+
+import torch
+
+from peer.compute.machine import BASE_BYTES, free_bytes, gigabytes, microbatch_bytes
+from protocol.errors import ResourceError, UserError
+from protocol.identity import EMBEDDING
+from protocol.layout import elements, layer_layout, model_layout
+from protocol.manifest import Manifest
+
+TRAINED_BYTES = 20
+"""A value, at the worker that has its row: weight, gradient, start and two moments in fp32."""
+
+TOGETHER_BYTES = 8
+"""A value of what a worker has together at a time: weight and gradient."""
+
+DAEMON_BYTES = 32
+"""A value, at the daemon: grid and error feedback (8), moments of this round and the last one (16), Δ (4), and passing
+copies (4)."""
+
+WORKER_BASE_BYTES = 400 * 2**20
+"""Python and torch; on an accelerator, what its driver keeps for a process."""
+
+
+def worker_bytes(manifest: Manifest, processes: int) -> int:
+    """Memory that one of so many workers takes where it computes, in bytes: an upper estimate.
+
+    Together are at a time two layers, the embedding and the head.
+    """
+    parts, model = model_layout(manifest), manifest.model
+    together = 2 * elements(layer_layout(model, 0)) + 2 * elements(parts[EMBEDDING])
+    rows = sum(map(elements, parts.values())) // processes
+    activations = sum(microbatch_bytes(manifest, stage) for stage in range(manifest.replicas.stages))
+    share = min(manifest.inner.microbatch, manifest.inner.sequences // processes)
+    return TRAINED_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
+
+
+def daemon_bytes(manifest: Manifest) -> int:
+    """Memory that the daemon of such a replica takes, in bytes: an upper estimate."""
+    return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + BASE_BYTES
+
+
+def require_devices(manifest: Manifest, processes: int, device: torch.device, most: int | None = None) -> None:
+    """Check before joining that so many processes can train this run here, and with the `most` bytes it may use.
+
+    Raises:
+        UserError: the run's sequences cannot be shared among them.
+        ResourceError: there are too few devices, or too little memory.
+    """
+    asked, sequences = f"--nproc {processes}", manifest.inner.sequences
+    if sequences % processes:
+        divisors = [number for number in range(1, sequences + 1) if sequences % number == 0]
+        near = [max(each for each in divisors if each < processes), *(each for each in divisors if each > processes)]
+        raise UserError(
+            f"{asked}: an inner step of this run has {sequences} sequences, which {processes} processes cannot share "
+            f"evenly; take {' or '.join(map(str, near[:2]))}"
+        )
+    if device.type not in ("cpu", "cuda") or sys.platform == "win32":
+        raise ResourceError(f"{asked} works with cpu and cuda on Linux and macOS, not with {device} on {sys.platform}")
+    if device.type == "cuda" and torch.cuda.device_count() < processes:
+        raise ResourceError(
+            f"{asked}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
+            "fewer, or --device cpu"
+        )
+    _require_memory(manifest, processes, device, most)
+
+
+def _require_memory(manifest: Manifest, processes: int, device: torch.device, most: int | None) -> None:
+    each = worker_bytes(manifest, processes) + WORKER_BASE_BYTES
+    here = daemon_bytes(manifest) + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
+    what = f"a replica in {processes} processes"
+    if here > (free := free_bytes(torch.device("cpu"))):
+        raise ResourceError(
+            f"not enough memory for {what}: it takes about {gigabytes(here)}, cpu has {gigabytes(free)} free"
+        )
+    for number in range(processes if device.type == "cuda" else 0):
+        if each > (there := torch.cuda.get_device_properties(number).total_memory):
+            raise ResourceError(
+                f"not enough memory for {what}: each takes about {gigabytes(each)}, cuda:{number} has "
+                f"{gigabytes(there)}; take a larger --nproc"
+            )
+    if most is not None and here > most:
+        raise ResourceError(f"--max-memory {gigabytes(most)} is not enough for {what}, which takes {gigabytes(here)}")

@@ -1,0 +1,178 @@
+"""A datacenter replica whose inner loop runs in several processes of this machine, one for each device.
+
+It is called from the torch thread, as `WholeReplica` is, and gives the same but for rounding. Processes that end are
+started again with the next round, or with the same one from its start: what they need is here, the outer state and
+AdamW's moments as they were after the last round.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from peer.compute.trainer import Grid
+from peer.devices.crew import Crew, Split
+from peer.devices.orders import Answer, Do
+from peer.devices.parcel import Parcel, layout_of, packed
+from peer.devices.weights import by_part, fill, moments_layout, weights_layout
+from protocol.errors import LostMemberError, ResourceError
+from protocol.identity import Part
+from protocol.manifest import Manifest
+
+MOST_LOST = 3
+"""Processes that end more often than this before a round is done will go on to."""
+
+
+class ShardedReplica:
+    """`say` is told what takes long. `stop` may be called by any thread, the rest by one."""
+
+    def __init__(self, manifest: Manifest, device: torch.device, split: Split, say: Callable[[str], None]) -> None:
+        self.manifest = manifest
+        self.device = device
+        self.split = split
+        self.say = say
+        self.crew: Crew | None = None
+        self.moments: Mapping[str, Tensor] = {}
+        self.loaded = False
+        self.lost: list[str] = []
+        self.stopped = False
+
+    def start(self) -> None:
+        """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
+        if self.crew is not None:
+            return
+        if len(self.lost) > MOST_LOST:
+            raise ResourceError(
+                f"{self.lost[-1]}; that was loss {len(self.lost)} in one round: is there too little memory? "
+                "--device and --nproc say on what a replica computes"
+            )
+        self.loaded = False
+        self.say(f"starting {self.split.processes} processes that compute on {self.device.type}")
+        self.crew = Crew(self.manifest, self.device.type, self.split)
+        if self.stopped:  # here, as another thread may just have called `stop`
+            self.crew.stop()
+        try:
+            self.crew.start()
+        except LostMemberError as error:
+            raise self._without(error) from None
+        self._load_moments()
+
+    def mend(self) -> None:
+        """Notice now, not only at the next order, that a process has ended, and start all of them again. A round that
+        was under way goes on from its start: its next step raises a LostMemberError."""
+        ended = self.crew.ended() if self.crew is not None else None
+        if ended is None:
+            return
+        self.say(str(self._without(ended)))
+        with suppress(LostMemberError, ResourceError):  # the next order tries again, and says it
+            self.start()
+
+    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+        """Start a round from the outer state, or, of the parts in `ahead`, from there.
+
+        Raises:
+            LostMemberError: a process has ended; `load` starts all of them again.
+            ResourceError: that has happened too often.
+        """
+        self.start()
+        with packed(weights_layout(self.manifest)) as parcel:
+            fill(parcel.tensors, self.manifest, {**grids, **(ahead or {})})
+            self._tell("load", parcel)
+        self.loaded = True
+
+    def inner_step(self, batch_SM: Tensor, step: int) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run. The mean loss, in nats
+        per token. Raises as `load` does, and:
+
+        Raises:
+            DivergedError: the gradient is not a number.
+        """
+        with packed(layout_of({"batch": batch_SM})) as parcel:
+            parcel.tensors["batch"].copy_(batch_SM)
+            return self._tell("step", parcel, step)[0].numbers[0]
+
+    def moved(self) -> dict[Part, dict[str, Tensor]]:
+        """Δ of every part of the model, float32, on the CPU. Raises as `load` does."""
+        with packed(weights_layout(self.manifest)) as parcel:
+            self._tell("moved", parcel)
+        return by_part(parcel.tensors, self.manifest)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later go on
+        from here. Raises as `load` does."""
+        with packed(moments_layout(self.manifest)) as parcel:
+            self._tell("moments", parcel)
+        self.moments = parcel.tensors
+        self.lost.clear()
+        return parcel.tensors
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up AdamW's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no state."""
+        self.moments = tensors
+        if self.crew is not None:
+            with suppress(LostMemberError):  # those that are started next get them, too
+                self._load_moments()
+
+    def evaluate(self, grids: Mapping[Part, Grid], held_out_EM: Tensor, basis_DD: Tensor | None) -> tuple[float, float]:
+        """(loss through the boundaries, plain loss) of an outer state, in nats per token, between two rounds.
+
+        Raises:
+            ResourceError: processes have ended too often.
+        """
+        more = {"held_out": held_out_EM} | ({} if basis_DD is None else {"basis": basis_DD})
+        while True:
+            try:
+                self.start()
+                self.loaded = False
+                with packed({**weights_layout(self.manifest), **layout_of(more)}) as parcel:
+                    fill(parcel.tensors, self.manifest, grids)
+                    for name, tensor in more.items():
+                        parcel.tensors[name].copy_(tensor)
+                    through, plain = self._tell("evaluate", parcel)[0].numbers
+                    return through, plain
+            except LostMemberError as error:
+                if self.stopped:
+                    raise
+                self.say(f"{error}; evaluating once more")
+
+    def stop(self) -> None:
+        """End all processes; who waits for them gets a LostMemberError."""
+        self.stopped = True
+        if self.crew is not None:
+            self.crew.stop()
+
+    def _load_moments(self) -> None:
+        if self.moments:
+            with packed(moments_layout(self.manifest)) as parcel:
+                for name, tensor in parcel.tensors.items():
+                    tensor.copy_(self.moments[name])
+                self._tell("load_moments", parcel)
+
+    def _tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
+        if self.crew is None or (do in ("step", "moved", "moments") and not self.loaded):
+            raise LostMemberError("the processes that compute have been started again")
+        try:
+            return self.crew.tell(do, parcel, step)
+        except LostMemberError as error:
+            raise self._without(error) from None
+
+    def _without(self, error: LostMemberError) -> LostMemberError:
+        """The crew is lost."""
+        self.crew = None
+        self.lost.append(str(error))
+        return error
+
+
+class ShardedEvaluator:
+    """Held-out loss as `Evaluator` has it, computed by the processes of a replica between two rounds."""
+
+    def __init__(self, replica: ShardedReplica, basis_DD: Tensor | None, held_out_EM: Tensor) -> None:
+        self.manifest = replica.manifest
+        self.replica = replica
+        self.basis_DD = basis_DD
+        self.held_out_EM = held_out_EM
+
+    def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
+        """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
+        return self.replica.evaluate(grids, self.held_out_EM, self.basis_DD)

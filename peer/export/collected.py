@@ -1,0 +1,252 @@
+"""The whole model after one round, from the folders of peers: closed rounds from a snapshot, open ones from the shelf.
+
+Nothing is changed in the folders, whose peers may be at work. Each part is what a peer that starts from its folder
+makes of it, so it has the digest that this peer tells.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from peer import checkpoint
+from peer.checkpoint import Settled
+from peer.events import Listener, Progress
+from peer.network.shelf import Shelf
+from peer.network.snapshots import SnapshotStore
+from peer.optim.grid import digest
+from peer.optim.outer import Grid, OuterState
+from peer.swarm.followed import to_torch
+from protocol.cards import Authority
+from protocol.contribution import Contribution, decode
+from protocol.errors import FormatError, ResourceError, UserError
+from protocol.history import History
+from protocol.identity import Part, PeerId
+from protocol.layout import elements, model_layout
+from protocol.ledger import Ledger
+from protocol.proofs import read_entry, read_revocation
+from protocol.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
+from protocol.snapshot import Header
+from protocol.window import Window
+
+OBSERVER = "observer"
+"""Beneath a bootstrap node's folder, where the observer beside it keeps its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder in which a peer of the run keeps its state, and what it noted of that last."""
+
+    folder: Path
+    settled: Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The outer state of every part after `round`, with its digest, and which rounds of which authors are in it.
+
+    `folders` are where the run's files are, some here and some there.
+    """
+
+    descriptor: Descriptor
+    round: int
+    grids: dict[Part, Grid]
+    digests: dict[Part, str]
+    counted: dict[Part, History]
+    folders: tuple[Path, ...]
+
+    def file(self, name: str) -> Path:
+        """One of the run's files, checked.
+
+        Raises:
+            ResourceError: no folder has it as it should be.
+        """
+        return run_file(self.descriptor, self.folders, name)
+
+
+def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Collected:
+    """The model after `round`, or after the last one that all folders have finished.
+
+    Raises:
+        UserError: the folders are not of one run, or have no such round.
+        ResourceError: a part is in no folder, or what is there is damaged.
+    """
+    descriptor = _one_run(folders)
+    places = [place for folder in folders if (place := _place(folder)) is not None]
+    last = min((place.settled.round for place in places), default=0)
+    chosen = last if round is None else round
+    if not 0 <= chosen <= last:
+        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {_named(folders)}")
+    if not places:
+        emit(Progress(f"{_named(folders)}: no peer's state, so these are the weights that the run began with"))
+    everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
+    grids, digests, counted = {}, {}, {}
+    layouts, done = model_layout(descriptor.manifest), 0
+    total = sum(map(elements, layouts.values()))
+    for part, layout in layouts.items():
+        emit(Progress(f"collecting {part} after round {chosen}", 4 * done, 4 * total))
+        grids[part], digests[part], counted[part] = _part(descriptor, part, places, everywhere, chosen)
+        done += elements(layout)
+    for name in (TOKENIZER, BASIS):
+        run_file(descriptor, everywhere, name)
+    return Collected(descriptor, chosen, grids, digests, counted, everywhere)
+
+
+def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
+    """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    for path in found:
+        try:
+            check_file(path, descriptor.file(name))
+        except FormatError:
+            continue
+        return path
+    if found:
+        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
+    raise ResourceError(
+        f"{name} is not in {_named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
+    )
+
+
+def _one_run(folders: Sequence[Path]) -> Descriptor:
+    """Raises ResourceError or UserError unless all folders are of one run."""
+    found = [read_kept(folder) for folder in folders]
+    if len({each.run_id for each in found}) > 1:
+        raise UserError(f"{_named(folders)} are of different runs")
+    return found[0]
+
+
+def _place(folder: Path) -> Place | None:
+    """The state in a folder, or, of the operator's node, in that of the observer beside it; None if there is none."""
+    for own in (folder, folder / OBSERVER):
+        if (settled := checkpoint.last_settled(own)) is not None:
+            return Place(own, settled)
+    return None
+
+
+def _part(
+    descriptor: Descriptor, part: Part, places: Sequence[Place], folders: Sequence[Path], round: int
+) -> tuple[Grid, str, History]:
+    """One part after a round, the same from all folders that have it; before round 1 from the run's files."""
+    found: dict[str, tuple[Grid, History]] = {}
+    reasons: list[str] = []
+    for place in places:
+        if part not in place.settled.digests:
+            continue
+        try:
+            grid, history = _part_in(place, descriptor, part, folders, round)
+        except ResourceError as error:
+            reasons.append(str(error))
+        else:
+            found[digest(grid)] = grid, history
+    if not found and not round:
+        grid = _first(descriptor, part, folders)
+        found[digest(grid)] = grid, History()
+    if not found:
+        which = "; ".join(reasons) or f"none of {_named(folders)} holds it: give the folder of a peer that does, too"
+        raise ResourceError(f"{part} after round {round}: {which}")
+    if len(found) > 1:
+        raise ResourceError(
+            f"the folders hold {len(found)} different states of {part} after round {round}: ask the swarm, by a ticket"
+        )
+    ((name, (grid, history)),) = found.items()
+    return grid, name, history
+
+
+def _first(descriptor: Descriptor, part: Part, folders: Sequence[Path]) -> Grid:
+    """The weights that a part began with."""
+    tensors: Grid = load_file(run_file(descriptor, folders, genesis_file(part)))
+    return OuterState.begin(descriptor.manifest, part, tensors, author=False).grid
+
+
+def _part_in(
+    place: Place, descriptor: Descriptor, part: Part, folders: Sequence[Path], round: int
+) -> tuple[Grid, History]:
+    """One part by one folder: from the last state that is not after the round, or the first weights, and on with what
+    counted since.
+
+    Raises:
+        ResourceError: this folder has not what it takes.
+    """
+    manifest, last = descriptor.manifest, descriptor.manifest.outer.last_applied(round)
+    newest, base, counted, start = None, 0, History(), None
+    for header, tensors in SnapshotStore(place.folder / "snapshots", manifest).on_disk(part):
+        newest = newest or header
+        if header.round <= last:
+            base, counted, start = header.round, header.history.copy(), to_torch(tensors)
+            break
+    start = start or _first(descriptor, part, folders)
+    state = OuterState.begin(manifest, part, start, author=False)
+    if base < last:
+        shelved = _read_shelf(place, descriptor, part, newest)
+        for number in range(base + 1, last + 1):
+            chosen = shelved.chosen(number)
+            if chosen:
+                state.replace([], [shelved.read(chosen[author], descriptor, number) for author in sorted(chosen)])
+            counted.add(number, chosen)
+    return state.grid, counted
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """What a folder has of the contributions to a part. `ledger` is as when its peer starts again; `closed` are the
+    rounds before, as far as they are kept: round → author → SHA-256 of what counts."""
+
+    shelf: Shelf
+    ledger: Ledger
+    closed: dict[int, dict[PeerId, str]]
+
+    def chosen(self, round: int) -> dict[PeerId, str]:
+        """What counts in a round. Raises ResourceError unless all of it is here."""
+        if round > self.ledger.folded:
+            return self.ledger.chosen(round)
+        chosen, history = self.closed.get(round, {}), self.ledger.history
+        if missing := [author for author in history.ranges if history.has(author, round) and author not in chosen]:
+            raise ResourceError(
+                f"{self.shelf.directory} no longer has what {len(missing)} peer(s) contributed to round {round}: "
+                f"rounds from {self.ledger.folded} on are here"
+            )
+        return chosen
+
+    def read(self, sha256: str, descriptor: Descriptor, round: int) -> Contribution:
+        """One of them. Raises ResourceError if it is not what it is kept as."""
+        try:
+            found = decode(self.shelf.read(sha256), descriptor.manifest)
+        except (OSError, FormatError) as error:
+            raise ResourceError(f"cannot read a contribution in {self.shelf.directory}: {error}") from None
+        if (found.run, found.name.part, found.name.round) != (descriptor.run_id, self.ledger.part, round):
+            raise ResourceError(f"{self.shelf.directory} holds a contribution to something else than its name says")
+        return found
+
+
+def _read_shelf(place: Place, descriptor: Descriptor, part: Part, newest: Header | None) -> Shelved:
+    """Raises ResourceError if a contribution there is damaged: a state without it would be nobody's."""
+    outer, authority = descriptor.manifest.outer, Authority(descriptor.run_id, descriptor.operator)
+    shelf, ledger = Shelf(place.folder / "contributions"), Ledger(part, PeerId(""), Window(outer.grace, outer.liars))
+    if newest is not None:
+        ledger.adopt(newest.round, newest.history.copy())
+    ledger.advance(place.settled.round + 1)
+    found, files, whole_ones = Shelved(shelf, ledger, {}), len(list(shelf.directory.glob(f"{part}/????????-*"))), 0
+    for signed in shelf.revocations():
+        ledger.revoke(read_revocation(signed, authority))
+    for proof, _, whole in shelf.found(part):
+        whole_ones += 1
+        try:
+            entry = read_entry(proof, [], authority)
+        except FormatError:  # of a peer on trial: it counts nowhere
+            continue
+        if entry.name.round > ledger.folded:
+            (ledger.take if whole else ledger.offer)(entry, vouched=True)
+        elif whole and ledger.history.has(entry.name.author, entry.name.round):
+            found.closed.setdefault(entry.name.round, {})[entry.name.author] = entry.sha256
+    if whole_ones < files:
+        raise ResourceError(
+            f"{files - whole_ones} of {files} contributions in {shelf.directory / part} are damaged, or were dropped "
+            "just now by its peer: try again, or ask the swarm, with a ticket"
+        )
+    return found
+
+
+def _named(folders: Sequence[Path]) -> str:
+    return " and ".join(map(str, folders))

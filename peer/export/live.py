@@ -1,0 +1,67 @@
+"""A folder brought up to where a swarm is now: as an observer that comes, catches up, and goes."""
+
+import asyncio
+from pathlib import Path
+
+from peer.daemon import run_until
+from peer.events import Event, Failed, Joined, Listener
+from peer.joining import PeerOptions
+from peer.swarm.node import Node
+from peer.swarm.outer_round import OuterLoop
+from peer.swarm.recovery import agree, catch_up
+from protocol.errors import UnreachableError
+from protocol.run_files import HELD_OUT, TRAIN
+from protocol.ticket import Ticket
+
+TRIES = 30
+"""Attempts at catching up, a second or more apart: peers come and go."""
+
+TRIES_ALONE = 5
+"""So many where nobody is there at all."""
+
+
+async def bring_up_to_date(
+    ticket: Ticket, folder: Path, threads: int, evaluates: bool, stop: asyncio.Event, emit: Listener
+) -> None:
+    """Take over what the swarm agrees on: states that more peers than may lie announce alike, and the contributions
+    since, which their authors signed. `evaluates`: also fetch the held-out text.
+
+    Raises:
+        UnreachableError: nobody is in the run, or those who are do not give the state.
+        HetpeerError: there is no place for an observer; the message says why.
+    """
+    without = (TRAIN,) if evaluates else (TRAIN, HELD_OUT)
+    settings = PeerOptions(ticket, "observer", folder, threads=threads, without=without)
+
+    async def follow(node: Node) -> None:
+        outer = await node.outer_loop([])
+        async with node.in_the_swarm(outer):
+            await _catch_up(outer)
+            node.leave()
+
+    def tell(event: Event) -> None:
+        if not isinstance(event, Joined | Failed):
+            emit(event)
+
+    await run_until(stop, settings, tell, follow)
+
+
+async def _catch_up(outer: OuterLoop) -> None:
+    """Raises UnreachableError if the last round that the others were seen to finish cannot be had. They may go
+    meanwhile: what they had has come by then, or has not."""
+    met, last = False, 0
+    for attempt in range(TRIES):
+        met, last = met or bool(outer.discovery.others()), max(last, outer.others_at())
+        if met and outer.clock > last:
+            await agree(outer)
+            return
+        if not met and attempt == TRIES_ALONE:
+            break
+        await outer.discovery.news.wait(1.0)
+        await outer.discovery.read()
+        await catch_up(outer)
+    if not met:
+        raise UnreachableError(
+            "nobody is in the run now: instead of the ticket, give the folder of a peer or of the bootstrap node"
+        )
+    raise UnreachableError(f"round {last} cannot be had: those who hold it do not answer, or are gone; try again")

@@ -1,0 +1,248 @@
+"""Blocks of prepared text from whoever has them: HTTP mirrors, and the operator's node where none gives them.
+
+Nobody is trusted: a block is what its digest says, or nothing. A mirror that errs, stalls or lies is passed over while
+another gives the bytes; the quickest is asked first.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httpx2
+
+from peer.events import Listener, Progress
+from protocol.bandwidth import Bandwidth
+from protocol.blobs import fetch
+from protocol.channels import Credentials, Reachable, connect
+from protocol.dataset import Block, check_block
+from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
+from protocol.manifest import Manifest
+
+STALL_SECONDS = 10.0
+"""Without a byte."""
+
+BLOCK_SECONDS = 60.0
+"""For a whole block: at 512 KiB, less than a home link's tenth part. It is a mirror that drips, or a hopeless way."""
+
+MOST_REDIRECTS = 5
+
+PATIENCE_SECONDS = 3600.0
+"""After so long without a single block from anybody, there is something that waiting does not mend."""
+
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
+"""Between two rounds of asking everybody."""
+
+AVOIDED_SECONDS, MOST_AVOIDED_SECONDS = 5.0, 300.0
+"""Who has failed is asked again after so long, twice as long each time; sooner only if nobody else gives a block."""
+
+FORGETS = 0.8
+"""Of what was known of a mirror's speed, after each block."""
+
+
+class Source(Protocol):
+    """Who gives blocks. `last`: it is asked when all others have failed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def last(self) -> bool: ...
+
+    async def fetch(self, block: Block) -> bytes:
+        """The bytes it gives, at most `block.size`. Raises HetpeerError: it gives none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpMirror:
+    """A folder with the shards, behind an HTTP server that knows ranges."""
+
+    name: str
+    client: httpx2.AsyncClient
+    bandwidth: Bandwidth
+    last: bool = False
+
+    async def fetch(self, block: Block) -> bytes:
+        end = block.offset + block.size - 1
+        headers = {"Range": f"bytes={block.offset}-{end}", "Accept-Encoding": "identity"}
+        await _pay(self.bandwidth, block.size)
+        with _told():
+            async with (
+                asyncio.timeout(BLOCK_SECONDS),
+                self.client.stream("GET", f"{self.name}/{block.shard}", headers=headers) as response,
+            ):
+                _require_range(response, block)
+                return await _body(response, block.size)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Raise the library's errors as ours."""
+    try:
+        yield
+    except (TimeoutError, httpx2.TimeoutException):
+        raise UnreachableError("stalls") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+        raise UnreachableError(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+async def _body(response: httpx2.Response, most: int) -> bytes:
+    """As it came, and no more than was asked for."""
+    data = bytearray()
+    async for some in response.aiter_raw():
+        data += some
+        if len(data) > most:
+            raise FormatError(f"gives more than the {most} bytes that are due")
+    return bytes(data)
+
+
+async def fetch_whole(client: httpx2.AsyncClient, url: str, most: int) -> bytes:
+    """A small file, of `most` bytes at most.
+
+    Raises:
+        FormatError: it is larger.
+        RefusedError: it is not there.
+        UnreachableError: nobody answers.
+    """
+    try:
+        with _told():
+            async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
+                if response.status_code != 200:
+                    raise RefusedError(f"answers {response.status_code}")
+                return await _body(response, most)
+    except HetpeerError as error:
+        raise type(error)(f"{url}: {error}") from None
+
+
+def _require_range(response: httpx2.Response, block: Block) -> None:
+    """Raises RefusedError or FormatError unless the body will be the bytes that were asked for."""
+    if response.status_code == 200:
+        raise RefusedError("answers with the whole file: its server knows no ranges (nginx, Caddy and S3 do)")
+    if response.status_code != 206:
+        raise RefusedError(f"answers {response.status_code} to {block.shard}")
+    given = response.headers.get("content-range", "")
+    if not given.startswith(f"bytes {block.offset}-{block.offset + block.size - 1}/"):
+        raise FormatError(f"answers with another range, {given[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMirror:
+    """The operator's node, which serves the blocks of text that lies on its machine by their digests."""
+
+    node: Reachable
+    manifest: Manifest
+    credentials: Credentials
+    bandwidth: Bandwidth
+    last: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"the operator's node at {self.node.address}"
+
+    async def fetch(self, block: Block) -> bytes:
+        async with connect(self.node, self.manifest, self.credentials, self.bandwidth.window) as channel:
+            return await fetch(channel, self.manifest, block.sha256.hex(), block.size, self.bandwidth)
+
+
+async def _pay(bandwidth: Bandwidth, size: int) -> None:
+    while size > 0:
+        piece = min(size, bandwidth.down.piece)
+        await bandwidth.take(piece)
+        size -= piece
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is known of a source: seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
+
+    source: Source
+    seconds: float = 0.0
+    failures: int = 0
+    reason: str = ""
+    avoided_until: float = 0.0
+    chance: float = field(default_factory=random.random)
+
+    def promise(self, now: float) -> tuple[bool, float, bool, float, float]:
+        """Ascending: whom to ask first. Who is avoided goes last; of the others the quickest mirror, but before it one
+        that was never asked."""
+        avoided = now < self.avoided_until
+        return avoided, avoided * self.avoided_until, self.source.last, self.seconds, self.chance
+
+    def came(self, taken: float) -> None:
+        self.failures, self.reason = 0, ""
+        self.seconds = FORGETS * self.seconds + (1 - FORGETS) * taken if self.seconds else taken
+
+    def failed(self, reason: str, now: float) -> None:
+        self.reason = reason[:200]
+        self.avoided_until = now + min(MOST_AVOIDED_SECONDS, AVOIDED_SECONDS * 2**self.failures)
+        self.failures = min(self.failures + 1, 16)
+
+
+class Mirrors:
+    """Brings blocks from the sources, of which there may be other ones later: `sources` is asked each time."""
+
+    def __init__(
+        self, sources: Callable[[], Awaitable[Sequence[Source]]], emit: Listener, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self.sources, self.emit, self.patience = sources, emit, patience
+        self._standings: dict[str, Standing] = {}
+        self._came = self._said = 0.0
+
+    async def fetch(self, block: Block) -> bytes:
+        """The block's bytes, checked.
+
+        Raises:
+            UnreachableError: for `patience` seconds nobody has given any block, and the message has all reasons; or
+                there is nobody to ask.
+        """
+        clock = asyncio.get_running_loop().time
+        begun, pause = clock(), FIRST_PAUSE_SECONDS
+        while True:
+            for standing in await self._in_turn():
+                asked = clock()
+                try:
+                    data = await standing.source.fetch(block)
+                    check_block(block, data)
+                except HetpeerError as error:
+                    self._note(standing, block, str(error), clock())
+                else:
+                    self._came = clock()
+                    standing.came(self._came - asked)
+                    return data
+            if not self._standings:
+                raise UnreachableError(f"{block} of the run's text is not on this machine, and the run has no mirrors")
+            reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._standings.items())
+            if clock() + pause > max(begun, self._came) + self.patience:
+                raise UnreachableError(f"no mirror gives {block} of the run's text: {reasons}")
+            self._say(f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})", clock())
+            await asyncio.sleep(pause)
+            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
+
+    def _say(self, what: str, now: float) -> None:
+        """Once for all blocks that wait."""
+        if now >= self._said:
+            self.emit(Progress(what))
+            self._said = now + MOST_PAUSE_SECONDS
+
+    async def _in_turn(self) -> list[Standing]:
+        sources = {source.name: source for source in await self.sources()}
+        known, now = self._standings, asyncio.get_running_loop().time()
+        self._standings = {name: known.get(name) or Standing(source) for name, source in sources.items()}
+        return sorted(self._standings.values(), key=lambda each: each.promise(now))
+
+    def _note(self, standing: Standing, block: Block, reason: str, now: float) -> None:
+        if not standing.failures:
+            self.emit(Progress(f"mirror {standing.source.name}: {block}: {reason}; asking another"))
+        standing.failed(reason, now)
+
+
+def http_client() -> httpx2.AsyncClient:
+    """For all mirrors: a few connections that stay open, the system's certificates, the proxy of the environment."""
+    return httpx2.AsyncClient(
+        timeout=httpx2.Timeout(STALL_SECONDS),
+        follow_redirects=True,
+        max_redirects=MOST_REDIRECTS,
+        limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8),
+    )

@@ -1,0 +1,264 @@
+"""From anybody's text to shards: nothing is lost, nothing is left half done."""
+
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from bootstrap.data.prepare import Wanted, prepare
+from protocol.dataset import DataManifest
+from protocol.errors import FormatError, ResourceError, UserError
+from protocol.prepared import open_folder, read_block
+from tests.reference.prepared import small_prepared, write_texts
+
+ROOT = Path(__file__).parents[3]
+
+
+def quietly(doing: str, done: int, total: int) -> None:
+    """Nobody listens."""
+
+
+def documents_in(folder: Path) -> list[list[str]]:
+    """The texts of the two streams, as the tokens say them, in the order of the shards."""
+    manifest = open_folder(folder).manifest
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [texts(folder, manifest, tokenizer, names) for names in (manifest.shards, (manifest.held_out,))]
+
+
+def texts(folder: Path, manifest: DataManifest, tokenizer: Tokenizer, shards: tuple) -> list[str]:
+    parts = [np.fromfile(folder / shard.name, manifest.token_dtype) for shard in shards]
+    tokens = np.concatenate([parts[0], *(part[1:] for part in parts[1:])])
+    ends = np.flatnonzero(tokens == manifest.end_of_text)
+    assert ends[-1] == len(tokens) - 1, "the last document ends, too"
+    pieces = np.split(tokens, ends + 1)[:-1]
+    return [tokenizer.decode(piece[:-1].tolist(), skip_special_tokens=False) for piece in pieces]
+
+
+def test_every_document_is_there_once_whole_and_in_another_order(tmp_path: Path) -> None:
+    out = small_prepared(tmp_path)
+    train, held_out = documents_in(out)
+    originals = [path.read_text() for path in sorted((tmp_path / "texts").iterdir())]
+    assert sorted(train + held_out) == sorted(originals)
+    assert len(held_out) == 1
+    assert train != [text for text in originals if text in train]
+
+
+def test_the_manifest_counts_what_is_there(tmp_path: Path) -> None:
+    out = small_prepared(tmp_path, held_out=0.25)
+    manifest = open_folder(out).manifest
+    assert (manifest.documents, manifest.held_out_documents) == (30, 10)
+    for shard in (*manifest.shards, manifest.held_out):
+        data = (out / shard.name).read_bytes()
+        assert (len(data) // 2, hashlib.sha256(data).hexdigest()) == (shard.tokens, shard.sha256)
+    assert manifest.tokenizer == hashlib.sha256((out / "tokenizer.json").read_bytes()).hexdigest()
+
+
+def test_the_same_text_and_seed_give_the_same_folder_and_another_seed_another_order(tmp_path: Path) -> None:
+    first, again, other = (
+        open_folder(small_prepared(tmp_path / name, seed=seed)).manifest
+        for name, seed in (("first", 1), ("again", 1), ("other", 2))
+    )
+    assert first == again
+    assert first.shards != other.shards
+
+
+@given(st.lists(st.text(alphabet="ab \n.é🙂", max_size=300), min_size=2, max_size=12), st.integers(1, 5))
+@settings(max_examples=15, deadline=None)
+def test_whatever_the_texts_are_they_can_be_read_back(
+    tmp_path_factory: pytest.TempPathFactory, given_texts: list[str], shard_blocks: int
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    lines = [json.dumps({"text": text}) for text in given_texts] + [
+        json.dumps({"text": "a text of some length " * 9})
+    ] * 2
+    (folder / "texts.jsonl").write_text("\n".join(lines))
+    wanted = Wanted([str(folder / "texts.jsonl")], train_tokenizer=300, block_tokens=32, shard_blocks=shard_blocks)
+    prepare(wanted, folder / "out", quietly)
+    train, held_out = documents_in(folder / "out")
+    expected = [json.loads(line)["text"] for line in lines]
+    assert sorted(train + held_out) == sorted(text for text in expected if text.strip())
+
+
+def test_a_single_text_is_cut_and_its_end_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "book").write_text("Call me Ishmael. " * 200)
+    manifest = prepare(Wanted([str(tmp_path / "book")], train_tokenizer=300, held_out=0.1), tmp_path / "out", quietly)
+    assert manifest.held_out.tokens == pytest.approx(
+        0.1 * (manifest.held_out.tokens + manifest.shards[0].tokens), abs=1
+    )
+
+
+def test_a_text_longer_than_what_is_read_at_once_has_the_tokens_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = write_texts(tmp_path / "texts", 6)
+    manifests = []
+    for name, characters in (("whole", 2**20), ("pieces", 50)):
+        monkeypatch.setattr("bootstrap.data.documents.READ_CHARACTERS", characters)
+        manifests.append(prepare(Wanted([str(texts)], train_tokenizer=300), tmp_path / name, quietly))
+    assert manifests[0].shards == manifests[1].shards
+
+
+def test_shards_and_what_is_buffered_are_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = documents_in(small_prepared(tmp_path / "large"))
+    monkeypatch.setattr("bootstrap.data.shuffle.BUFFERED_TOKENS", 100)
+    monkeypatch.setattr("bootstrap.data.encoding.BATCH_TEXTS", 3)
+    assert documents_in(small_prepared(tmp_path / "small", shard_blocks=3)) == expected
+
+
+def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    written = [f"Document {number} has a few words of its own.\nAnd a line more." for number in range(20)]
+    lines = "".join(json.dumps({"content": text, "url": "x"}) + "\n" for text in written)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    parquet.write_table(pyarrow.table({"content": written, "url": ["x"] * 20}), tmp_path / "c.parquet")
+    found = [
+        prepare(Wanted([str(tmp_path / name)], train_tokenizer=300, field="content"), tmp_path / f"{name}.out", quietly)
+        for name in ("a.jsonl", "b.jsonl.gz", "c.parquet")
+    ]
+    assert found[0].shards == found[1].shards == found[2].shards
+
+
+def test_a_dataset_is_streamed_by_its_own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "rows").mkdir()
+    lines = [json.dumps({"text": f"Row {number} of a dataset, with words in it."}) for number in range(20)]
+    (tmp_path / "rows" / "train.jsonl").write_text("\n".join(lines))
+    manifest = prepare(Wanted([f"hf:{tmp_path / 'rows'}"], train_tokenizer=300), tmp_path / "out", quietly)
+    same = prepare(Wanted([str(tmp_path / "rows")], train_tokenizer=300), tmp_path / "same", quietly)
+    assert manifest.shards == same.shards
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("a.jsonl", b'{"text": "fine"}\n{"body": "no"}\n', r"a\.jsonl, line 2: has no field 'text', but body.*--field"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1: field 'text' is no text but int"),
+        ("a.jsonl", b"{not json\n", "line 1"),
+        ("a.jsonl", b"[1]\n", "line 1: is no object"),
+        ("a.txt", b"\xff\xd8\xff", r"a\.txt is not text in UTF-8"),
+        ("a.jsonl.gz", b"no gzip at all", r"cannot read .*a\.jsonl\.gz"),
+        ("a.txt.gz", gzip.compress(b"Some text. " * 1000)[:40], "ends too early"),
+        ("a.txt", b" \n ", "there is no text in"),
+        ("a.parquet", b"PAR1 no parquet", r"a\.parquet is no Parquet file"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_leaves_nothing(
+    tmp_path: Path, name: str, contents: bytes, words: str
+) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(ResourceError, match=words):
+        prepare(Wanted([str(tmp_path / name)], train_tokenizer=300), tmp_path / "out", quietly)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"pip install 'hetpeer\[hf\]'"):
+        prepare(Wanted(["hf:some/dataset"], train_tokenizer=300), tmp_path / "out", quietly)
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+    out = small_prepared(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(ResourceError, match="not empty"):
+        prepare(Wanted([str(tmp_path / "texts")], train_tokenizer=300), out, quietly)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("wanted", [{}, {"tokenizer": Path("x"), "train_tokenizer": 300}, {"train_tokenizer": 100}])
+def test_a_tokenizer_is_given_or_trained(tmp_path: Path, wanted: dict) -> None:
+    with pytest.raises(UserError, match="token"):
+        prepare(Wanted([str(write_texts(tmp_path / "texts"))], **wanted), tmp_path / "out", quietly)
+
+
+def test_a_mirror_is_a_url(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="is no mirror"):
+        prepare(Wanted(["x"], train_tokenizer=300, mirrors=["ftp://example.org"]), tmp_path / "out", quietly)
+
+
+def given_tokenizer(path: Path, end: str) -> Path:
+    """One that is not cut before lines: it lowers all letters and knows words alone. It also truncates."""
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["?", end], show_progress=False)
+    tokenizer.train_from_iterator((text.read_text() for text in sorted(path.glob("texts/*.txt"))), trainer)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path / "tokenizer.json"
+
+
+def test_a_given_tokenizer_is_kept_byte_for_byte_and_cuts_nothing_off(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    path = given_tokenizer(tmp_path, "</s>")
+    manifest = prepare(Wanted([str(texts)], tokenizer=path), tmp_path / "out", quietly)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
+    assert manifest.end_of_text == 1
+    assert sum(shard.tokens for shard in manifest.shards) > 40 * 100
+
+
+def test_a_token_that_ends_texts_is_asked_for_where_there_is_no_usual_one(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    path = given_tokenizer(tmp_path, "<stop>")
+    with pytest.raises(UserError, match="--end-of-text"):
+        prepare(Wanted([str(texts)], tokenizer=path), tmp_path / "out", quietly)
+    manifest = prepare(Wanted([str(texts)], tokenizer=path, end_of_text="<stop>"), tmp_path / "out", quietly)
+    assert manifest.end_of_text == 1
+
+
+def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "a.txt").write_text("A text.")
+    with pytest.raises(ResourceError, match=r"tokenizer\.json is no tokenizer"):
+        prepare(Wanted([str(tmp_path)], tokenizer=tmp_path / "tokenizer.json"), tmp_path / "out", quietly)
+
+
+def test_blocks_share_one_token_and_cover_both_streams(tmp_path: Path) -> None:
+    folder = small_prepared(tmp_path, shard_blocks=3)
+    dataset = open_folder(folder)
+    for stream in (dataset.train, dataset.held_out):
+        blocks = [dataset.block(stream.first + number) for number in range(stream.blocks)]
+        tokens = [dataset.tokens_of(block, read_block(folder, block)) for block in blocks]
+        assert all(first[-1] == second[0] for first, second in itertools.pairwise(tokens))
+        assert all(len(each) == stream.block_tokens + 1 for each in tokens[:-1])
+        assert sum(len(each) - 1 for each in tokens) + 1 == stream.tokens
+
+
+PROGRAM = """
+import os, signal, sys
+from bootstrap.data import prepare
+def interrupt(doing, done, total):
+    if doing.startswith(sys.argv[3]):
+        os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+from pathlib import Path
+prepare.prepare(prepare.Wanted([sys.argv[1]], train_tokenizer=300), Path(sys.argv[2]), interrupt)
+"""
+
+
+@pytest.mark.parametrize(("when", "how"), [("training", "SIGINT"), ("tokenizing", "SIGINT"), ("hashing", "SIGKILL")])
+def test_whoever_is_stopped_leaves_nothing_that_looks_whole(tmp_path: Path, when: str, how: str) -> None:
+    texts, out = write_texts(tmp_path / "texts", 10), tmp_path / "out"
+    words = [sys.executable, "-c", PROGRAM, str(texts), str(out), when, how]
+    stopped = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    assert stopped.returncode == -getattr(signal, how)
+    assert not out.exists()
+    if how == "SIGINT":
+        assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+    prepare(Wanted([str(texts)], train_tokenizer=300), out, quietly)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]

@@ -1,0 +1,58 @@
+"""Do so many processes fit the run and the machine?"""
+
+import pytest
+import torch
+
+from peer.compute.machine import whole_bytes
+from peer.devices.fit import require_devices, worker_bytes
+from protocol.errors import ResourceError, UserError
+from protocol.manifest import Manifest, check
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def preset(name: str, sequences: int = 32) -> Manifest:
+    return check({"model": {"preset": name}, "inner": {"sequences": sequences, "microbatch": 4}})
+
+
+@pytest.mark.parametrize(("asked", "near"), [(3, "2 or 4"), (24, "16 or 32"), (33, "32")])
+def test_sequences_that_cannot_be_shared_evenly_name_the_nearest_numbers_that_can(asked: int, near: str):
+    with pytest.raises(UserError, match=rf"--nproc {asked}: .* 32 sequences, which .* evenly; take {near}$"):
+        require_devices(preset("nano"), asked, CPU)
+
+
+def test_each_process_takes_a_cuda_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ResourceError, match="--nproc 4: each process takes a CUDA device, and PyTorch sees 2 here"):
+        require_devices(preset("nano"), 4, CUDA)
+
+
+def test_a_cuda_device_too_small_for_its_share_is_named(monkeypatch: pytest.MonkeyPatch):
+    class Small:
+        total_memory = 10**9
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Small)
+    monkeypatch.setattr("peer.devices.fit.free_bytes", lambda device: 10**12)
+    require_devices(preset("nano"), 2, CUDA)
+    with pytest.raises(ResourceError, match=r"each takes about .* cuda:0 has 1\.0 GB; take a larger --nproc"):
+        require_devices(preset("1b"), 2, CUDA)
+
+
+def test_other_devices_cannot_be_several():
+    with pytest.raises(ResourceError, match="works with cpu and cuda"):
+        require_devices(preset("nano"), 2, torch.device("mps"))
+
+
+def test_too_little_memory_is_said_before_joining():
+    with pytest.raises(ResourceError, match=r"--max-memory 1\.0 GB is not enough for a replica in 2 processes"):
+        require_devices(preset("nano"), 2, CPU, 10**9)
+    with pytest.raises(ResourceError, match=r"not enough memory for a replica in 16 processes: it takes about .*, cpu"):
+        require_devices(check({"model": {"preset": "1b", "layers": 1024}}), 16, CPU)
+
+
+def test_a_process_takes_less_the_more_there_are():
+    run = check({"model": {"preset": "1b"}, "inner": {"sequences": 32, "microbatch": 1}})
+    sizes = [worker_bytes(run, processes) for processes in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert worker_bytes(run, 8) < whole_bytes(run) / 4
