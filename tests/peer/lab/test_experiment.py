@@ -8,8 +8,11 @@ from peer.lab.experiment import PAPER, Case, cases, load
 from protocol.errors import ManifestError
 
 ROOT = Path(__file__).parents[3]
+RUNS = ("first-run", "runs")
+"""Folders of the examples that are no experiments, but manifests of runs."""
+
 EXAMPLES = sorted((ROOT / "examples").glob("*/*.toml"))
-EXPERIMENTS = [path for path in EXAMPLES if path.name != "run.toml"]
+EXPERIMENTS = [path for path in EXAMPLES if path.parent.name not in RUNS]
 
 TEXT = """
 title = "Does it matter?"
