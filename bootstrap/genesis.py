@@ -82,17 +82,17 @@ def create_run(
     except OSError as error:
         raise ResourceError(f"cannot make the folder {directory}: {error.strerror}") from None
     checkpoint = open_checkpoint(weights) if weights is not None else None
+    blocks = corpus_path is not None and is_prepared(corpus_path)
     if checkpoint is not None:
         checkpoint.require(manifest.model)
-    elif manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
+    elif not blocks and manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
             f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
         )
     operator = load_or_create(directory).peer_id
-    blocks = corpus_path is not None and is_prepared(corpus_path)
     if corpus_path is not None and blocks:
-        progress(prepared.take(manifest, corpus_path, directory))
+        progress(prepared.take(manifest, corpus_path, directory, checkpoint))
     else:
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")

@@ -6,18 +6,20 @@ from pathlib import Path
 from protocol.atomic import write_atomically
 from protocol.blobs import Blob, Lookup, Slice
 from protocol.dataset import BLOCKS, DATA, DIGEST_BYTES, Dataset
-from protocol.errors import FormatError, ManifestError, ResourceError
+from protocol.errors import FormatError, ManifestError, ResourceError, UserError
+from protocol.hugging_face import Checkpoint
 from protocol.manifest import Manifest
 from protocol.prepared import link, linked, open_folder
 from protocol.run_files import TOKENIZER, Descriptor, measure_file
 
 
-def take(manifest: Manifest, folder: Path, directory: Path) -> str:
+def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: Checkpoint | None = None) -> str:
     """Make the text in `folder` a run's: its files but the shards are copied into `directory`. Returns what it is, in a
     sentence.
 
     Raises:
         ManifestError: the model is not for this text.
+        UserError: the `checkpoint` that the run begins from has another tokenizer.
         ResourceError: the folder is damaged, or has too little text.
     """
     try:
@@ -32,6 +34,16 @@ def take(manifest: Manifest, folder: Path, directory: Path) -> str:
         )
     if measure_file(folder / TOKENIZER).sha256 != prepared.tokenizer:
         raise ResourceError(f"{folder / TOKENIZER} is not the tokenizer that the text was prepared with")
+    if manifest.model.end_of_text != prepared.end_of_text:
+        raise ManifestError(
+            f"model.end_of_text = {manifest.model.end_of_text}, but what ends each text in {folder} is token "
+            f"{prepared.end_of_text}: set it to that"
+        )
+    if checkpoint is not None and measure_file(checkpoint.tokenizer).sha256 != prepared.tokenizer:
+        raise UserError(
+            f"the text in {folder} was prepared with another tokenizer than the checkpoint's: prepare it again with "
+            f"--tokenizer {checkpoint.tokenizer}"
+        )
     for name, stream in (("train on", dataset.train), ("hold out", dataset.held_out)):
         if stream.tokens <= context:
             raise ResourceError(f"too little text: {stream.tokens} tokens to {name}, a sequence takes {context + 1}")

@@ -9,8 +9,11 @@ from bootstrap.genesis import create_run, load_run
 from bootstrap.prepared import lookup
 from protocol.blobs import Slice
 from protocol.dataset import BLOCKS, DATA, check_block
-from protocol.errors import ManifestError, ResourceError
+from protocol.errors import ManifestError, ResourceError, UserError
+from protocol.hugging_face import open_checkpoint
+from protocol.manifest import check
 from protocol.prepared import linked, open_folder
+from tests.reference.checkpoints import by_transformers
 from tests.reference.prepared import small_prepared, write_texts
 from tests.reference.small_manifest import small_manifest
 
@@ -67,6 +70,25 @@ def test_a_vocabulary_that_is_too_small_is_refused_with_the_one_it_takes(prepare
     with pytest.raises(ManifestError, match=r"model\.vocabulary = 280, but .* set it to 300"):
         create_run(small_manifest(model={"vocabulary": 280}), tmp_path / "run", prepared)
     assert create_run(small_manifest(model={"vocabulary": 512}), tmp_path / "run", prepared).prepared
+
+
+def test_another_token_at_the_end_of_texts_is_refused_with_the_one_it_takes(prepared: Path, tmp_path: Path) -> None:
+    ends = open_folder(prepared).manifest.end_of_text
+    with pytest.raises(ManifestError, match=f"is token {ends}: set it to that"):
+        create_run(small_manifest(model={"end_of_text": ends + 1}), tmp_path / "run", prepared)
+
+
+def test_a_checkpoint_with_another_tokenizer_is_refused(prepared: Path, tmp_path: Path) -> None:
+    """And one with the text's begins a run."""
+    weights = by_transformers(tmp_path / "weights")
+    model = open_checkpoint(weights).model.model_dump() | {"context": 8}
+    manifest = check({"model": model, "replicas": {"stages": 2, "compression": 2}})
+    with pytest.raises(UserError, match="another tokenizer than the checkpoint's: prepare it again with --tokenizer"):
+        create_run(manifest, tmp_path / "run", prepared, weights=weights)
+    shutil.copy(prepared / "tokenizer.json", weights)
+    ends = open_folder(prepared).manifest.end_of_text
+    fitting = check({"model": model | {"end_of_text": ends}, "replicas": {"stages": 2, "compression": 2}})
+    assert create_run(fitting, tmp_path / "run", prepared, weights=weights).prepared
 
 
 def test_text_that_is_shorter_than_a_sequence_is_refused(prepared: Path, tmp_path: Path) -> None:
