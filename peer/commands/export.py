@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from peer.commands.tables import show
 from peer.compute.evaluation import Evaluator
 from peer.compute.machine import cores
-from peer.data.batches import held_out_batch
+from peer.data.batches import Text, held_out_batch
+from peer.data.text import open_text
 from peer.data.tokens import open_tokens
 from peer.events import Progress
 from peer.export.card import Losses, contributors, tokens_at_most
@@ -21,6 +22,7 @@ from peer.export.written import Export, require_room, write
 from peer.home import locked, peer_folder
 from peer.process import Terminal, run, told
 from protocol.errors import UserError
+from protocol.prepared import linked
 from protocol.run_files import BASIS, HELD_OUT
 from protocol.ticket import PREFIX, find
 
@@ -81,12 +83,24 @@ def _export(options: ExportOptions, folders: list[Path], out: Path, terminal: Te
 
 
 def _losses(collected: Collected, terminal: Terminal) -> Losses:
-    manifest = collected.descriptor.manifest
-    held_out = open_tokens(collected.file(HELD_OUT), manifest.model.vocabulary)
+    manifest, held_out = collected.descriptor.manifest, _held_out(collected)
     terminal.emit(Progress(f"evaluating on {manifest.evaluation.sequences} held-out sequences"))
     basis = load_file(collected.file(BASIS))["basis"]
     batch = torch.from_numpy(held_out_batch(held_out, manifest))
     return Losses(*Evaluator(manifest, basis, batch, torch.device("cpu")).evaluate(collected.grids))
+
+
+def _held_out(collected: Collected) -> Text:
+    descriptor = collected.descriptor
+    if not descriptor.prepared:
+        return open_tokens(collected.file(HELD_OUT), descriptor.manifest.model.vocabulary)
+    folder = next((each for each in collected.folders if linked(each) is not None), None)
+    if folder is None:
+        raise UserError(
+            "this run is on prepared text, and none of these folders says where that is: give the bootstrap node's "
+            "folder, too, or leave out --evaluate"
+        )
+    return open_text(descriptor, folder)[1]
 
 
 def _row(collected: Collected, losses: Losses | None, written: Export) -> dict[str, object]:

@@ -13,6 +13,9 @@ LEAST_SHARE = 0.1
 LEAST_SECONDS = 2.0
 """A process among many on few cores may rest for seconds, in rounds that last no longer."""
 
+LAST = 4
+"""The run's last contributions are waited for so many times as long: nobody waits to go on."""
+
 EARLY_SHARE = 0.8
 """A slow replica stops at this share of the wait, so that its contribution arrives before the end."""
 
@@ -30,8 +33,9 @@ class Pace:
         """Seconds until half of a round's contributions are here, as a rule; 0 before the first round."""
         return median(self.halves) if self.halves else 0.0
 
-    def wait(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
-        """Until when to wait for the rest of `expected` contributions; None while less than half are here.
+    def wait(self, started: float, arrivals: Sequence[float], expected: int, last: bool = False) -> float | None:
+        """Until when to wait for the rest of `expected` contributions; None while less than half are here. After the
+        run's `last` round none can make up for what is missed.
 
         `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
         """
@@ -40,7 +44,8 @@ class Pace:
             return None
         length = max(0.0, half - started)
         usual = median(self.delays) if self.delays else length
-        return half + self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
+        delays = self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
+        return half + (LAST if last else 1) * delays
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """When a replica that is not done yet ends its inner loop."""

@@ -218,7 +218,8 @@ class OuterLoop:
                 return False
             self.note_arrivals()
             seen, parts = self._seen(round), self.followed.parts
-            waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
+            last = round == self.manifest.outer.rounds
+            waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
             known = [wait for wait in waits if wait is not None]
             left = max(known) - time.monotonic() if len(known) == len(waits) else None
             if left is not None and left <= 0:

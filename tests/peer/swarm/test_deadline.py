@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.swarm.deadline import EARLY_SHARE, LEAST_SECONDS, ROUNDS_REMEMBERED, Pace, halfway
+from peer.swarm.deadline import EARLY_SHARE, LAST, LEAST_SECONDS, ROUNDS_REMEMBERED, Pace, halfway
 
 
 def test_nothing_is_waited_for_before_half_are_here():
@@ -94,3 +94,9 @@ def test_a_replica_at_a_tenth_of_the_speed_contributes_fewer_steps_and_does_not_
 
 def test_a_replica_that_is_a_little_slower_is_waited_for():
     assert all(steps == STEPS for _, steps in play(Pace(3.0), 1.2, 20))
+
+
+def test_the_runs_last_contributions_are_waited_for_longer_and_nobody_trains_for_longer():
+    pace = Pace(3.0)
+    assert pace.wait(0.0, [100.0], 2, last=True) == pytest.approx(100 + LAST * 300)
+    assert pace.stop(0.0, [100.0], 2) == pytest.approx(100 + EARLY_SHARE * 300)
