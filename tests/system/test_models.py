@@ -153,6 +153,8 @@ def test_a_round_that_is_not_there_is_named(run: Ended, tmp_path: Path):
 def test_a_round_of_which_not_all_is_kept_is_refused(run: Ended, tmp_path: Path):
     folder = copy_of_the_datacenters(run, tmp_path)
     min((folder / "contributions" / "stage-1").glob("00000001-*")).unlink()
+    for state in (folder / "snapshots").glob("stage-1-00000001.*"):
+        state.unlink()  # whether round 1 was closed alone, or with the next, is chance
     with pytest.raises(ResourceError, match=r"no longer has what 1 peer\(s\) contributed to round 1"):
         collect([folder], 1, lambda event: None)
     assert collect([folder], None, lambda event: None).digests == run.digests[ROUNDS]
