@@ -59,6 +59,7 @@ from shaped.case import (
 )
 from shaped.hosts import Hosts, hosts, missing
 
+import protocol.bandwidth
 from peer.handoff import TorchThread
 from peer.network.group import Seat
 from peer.planning.model import HEADERS, Volunteer, step_of, work_of
@@ -132,6 +133,7 @@ class Waiting:
 async def serve(index: int, folder: Path, compression: int, host: str, scale: Scale) -> None:
     """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
     manifest = manifest_of(compression)
+    protocol.bandwidth.SPREAD_MEGABITS *= scale.rate  # it is of a link; here links are slower
     blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
     path = folder / f"blob-{index}"
     path.write_bytes(blob)
