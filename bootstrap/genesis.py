@@ -73,7 +73,7 @@ def create_run(
         existing = load_run(directory)
         if field := difference(manifest, existing.manifest):
             raise ManifestError(f"{directory} holds a run of another manifest: {field}")
-        if corpus_path is not None and is_prepared(corpus_path):
+        if is_prepared(corpus_path):
             require_same(existing, corpus_path)
             link(directory, corpus_path)
         return existing
@@ -82,17 +82,17 @@ def create_run(
     except OSError as error:
         raise ResourceError(f"cannot make the folder {directory}: {error.strerror}") from None
     checkpoint = open_checkpoint(weights) if weights is not None else None
-    blocks = corpus_path is not None and is_prepared(corpus_path)
+    prepared_text = corpus_path if is_prepared(corpus_path) else None
     if checkpoint is not None:
         checkpoint.require(manifest.model)
-    elif not blocks and manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
+    elif prepared_text is None and manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
             f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
         )
     operator = load_or_create(directory).peer_id
-    if corpus_path is not None and blocks:
-        progress(prepared.take(manifest, corpus_path, directory, checkpoint))
+    if prepared_text is not None:
+        progress(prepared.take(manifest, prepared_text, directory, checkpoint))
     else:
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")
@@ -101,7 +101,7 @@ def create_run(
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         _write_weights(manifest, directory, part, layout, checkpoint)
-    names = file_names(manifest, blocks)
+    names = file_names(manifest, prepared_text is not None)
     descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor

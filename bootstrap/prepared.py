@@ -9,7 +9,7 @@ from protocol.dataset import BLOCKS, DATA, DIGEST_BYTES, Dataset
 from protocol.errors import FormatError, ManifestError, ResourceError, UserError
 from protocol.hugging_face import Checkpoint
 from protocol.manifest import Manifest
-from protocol.prepared import link, linked, open_folder
+from protocol.prepared import check_tokenizer, link, linked, open_folder
 from protocol.run_files import TOKENIZER, Descriptor, measure_file
 
 
@@ -32,8 +32,7 @@ def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: Checkpoi
             f"model.vocabulary = {manifest.model.vocabulary}, but the text in {folder} has token ids up to "
             f"{prepared.vocabulary - 1}: set it to {prepared.vocabulary}, or a little more"
         )
-    if measure_file(folder / TOKENIZER).sha256 != prepared.tokenizer:
-        raise ResourceError(f"{folder / TOKENIZER} is not the tokenizer that the text was prepared with")
+    check_tokenizer(folder, dataset)
     if manifest.model.end_of_text != prepared.end_of_text:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text}, but what ends each text in {folder} is token "

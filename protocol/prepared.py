@@ -1,17 +1,18 @@
 """Prepared text on this machine's disk: a folder with `data.json`, and where a run's own folder says that it is."""
 
 from pathlib import Path
+from typing import TypeGuard
 
 from protocol.atomic import write_atomically
 from protocol.dataset import BLOCKS, DATA, Block, Dataset, check_block, parse
 from protocol.errors import FormatError, ResourceError
-from protocol.run_files import Descriptor, measure_file
+from protocol.run_files import TOKENIZER, Descriptor, measure_file
 
 LINK = "data.path"
 """In a run's folder: the path of the prepared folder, a line. Shards may be larger than any disk has room for twice."""
 
 
-def is_prepared(path: Path | None) -> bool:
+def is_prepared(path: Path | None) -> TypeGuard[Path]:
     """Whether a folder holds prepared text."""
     return path is not None and (path / DATA).is_file()
 
@@ -29,6 +30,16 @@ def open_folder(folder: Path) -> Dataset:
         raise ResourceError(f"there is no prepared text in {folder}: {error.filename}: {error.strerror}") from None
     except FormatError as error:
         raise FormatError(f"{folder}: {error}") from None
+
+
+def check_tokenizer(folder: Path, dataset: Dataset) -> None:
+    """Check that a prepared folder's tokenizer is the one that its tokens are of.
+
+    Raises:
+        ResourceError: it is not, or cannot be read.
+    """
+    if measure_file(folder / TOKENIZER).sha256 != dataset.manifest.tokenizer:
+        raise ResourceError(f"{folder / TOKENIZER} is not the tokenizer that the text was prepared with")
 
 
 def read_block(folder: Path, block: Block) -> bytes:

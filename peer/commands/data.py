@@ -17,19 +17,16 @@ from bootstrap.data.shards import measure
 from peer.commands.tables import Row
 from peer.commands.tables import show as tell
 from peer.events import Progress
+from peer.network.block_store import FETCHES
 from peer.network.mirrors import HttpMirror, fetch_whole, http_client
 from peer.process import Terminal, run, told
 from peer.sentences import size
 from protocol.bandwidth import Bandwidth
 from protocol.dataset import BLOCKS, DATA, DIGEST_BYTES, MANIFEST_BYTES, Dataset, check_block, checked_mirror, parse
 from protocol.errors import FormatError, ResourceError, UserError
-from protocol.prepared import open_folder, read_block
-from protocol.run_files import TOKENIZER, measure_file
+from protocol.prepared import check_tokenizer, open_folder, read_block
 
 __all__ = ["Wanted", "prepare", "show", "verify"]
-
-FETCHES = 4
-"""Blocks of a mirror at once, as peers do."""
 
 DIGESTS_BYTES = 2**28
 """Of blocks of two million million tokens."""
@@ -132,8 +129,7 @@ def _verify_folder(folder: Path, terminal: Terminal) -> int:
     """
     dataset = open_folder(folder)
     manifest, digests, wrong = dataset.manifest, b"", ""
-    if measure_file(folder / TOKENIZER).sha256 != manifest.tokenizer:
-        raise FormatError(f"{folder / TOKENIZER} is not the tokenizer that the text was prepared with")
+    check_tokenizer(folder, dataset)
     for shard in (*manifest.shards, manifest.held_out):
         terminal.emit(Progress(f"checking {shard.name}"))
         path = folder / shard.name

@@ -7,10 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.commands.tables import Row, show, size
+from peer.commands.tables import Row, show
 from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
+from peer.sentences import size
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layers_of_stage, model_layout, parameter_count, parts_authored
 from protocol.manifest import Manifest

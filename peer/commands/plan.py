@@ -9,10 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.commands.tables import show, size
+from peer.commands.tables import show
 from peer.events import Progress
 from peer.planning.model import HEADERS, Round, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
+from peer.sentences import size
 from protocol import manifest as manifests
 from protocol.errors import UserError
 from protocol.layout import parameter_count

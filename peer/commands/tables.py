@@ -32,14 +32,6 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
-def size(count: float) -> str:
-    """Bytes, for a person."""
-    for unit, bytes_of in (("GB", 1e9), ("MB", 1e6)):
-        if count >= bytes_of:
-            return f"{count / bytes_of:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
-
-
 def peer_rows(peers: Sequence[PeerRecord]) -> list[Row]:
     """What each peer says of itself."""
     names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")

@@ -13,24 +13,9 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.run_files import TRAIN
 from protocol.snapshot import Header, parse
-from tests.reference.processes import Peer, serving
+from tests.reference.processes import RUN, Peer, serving
 
-RUN = """
-[model]
-preset = "nano"
-layers = 2
-[replicas]
-groups = 1
-datacenters = 1
-[inner]
-steps = 6
-sequences = 4
-microbatch = 4
-[outer]
-rounds = 30
-grace = 2
-liars = 0
-"""
+SHAPE = RUN.format(datacenters=1, sequences=4) + "steps = 6\n[outer]\nrounds = 30\ngrace = 2\nliars = 0\n"
 
 Author = tuple[str, int]
 """A peer's id, and a round."""
@@ -55,7 +40,7 @@ def behind(peers: list[Peer]) -> dict[Author, list[int]]:
 
 def test_every_sequence_of_an_epoch_is_read_once_though_two_are_killed_and_another_comes_late(tmp_path: Path):
     with ExitStack() as stack:
-        ticket = stack.enter_context(serving(RUN, tmp_path / "run"))
+        ticket = stack.enter_context(serving(SHAPE, tmp_path / "run"))
 
         def start(command: str, name: str) -> Peer:
             where = ["--dir", str(tmp_path / name), "--device", "cpu", "--threads", "1"]
