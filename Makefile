@@ -11,6 +11,8 @@ BIN = .venv/bin
 INSTALLED = .venv/installed
 FUZZED = .venv/fuzzed
 ARGS =
+# What pytest ends with if ARGS leave it no test to run.
+NONE_CHOSEN = 5
 
 TIME = 600
 READER =
@@ -27,8 +29,9 @@ install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
 testnet: install ## Train a whole swarm on this machine and watch it
 	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
-test: lint ## Check everything: lint, then all tests, those with real processes last
-	$(BIN)/pytest $(ARGS)
+test: lint ## Check everything: lint, the quick tests side by side, then those with real processes
+	$(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
+	$(BIN)/pytest tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
 
 lint: install ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

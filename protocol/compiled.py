@@ -2,12 +2,16 @@
 
 What is compiled is integer arithmetic and comparisons, and where there are floats, single IEEE operations in a
 fixed order (numba contracts and reorders none unless asked): every machine gets the same bits.
+
+numba imports scipy in whichever thread compiles first, while another may import it for hivemind. Python then finds each
+waiting for the other, and gives up: so it is imported here, before there are threads.
 """
 
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 import numba
+import scipy.linalg.cython_blas  # noqa: F401
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -12,11 +12,12 @@ from protocol.errors import FormatError, HetpeerError
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
 
-OFFER_SECONDS = 20.0
+OFFER_SECONDS = 24.0
 """So long a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
 
-TURN_SECONDS = 8.0
-"""An heir takes a bequest between two of its inner steps; one that does not come to it in this time declines."""
+TURN_SECONDS = 16.0
+"""An heir takes a bequest between two of its inner steps, or while it waits for others; one that does not come to it in
+this time declines."""
 
 
 @dataclass(frozen=True, slots=True)

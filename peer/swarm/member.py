@@ -1,5 +1,6 @@
 """A replica group from the side of stages 1, 2, …: called by a leader, obeying it, free again when it is gone."""
 
+import asyncio
 from dataclasses import dataclass
 
 from peer.events import GroupBroken, GroupFormed, Progress
@@ -71,7 +72,7 @@ class Member:
         self.here.overdue = lambda seconds: self._watch(reports, seconds)
         rounds = self.here.node.manifest.outer.rounds
         while not (self.here.outer.over or self.here.node.leaving):
-            order = await reports.receive()
+            order = await self._next_order(reports)
             match order.WhichOneof("kind"):
                 case "begin":
                     await self._begin(order.begin, membership, reports)
@@ -89,6 +90,18 @@ class Member:
                 case kind:
                     raise reports.breach(f"ordered {kind} where nothing of the kind was due")
         reports.close()
+
+    async def _next_order(self, reports: Reports) -> pb.Order:
+        """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
+        news, succession = self.here.node.discovery.news, self.here.succession
+        receiving = asyncio.create_task(reports.receive())
+        receiving.add_done_callback(lambda _: news.ring())
+        try:
+            while not receiving.done():
+                await (succession.inherit() if succession.due else news.wait(1.0))
+            return receiving.result()
+        finally:
+            receiving.cancel()
 
     def _notice(self, said: pb.Order | HetpeerError) -> None:
         """The leader has called the step off, or is gone: do not wait for neighbours."""

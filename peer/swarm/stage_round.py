@@ -190,6 +190,9 @@ class StageRound:
         """Contribute what there is, wait for the others, settle."""
         round, steps = self.round or self.outer.clock, self.steps
         await self.contribute()
+        for due in self.node.manifest.outer.applied(round):
+            while not await self.outer.wait_for_others(due, lambda: self.succession.due):
+                await self.succession.inherit()
         counts = await self.outer.finish(round)
         self.node.emit(self._done(round, steps, counts))
         await agree(self.outer)
