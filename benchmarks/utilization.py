@@ -13,7 +13,8 @@ millisecond of handing over what ten would be. `--time 0.4` is nearer to the pap
 8192 has no 24th and no 96th part: k = d/32 and d/128 stand for them, and are told as what they are.
 
 With `outer`, a round of three steps (of the paper's 50; bytes are scaled by that, too) has an exchange with seven other
-replicas: each stage fetches their contributions while it goes on with the next round, and they fetch its own.
+replicas, which train, too: each stage fetches their contributions while it goes on with the next round, and they fetch
+its own, all at the pace at which peers exchange while they train.
 
 With `--compute`, stages compute: `tiny` (32 M parameters) in four processes that share this machine's cores, over
 links as slow as they are, and in turns with it the same on loopback. Its utilization is the time of a step there, of
@@ -133,7 +134,8 @@ class Waiting:
 async def serve(index: int, folder: Path, compression: int, host: str, scale: Scale) -> None:
     """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
     manifest = manifest_of(compression)
-    protocol.bandwidth.SPREAD_MEGABITS *= scale.rate  # it is of a link; here links are slower
+    peers = (REPLICAS - 1) * STAGES if index == STAGES else 1  # that this process stands for
+    protocol.bandwidth.SPREAD_MEGABITS *= scale.rate * peers  # it is of a link; here links are slower
     blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
     path = folder / f"blob-{index}"
     path.write_bytes(blob)
@@ -178,6 +180,7 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
     batch = np.zeros((MICROBATCHES, TOKENS + 1), np.int64)
     while (order := await hear()) is not None:
         if order["outer"]:
+            bandwidth.begin_steps()  # the other replicas train, too, and give way to their own frames
             exchanging = asyncio.create_task(exchange())
         begun = time.monotonic()
         for _ in range(order["steps"] if stage is not None else 0):
@@ -186,7 +189,8 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
             bandwidth.begin_steps()
             await stage.run(1, number, batch, control)
             number += 1
-        bandwidth.end_steps()
+        if stage is not None:
+            bandwidth.end_steps()
         if exchanging is not None:
             await exchanging
         say({"seconds": time.monotonic() - begun, "depth": stage.depth if stage is not None else 0})

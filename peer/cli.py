@@ -134,7 +134,7 @@ def join(
 
 @app.command(
     epilog="Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
-    "  hetpeer replica hetpeer1-… --device cuda --nproc 8"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8 --precision bf16 --compile"
 )
 @with_manners("normal")
 def replica(
@@ -159,10 +159,18 @@ def replica(
             "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
         ),
     ] = 1,
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        typer.Option(help="bf16: matrix products and attention are of bf16; weights and all sums stay fp32."),
+    ] = "fp32",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
+    ] = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
+    from peer.compute.arithmetic import Arithmetic
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
     from peer.network.reach import Wish
@@ -182,6 +190,7 @@ def replica(
         asked,
         data=data,
         processes=nproc,
+        arithmetic=Arithmetic(precision, compiled),
     )
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 

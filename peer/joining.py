@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.devices.crew import Split
 from peer.devices.fit import require_devices
@@ -56,10 +57,13 @@ class PeerOptions:
     processes: int = 1
     """In how many a datacenter computes, each on a device of its own."""
 
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    """How a datacenter computes."""
+
     @property
     def split(self) -> Split:
         """How a datacenter spreads its replica over this machine."""
-        return Split(self.processes, self.threads, self.manners.niceness)
+        return Split(self.processes, self.threads, self.manners.niceness, self.arithmetic)
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """Those that it does."""
@@ -137,6 +141,7 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
         require_devices(manifest, settings.processes, device, settings.manners.max_memory)
     elif settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
+    settings.arithmetic.require(device)
     return device
 
 

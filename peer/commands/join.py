@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, cores
 from peer.guest import serve_as_guest
 from peer.home import home, locked, peer_folder, remember
@@ -35,6 +36,7 @@ class JoinOptions:
     schedule: str = "1f1b"
     data: Path | None = None
     processes: int = 1
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -62,6 +64,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 relay=options.relay,
                 split_backward=options.schedule == "zero-bubble",
                 processes=options.processes,
+                arithmetic=options.arithmetic,
             )
             return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
 

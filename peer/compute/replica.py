@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
 from peer.compute.trainer import Grid, StageTrainer
 from peer.optim.inner import clip_factor
@@ -18,6 +19,9 @@ class Replica(Protocol):
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there."""
+
+    def warm_up(self) -> None:
+        """Let what is compiled at its first use be compiled now. It is loaded, and stays so."""
 
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1], number `step` of the run; its mean loss."""
@@ -42,17 +46,35 @@ class WholeReplica:
         basis_DD: Tensor | None,
         device: torch.device,
         own_design: Design | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.manifest = manifest
+        self.device = device
+        self.arithmetic = arithmetic or Arithmetic()
         self.stages = [
             StageTrainer(manifest, stage, kind, basis_DD, device, own_design)
             for stage in range(manifest.replicas.stages)
         ]
+        if self.arithmetic.compiled:
+            self.compile_layers()
+
+    def compile_layers(self) -> None:
+        """Let torch compile every layer: minutes at first, and worth it for hours on a GPU. Changes the last bits."""
+        for stage in self.stages:
+            stage.stage.compile_layers()
 
     def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there."""
         for stage in self.stages:
             stage.load(grids, ahead)
+
+    def warm_up(self) -> None:
+        """Let what is compiled at its first use be compiled now."""
+        if self.arithmetic.compiled:
+            sizes = self.manifest.inner.microbatch, self.manifest.model.context + 1
+            self.gradients(torch.zeros(sizes, dtype=torch.int64))
+            for stage in self.stages:
+                stage.abandon()
 
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run.
@@ -67,17 +89,21 @@ class WholeReplica:
 
     def gradients(self, batch_SM: Tensor) -> float:
         """Add the gradients of a batch to what the stages have; its mean loss over the microbatches."""
-        losses = []
-        for microbatch, tokens_BM in enumerate(batch_SM.split(self.manifest.inner.microbatch)):
-            payload: Tensor | None = None
-            for stage in self.stages:
-                payload = stage.forward(microbatch, tokens_BM, payload)
-            assert payload is not None
-            losses.append(payload.item())
-            gradient: Tensor | None = None
-            for stage in reversed(self.stages):
-                gradient = stage.backward(microbatch, gradient)
+        microbatches = batch_SM.split(self.manifest.inner.microbatch)
+        with self.arithmetic(self.device, self.manifest.model.context):
+            losses = [self._pass(microbatch, tokens_BM) for microbatch, tokens_BM in enumerate(microbatches)]
         return sum(losses) / len(losses)
+
+    def _pass(self, microbatch: int, tokens_BM: Tensor) -> float:
+        """One microbatch forward and back; its loss."""
+        payload: Tensor | None = None
+        for stage in self.stages:
+            payload = stage.forward(microbatch, tokens_BM, payload)
+        assert payload is not None
+        gradient: Tensor | None = None
+        for stage in reversed(self.stages):
+            gradient = stage.backward(microbatch, gradient)
+        return payload.item()
 
     def moved(self) -> dict[Part, dict[str, Tensor]]:
         """Δ of every part of the model."""

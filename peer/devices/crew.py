@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
+from peer.compute.arithmetic import Arithmetic
 from peer.devices.orders import Answer, Begin, Do, Order, give, hear
 from peer.devices.parcel import Parcel
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
@@ -28,11 +29,13 @@ SETTLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a replica is spread over this machine: processes, cores that they have together, and their niceness."""
+    """How a replica is spread over this machine: processes, cores that they have together, their niceness, and how each
+    computes."""
 
     processes: int = 1
     threads: int = 1
     niceness: int = 0
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Crew:
             threads=max(1, split.threads // split.processes),
             niceness=split.niceness,
             patience=COLLECTIVE_SECONDS,
+            precision=split.arithmetic.precision,
+            compiled=split.arithmetic.compiled,
         )
 
     def start(self) -> None:

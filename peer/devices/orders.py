@@ -14,11 +14,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from peer.compute.arithmetic import Precision
 from peer.devices.parcel import Layout, Parcel, unpack
 
 MOST_BYTES = 2**24
 
-Do = Literal["begin", "load", "load_moments", "step", "moved", "moments", "evaluate", "held_bytes"]
+Do = Literal["begin", "load", "load_moments", "warm_up", "step", "moved", "moments", "evaluate", "held_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Begin:
     threads: int
     niceness: int
     patience: float
+    precision: Precision = "fp32"
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,11 @@ class ShardedReplica:
             self._tell("load", parcel)
         self.loaded = True
 
+    def warm_up(self) -> None:
+        """Let torch compile now what it compiles at its first use. Raises as `load` does."""
+        if self.split.arithmetic.compiled:
+            self._tell("warm_up")
+
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run. The mean loss, in nats
         per token. Raises as `load` does, and:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Boundaries, design
 from peer.devices.weights import EMBEDDING_STAGE, embedding_key
 from peer.model.stage import Stage, loss
@@ -52,9 +53,12 @@ class Model(nn.Module):
 class Shard:
     """The share of the process `rank` of `ranks`, which have one process group. It is loaded before it is used."""
 
-    def __init__(self, manifest: Manifest, rank: int, ranks: int, device: torch.device) -> None:
+    def __init__(
+        self, manifest: Manifest, rank: int, ranks: int, device: torch.device, arithmetic: Arithmetic | None = None
+    ) -> None:
         self.manifest, self.rank, self.ranks, self.device = manifest, rank, ranks, device
-        self.model = _sharded(manifest, ranks, device)
+        self.arithmetic = arithmetic or Arithmetic()
+        self.model = _sharded(manifest, ranks, device, self.arithmetic.compiled)
         parameters = dict(self.model.keyed())
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
@@ -78,6 +82,14 @@ class Shard:
         }
         self.optimizer.load(rows)
 
+    def warm_up(self) -> None:
+        """Let torch compile now what it compiles at its first use."""
+        if self.arithmetic.compiled:
+            each = min(self.manifest.inner.microbatch, self.manifest.inner.sequences // self.ranks)
+            self._gradients(torch.zeros(each, self.manifest.model.context + 1, dtype=torch.int64))
+            for whole in self.whole:
+                whole.grad = None
+
     def step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step, of which this process has the sequences `batch_SM` [S / N, L + 1]; the mean loss over all
         processes, in nats per token. `step` counts from 0 over the run.
@@ -85,11 +97,7 @@ class Shard:
         Raises:
             DivergedError: the gradient is not a number; at all processes.
         """
-        losses = torch.zeros((), device=self.device)
-        for tokens_BM in batch_SM.to(self.device).split(self.manifest.inner.microbatch):
-            value = loss(self.model(tokens_BM[:, :-1]), tokens_BM[:, 1:]) * (len(tokens_BM) / len(batch_SM))
-            value.backward()
-            losses += value.detach()
+        losses = self._gradients(batch_SM)
         for own, whole in zip(self.own, self.whole, strict=True):
             assert isinstance(whole.grad, DTensor)
             own.grad = _rows_of(whole.grad)
@@ -97,6 +105,17 @@ class Shard:
         factor = inner.clip_factor([norm], self.manifest.inner.clip)
         self.optimizer.update(factor, inner.learning_rate(self.manifest, step))
         return mean
+
+    def _gradients(self, batch_SM: Tensor) -> Tensor:
+        """Add the gradients of a batch to what there is; its mean loss. Copies of weights in bf16 are made for each
+        microbatch anew: kept, they would be the whole model on every device."""
+        losses = torch.zeros((), device=self.device)
+        with self.arithmetic(self.device, self.manifest.model.context, cached=False):
+            for tokens_BM in batch_SM.to(self.device).split(self.manifest.inner.microbatch):
+                value = loss(self.model(tokens_BM[:, :-1]), tokens_BM[:, 1:]) * (len(tokens_BM) / len(batch_SM))
+                value.backward()
+                losses += value.detach()
+        return losses
 
     def moved(self, into: Mapping[str, Tensor]) -> None:
         """Write Δ = θ_start − θ_end of the rows that are here, to their places in whole tensors."""
@@ -162,7 +181,7 @@ class Shard:
         return found
 
 
-def _sharded(manifest: Manifest, ranks: int, device: torch.device) -> Model:
+def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> Model:
     """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
     the head."""
     mesh = init_device_mesh(device.type, (ranks,))
@@ -170,6 +189,8 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device) -> Model:
         model = Model(manifest)
     for stage in model.stages:
         assert isinstance(stage, Stage)
+        if compiled:
+            stage.compile_layers()
         for layer in stage.model.layers.values():
             fully_shard(layer, mesh=mesh)
         if stage.last:  # not left to the root, which FSDP leaves together after a pass: it would evaluate old weights

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import lower_priority
 from peer.devices.orders import Answer, Begin, Order, answer, take
 from peer.devices.shard import Shard
@@ -66,7 +67,8 @@ def _begin(begin: Begin, rank: int) -> Shard:
         timeout=timedelta(seconds=begin.patience),
         device_id=device if device.type == "cuda" else None,
     )
-    return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device)
+    arithmetic = Arithmetic(begin.precision, begin.compiled)
+    return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device, arithmetic)
 
 
 def _carry_out(shard: Shard, order: Order, tensors: dict[str, Tensor]) -> Answer:
@@ -75,6 +77,8 @@ def _carry_out(shard: Shard, order: Order, tensors: dict[str, Tensor]) -> Answer
             shard.load(tensors)
         case "load_moments":
             shard.load_moments(tensors)
+        case "warm_up":
+            shard.warm_up()
         case "step":
             try:
                 return Answer((shard.step(tensors["batch"].chunk(shard.ranks)[shard.rank], order.step),))

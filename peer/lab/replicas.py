@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import base58
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
 from peer.compute.replica import WholeReplica
 from peer.lab.boundaries import GroupBoundaries
@@ -22,9 +22,6 @@ from peer.optim.inner import AdamW
 from peer.optim.outer import OuterState
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-
-MATH_ATTENTION_CONTEXT = 512
-"""On the CPU, shorter sequences are faster as plain matrix products: the fused kernel took 38 % of a step backward."""
 
 
 @dataclass(slots=True)
@@ -106,25 +103,20 @@ class Workshop:
         return loss
 
     def compile(self) -> None:
-        """Let torch compile every layer: minutes at first, and worth it for hours on a GPU. Changes the last bits."""
+        """Let torch compile every layer."""
         for whole in self.wholes.values():
-            for stage in whole.stages:
-                stage.stage.compile_layers()
+            whole.compile_layers()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Number format and attention as the switches and this machine have it."""
-        if self.switches.precision == "fp32":
+        """Number format and attention as the switches have it, outside of the inner steps, too."""
+        with self.arithmetic(self.device, self.manifest.model.context):
             yield
-            return
-        short = self.device.type == "cpu" and self.manifest.model.context < MATH_ATTENTION_CONTEXT
-        kernels = (
-            [SDPBackend.MATH]
-            if short
-            else [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        )
-        with torch.autocast(self.device.type, torch.bfloat16), sdpa_kernel(kernels):
-            yield
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the switches ask for."""
+        return Arithmetic(self.switches.precision)
 
 
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:

@@ -33,6 +33,11 @@ class Pace:
         """Seconds until half of a round's contributions are here, as a rule; 0 before the first round."""
         return median(self.halves) if self.halves else 0.0
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a slow replica is waited for, where the length of the round says nothing."""
+        return self.patience * max(median(self.delays) if self.delays else 0.0, LEAST_SECONDS)
+
     def wait(self, started: float, arrivals: Sequence[float], expected: int, last: bool = False) -> float | None:
         """Until when to wait for the rest of `expected` contributions; None while less than half are here. After the
         run's `last` round none can make up for what is missed.

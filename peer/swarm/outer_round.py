@@ -37,6 +37,8 @@ class Seen:
 
     started: float = field(default_factory=time.monotonic)
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
+    passed: float | None = None
+    """When this peer, still waiting, saw that the others had gone on."""
 
     def arrived(self, part: Part) -> list[float]:
         """When the contributions to a part came."""
@@ -216,12 +218,7 @@ class OuterLoop:
         while not self._complete(round):
             if interrupted():
                 return False
-            self.note_arrivals()
-            seen, parts = self._seen(round), self.followed.parts
-            last = round == self.manifest.outer.rounds
-            waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
-            known = [wait for wait in waits if wait is not None]
-            left = max(known) - time.monotonic() if len(known) == len(waits) else None
+            left = self._left(round)
             if left is not None and left <= 0:
                 if not self._runs_ahead(round + self.manifest.outer.delay):
                     break
@@ -229,6 +226,21 @@ class OuterLoop:
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True
+
+    def _left(self, round: int) -> float | None:
+        """Seconds until this peer goes on without the contributions that are missing; None: nothing says so yet."""
+        self.note_arrivals()
+        seen, now = self._seen(round), time.monotonic()
+        last = round == self.manifest.outer.rounds
+        parts = self.followed.parts
+        waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
+        known = [wait for wait in waits if wait is not None]
+        if len(known) == len(waits):
+            return max(known) - now
+        if self.others_at() >= round + self.manifest.outer.delay:  # nobody works on it: what exists of it comes soon
+            seen.passed = seen.passed or now
+            return seen.passed + self.pace.grace - now
+        return None
 
     async def _ask_who_is_ahead(self, round: int) -> None:
         """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its

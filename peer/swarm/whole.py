@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import torch
 
@@ -35,7 +35,10 @@ async def serve_datacenter(node: Node) -> None:
 async def _replica(node: Node) -> AsyncIterator[Replica]:
     """The replica to train, in this process or in several, which end with the block."""
     if node.split.processes == 1:
-        yield await node.torch_thread.run(WholeReplica, node.manifest, "datacenter", None, node.device)
+        arithmetic = node.split.arithmetic
+        yield await node.torch_thread.run(
+            lambda: WholeReplica(node.manifest, "datacenter", None, node.device, arithmetic=arithmetic)
+        )
         return
     loop = asyncio.get_running_loop()
 
@@ -65,6 +68,7 @@ async def _serve(node: Node, replica: Replica) -> None:
         evaluator = await _evaluator(node, reader, replica) if first or node.audit else None
         auditor = Auditor(node, evaluator) if evaluator is not None and node.audit else None
         await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+        await _warm_up(node, outer, replica)
         await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
         async with node.in_the_swarm(outer):
             await node.publish(replica=node.discovery.record.peer_id)
@@ -79,6 +83,15 @@ async def _serve(node: Node, replica: Replica) -> None:
                 if auditor is not None:
                     await auditor.audit(outer)
     node.emit_finished(outer)
+
+
+async def _warm_up(node: Node, outer: OuterLoop, replica: Replica) -> None:
+    """Before others wait for this peer."""
+    if node.split.arithmetic.compiled:
+        node.emit(Progress("torch compiles the layers, which takes a minute or more"))
+        with suppress(LostMemberError):  # the first round begins with it, then
+            await node.torch_thread.run(replica.load, outer.followed.grids)
+            await node.torch_thread.run(replica.warm_up)
 
 
 async def observe(node: Node) -> None:

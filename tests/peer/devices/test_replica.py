@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
 from peer.devices.crew import Crew, Split
@@ -108,6 +110,26 @@ def test_losses_moves_moments_and_evaluations_are_those_of_one_process_over_roun
         ours.stop()
     assert [one for one, _ in losses] == pytest.approx([other for _, other in losses], abs=1e-4)
     assert losses[-1][0] < losses[0][0] - 0.5
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+def test_in_bf16_and_compiled_several_processes_come_to_the_losses_of_one_over_rounding():
+    run, bf16 = manifest(4, 2), Arithmetic("bf16")
+    exact, whole = (WholeReplica(run, "datacenter", None, CPU, arithmetic=each) for each in (Arithmetic(), bf16))
+    several = ShardedReplica(run, CPU, Split(2, 2, 19, Arithmetic("bf16", compiled=True)), print)
+    losses: list[list[float]] = []
+    try:
+        for replica in (exact, whole, several):
+            replica.load(genesis(run))
+            replica.warm_up()
+            losses.append([replica.inner_step(batch, step) for step, batch in enumerate(batches(run, 6))])
+            assert all(tensor.dtype == torch.float32 for tensor in replica.optimizer_tensors().values())
+    finally:
+        several.stop()
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
+    assert losses[2] == pytest.approx(losses[1], abs=0.02)
+    assert losses[0] != losses[1]
+    assert losses[2][-1] < losses[2][0] - 0.5
 
 
 def test_what_one_process_has_learnt_about_gradients_several_go_on_with():

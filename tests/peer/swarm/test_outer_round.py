@@ -10,6 +10,7 @@ import torch
 
 from peer.events import Progress, Refused, Resumed, Resynchronised
 from peer.network import snapshots
+from peer.swarm import deadline
 from peer.swarm.followed import rounds_kept
 from peer.swarm.recovery import agree, catch_up
 from protocol.bitstream import Integers
@@ -74,6 +75,24 @@ def test_when_others_contributed_is_known_in_the_midst_of_a_long_step(tmp_path: 
         noting.cancel()
         assert min(slow.outer._seen(1).arrived(EMBEDDING)) < came + 10  # by the same clock
 
+    play(tmp_path, "ab", scene)
+
+
+def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As when two catch up from one that dies meanwhile, and its last contribution with it."""
+
+    async def scene(made: Village) -> None:
+        behind, ahead = made.peers
+        await made.round(1, made.peers)
+        await ahead.at(2)
+        made.introduce()
+        assert behind.outer.late(2)  # it trains no more in this round
+        assert await behind.outer.finish(2) == dict.fromkeys(behind.outer.followed.parts, 0)
+        assert agreed(made)
+
+    monkeypatch.setattr(deadline, "LEAST_SECONDS", 0.05)
     play(tmp_path, "ab", scene)
 
 
