@@ -10,7 +10,6 @@ from peer.compute.replica import WholeReplica
 from protocol.errors import ResourceError
 from tests.peer.compute.test_replica import batches, genesis, manifest
 
-
 CPU = torch.device("cpu")
 run = manifest(2, 4)
 
