@@ -4,7 +4,7 @@ No label has a value that a peer chooses: roles and states are of fixed sets, st
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,18 +19,19 @@ HERE: tuple[State, ...] = tuple(each for each in get_args(State) if each not in 
 def render(view: View) -> bytes:
     """What `/metrics` answers, in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Once(_families(view)))
+    registry.register(Seen(lambda: view))
     return generate_latest(registry)
 
 
-class _Once(Collector):
-    """What a registry takes: metrics that are there already."""
+class Seen(Collector):
+    """A run as a registry takes it: seen anew each time it is asked."""
 
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self.families = list(families)
+    def __init__(self, look: Callable[[], View]) -> None:
+        self.look = look
 
     def collect(self) -> Iterable[Metric]:
-        return self.families
+        """All families of this moment."""
+        return _families(self.look())
 
 
 def _families(view: View) -> Iterator[Metric]:

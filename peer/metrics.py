@@ -132,8 +132,8 @@ def where(text: str) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def served(metrics: Metrics, text: str) -> Iterator[str]:
-    """Serve them over HTTP, in a thread of its own, as long as the block lasts; the URL.
+def served(registry: CollectorRegistry, text: str) -> Iterator[str]:
+    """Serve what is registered over HTTP, in threads of its own, as long as the block lasts; the URL.
 
     Raises:
         UserError: `text` is no address.
@@ -141,7 +141,7 @@ def served(metrics: Metrics, text: str) -> Iterator[str]:
     """
     host, port = where(text)
     try:
-        server, thread = start_http_server(port, host, metrics.registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise ResourceError(f"--metrics {join(host, port)}: {error.strerror or error}; give another port") from None
     try:

@@ -26,7 +26,7 @@ def watched(terminal: Terminal, folder: Path, metrics: str | None) -> Iterator[T
             from peer.metrics import Metrics, served
 
             counting = Metrics(family_bytes, time.monotonic)
-            url = stack.enter_context(served(counting, metrics))
+            url = stack.enter_context(served(counting.registry, metrics))
             listeners.append(counting)
             heard.emit(Progress(f"metrics for Prometheus are at {url}"))
         yield heard

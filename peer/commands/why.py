@@ -2,6 +2,7 @@
 decision."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def _folder(where: str | None) -> Path:
         ResourceError: there is none.
         TicketError: it is neither a folder nor a ticket.
     """
-    if where is not None and Path(where).expanduser().is_dir():
+    if where is not None and os.path.isdir(os.path.expanduser(where)):  # Path refuses what is as long as a ticket
         folders = [Path(where).expanduser()]
     else:
         run = find(where, Path()).run_id if where is not None else None

@@ -233,7 +233,7 @@ class OuterLoop:
         return True
 
     def _go_on_without(self, round: int) -> None:
-        due = {part: self._awaited(part, round) for part in self.followed.parts}
+        due = {part: self._awaited(part, round) - {self.followed.me} for part in self.followed.parts}
         lasted = time.monotonic() - self._seen(round).started
         self.credited.go_on(self.emit, due, self.followed.parts, round, lasted)
 

@@ -50,9 +50,8 @@ def view(**changes: object) -> View:
 def samples(shown: View) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = list(text_string_to_metric_families(render(shown).decode()))
     assert all(each.documentation for each in families)
-    return {
-        (each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples
-    }
+    found = [each for family in families for each in family.samples]
+    return {(each.name, tuple(sorted(each.labels.items()))): each.value for each in found}
 
 
 def test_a_run_is_told_in_numbers():

@@ -34,9 +34,8 @@ def counted(*events: Event) -> Metrics:
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = list(text_string_to_metric_families(text))
     assert all(each.documentation for each in families)
-    return {
-        (each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples
-    }
+    found = [each for family in families for each in family.samples]
+    return {(each.name, tuple(sorted(each.labels.items()))): each.value for each in found}
 
 
 def told(*events: Event) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -90,13 +89,13 @@ def test_what_others_call_themselves_makes_no_series():
 
 def test_they_are_served_where_asked_on_loopback_and_no_longer_than_the_block():
     metrics = counted(*STORY)
-    with served(metrics, "0") as url:
+    with served(metrics.registry, "0") as url:
         assert url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             assert samples(answer.read().decode())["hetpeer_round", ()] == 3
         taken = url.rsplit(":", 1)[1].removesuffix("/metrics")
-        with pytest.raises(ResourceError, match="give another port"), served(counted(), taken):
+        with pytest.raises(ResourceError, match="give another port"), served(counted().registry, taken):
             pass
     with pytest.raises(OSError):  # noqa: PT011
         urllib.request.urlopen(url, timeout=10)

@@ -16,6 +16,7 @@ from peer.swarm import deadline
 from peer.swarm.credited import TOO_LATE
 from protocol.identity import RunId
 from protocol.ticket import Ticket
+from tests.peer.swarm.test_credited import lateness
 from tests.peer.swarm.test_outer_round import BAD, honest, play, publish
 from tests.reference.loopback_peers import LoopbackPeer, Village
 
@@ -54,10 +55,6 @@ def refused(what: str, where: Path | str | None = None) -> str:
     return said[0].message
 
 
-def scene_of(folder: Path, names: str, scene) -> None:
-    play(folder, names, scene)
-
-
 def test_a_planted_eviction_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A liar signs garbage; who meets it refuses and avoids it."""
     found: list[LoopbackPeer] = []
@@ -68,7 +65,7 @@ def test_a_planted_eviction_is_explained(tmp_path: Path, capsys: pytest.CaptureF
         await made.compare_all()
         found.extend((honest_one, liar))
 
-    scene_of(tmp_path / "village", "al", scene)
+    play(tmp_path / "village", "al", scene)
     peer, liar = found
     folder = logged(tmp_path / "peer", peer.said)
     for named in (liar.id, liar.id[-8:]):
@@ -90,15 +87,13 @@ def test_a_late_round_and_its_zero_credit_are_explained(
         made.introduce()
         await made.compare_all()
         await quick.outer.finish(1)
-        why_late = slow.outer.late(1)
-        assert why_late
-        slow.said.append(EndedEarly(1, 1, why_late))  # as its inner loop says it
+        slow.said.append(EndedEarly(1, 1, await lateness(slow)))  # as its inner loop says it
         await slow.at(1)
         await slow.contribute(1, 3)
         found.extend((quick, slow))
 
     monkeypatch.setattr(deadline, "LEAST_SECONDS", 0.05)
-    scene_of(tmp_path / "village", "abl", scene)
+    play(tmp_path / "village", "abl", scene)
     quick, slow = found
     told = asked(capsys, "1", logged(tmp_path / "quick", quick.said))
     assert f"Waiting no longer in round 1 for {slow.id[-8:]}: most contributions are here" in told
@@ -146,10 +141,9 @@ def test_a_round_is_told_from_its_beginning_to_its_end_and_nothing_else(
 
 
 def test_a_member_that_was_dismissed_is_told_of_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    told = asked(capsys, EVIL[-8:], logged(tmp_path / "peer", GROUP))
-    assert (
-        f"Dismissed peer {EVIL[-8:]} from this group, at step 2 of round 3: peer {EVIL[-8:]} held its group up" in told
-    )
+    evil = EVIL[-8:]
+    told = asked(capsys, evil, logged(tmp_path / "peer", GROUP))
+    assert f"Dismissed peer {evil} from this group, at step 2 of round 3: peer {evil} held its group up" in told
     assert "Looking for volunteers" not in told
     own = asked(capsys, ME, tmp_path / "peer")
     assert "Looking for volunteers" in own  # its own story is all of it

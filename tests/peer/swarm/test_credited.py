@@ -1,4 +1,4 @@
-"""What a peer is told of its own contributions: what counts, what does not, and why. Real peers, sockets and ledgers."""
+"""What a peer is told of its own contributions: what counts, what does not, and why. Real peers and ledgers."""
 
 from pathlib import Path
 
@@ -23,6 +23,13 @@ def of(kind: type, peer: LoopbackPeer) -> list[Event]:
 def look(peer: LoopbackPeer, round: int) -> None:
     outer = peer.outer
     outer.credited.look(peer.said.append, outer.followed.parts, round, outer.discovery.record)
+
+
+async def lateness(peer: LoopbackPeer) -> str:
+    """Why it is to end its first inner loop, as soon as it is."""
+    while not (why := peer.outer.late(1)):
+        await peer.outer.discovery.news.wait(0.05)
+    return why
 
 
 def reasons(peer: LoopbackPeer, round: int) -> set[str]:
@@ -104,9 +111,8 @@ def test_who_is_revoked_is_told_from_which_round_on(tmp_path: Path):
         peer, _ = made.peers
         look(peer, 3)
         assert of(NotCounted, peer) == []
-        peer.acceptance.revoke(
-            revoke(made.operator, made.authority, Revocation(peer.outer.discovery.record.peer_id, 3, 4))
-        )
+        revocation = Revocation(peer.outer.discovery.record.peer_id, 3, 4)
+        peer.acceptance.revoke(revoke(made.operator, made.authority, revocation))
         look(peer, 3)
         assert reasons(peer, 3) == {REVOKED}
         assert reasons(peer, 2) == set()
@@ -125,7 +131,7 @@ def test_a_round_goes_on_without_who_is_late_and_says_so_to_both(tmp_path: Path,
         (told,) = of(WentOn, a)
         assert (told.round, told.without) == (1, [late.id])
         assert of(NotCounted, a) == []
-        assert "the others are done" in late.outer.late(1)  # it is to end its inner loop, and why
+        assert "the others are done" in await lateness(late)  # it is to end its inner loop, and why
         await late.outer.finish(1)
         assert reasons(late, 1) == {IDLE}
 
