@@ -6,7 +6,7 @@ Every number is this peer's own. No label has a value that another peer chooses,
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, start_http_server
 
@@ -19,7 +19,7 @@ from protocol.errors import FormatError, ResourceError, UserError
 STEP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 ROUND_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 
-COUNTED = {
+COUNTED: dict[type[Any], tuple[str, str]] = {
     GroupBroken: ("groups_broken", "Times a group of this peer lost a member"),
     Refused: ("refused", "Times another peer sent what is not valid"),
     Avoided: ("avoided", "Times this peer hung up on another for breaking the protocol"),
@@ -48,7 +48,7 @@ class Metrics:
     held_out: Gauge = field(init=False)
     state: Enum = field(init=False)
     info: Info = field(init=False)
-    counted: dict[type, Counter] = field(init=False)
+    counted: dict[type[Any], Counter] = field(init=False)
 
     def __post_init__(self) -> None:
         own, doing = self.registry, self.doing
@@ -65,7 +65,7 @@ class Metrics:
         self.received = Counter("hetpeer_received_bytes", "Bytes received, by kind", kind, registry=own)
         self.held_out = Gauge("hetpeer_held_out_loss", "Held-out loss in nats per token", ("mode",), registry=own)
         self.counted = {each: Counter(f"hetpeer_{name}", help, registry=own) for each, (name, help) in COUNTED.items()}
-        for name, help, read in (
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("round", "The outer round that this peer works on", lambda: doing.round),
             ("step", "Inner steps done in this round", lambda: doing.step),
             ("loss", "Training loss of the last inner step, in nats per token", lambda: doing.loss or 0.0),
@@ -75,7 +75,8 @@ class Metrics:
             ("peers_silent", "Those of them that do not answer", lambda: doing.lost),
             ("credit_tokens", "Tokens of work that receipts show", lambda: doing.credit),
             ("memory_bytes", "Memory of this process and those it has started", self.memory),
-        ):
+        )
+        for name, help, read in gauges:
             Gauge(f"hetpeer_{name}", help, registry=own).set_function(read)
 
     def __call__(self, event: Event) -> None:

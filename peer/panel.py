@@ -35,11 +35,13 @@ def _place(doing: Doing) -> str:
 
 def _round(doing: Doing, width: int) -> str:
     round = f"round {doing.round or '–'} of {doing.rounds or '–'}"
-    step = f"step {doing.step} of {doing.inner_steps}" + (f" · loss {doing.loss:.3f}" if doing.loss is not None else "")
+    step = f"step {doing.step}" + (f" of {doing.inner_steps}" if doing.inner_steps else "")
+    if doing.loss is not None:
+        step += f" · loss {doing.loss:.3f}"
     if doing.held_out is not None:
         step += f" · held-out {doing.held_out[0]:.3f}"
     room = min(MOST_WIDTH_OF_BAR, width - len(round) - len(step) - 2)
-    if room < LEAST_WIDTH_OF_BAR:
+    if room < LEAST_WIDTH_OF_BAR or not doing.inner_steps:
         return f"{round} {step}"
     return f"{round} {bar(doing.step, doing.inner_steps, room)} {step}"
 

@@ -111,7 +111,7 @@ def _told(noted: Noted) -> Happened:
 def _round(noted: Noted) -> int:
     """The round that an event is of: the one it names, or else the one that this peer worked on."""
     past = isinstance(noted.event, Resumed | Resynchronised)
-    return noted.in_round if past else getattr(noted.event, "round", 0) or noted.in_round
+    return noted.in_round if past else int(getattr(noted.event, "round", 0)) or noted.in_round
 
 
 def _words(event: Event) -> str:
