@@ -1,8 +1,8 @@
 """What it costs a peer to be watched: its log of events, metrics, log lines and live panel, of its own time.
 
 A datacenter replica takes inner steps on this machine's CPU and says so, as `peer/swarm/whole.py` does, in blocks that
-are in turn watched and not. Watched, the same listeners hear it as of a daemon: `events.jsonl` in a folder, metrics that
-are asked for over HTTP, log lines, and the panel on a pseudo-terminal, whose other end is read. Two numbers come out:
+are in turn watched and not. Watched, the same listeners hear it as of a daemon: `events.jsonl` in a folder, metrics
+that are asked for over HTTP, log lines, and the panel on a pseudo-terminal, whose other end is read. Two numbers come out:
 how much longer a step takes (the median over pairs of neighbouring blocks, as loads of the machine change), and which
 part of all CPU time the listeners and the threads that draw and serve took, which is exact.
 """
@@ -152,7 +152,7 @@ def measure(preset: str, pairs: int, steps: int) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--presets", nargs="+", default=["nano", "micro"], help="models; the smallest is the worst case"
+        "--presets", nargs="+", default=["nano", "micro"], help="models; the smallest is the worst"
     )
     parser.add_argument("--pairs", type=int, default=20, help="of blocks, one watched and one not")
     parser.add_argument("--steps", type=int, default=10, help="inner steps of a block")

@@ -71,7 +71,8 @@ class Doing:
         match event:
             case Joined(peer_id, role, stage, slot):
                 self.peer_id, self.role, self.stage, self.slot = peer_id, role, stage, slot
-                self.joined, self.state, self._pulse = self.joined or now, "waiting", None
+                self.state, self._pulse = "waiting", None
+                self.joined = now if self.joined is None else self.joined
             case Placed(_, rounds, inner_steps):
                 self.rounds, self.inner_steps = rounds, inner_steps
             case Progress(doing, done, total):

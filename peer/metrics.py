@@ -81,15 +81,14 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         """Follow what the daemon says."""
-        before, now = (self.doing.round, self.doing.step), self.clock()
+        before, back, now = (self.doing.round, self.doing.step), self.doing.joined is not None, self.clock()
         self.doing.take(event, now)
         self.state.state(self.doing.state)
         if type(event) in self.counted:
             self.counted[type(event)].inc()
         match event:
             case Joined(peer_id, role, stage, slot):
-                if self.doing.joined is not None and self.doing.joined != now:
-                    self.joined.inc()
+                self.joined.inc(back)
                 self.info.info({"peer_id": peer_id, "role": role, "stage": str(stage), "slot": str(slot)})
                 self.pulse = Pulse(0, 0, 0, 0, 0, 0)
             case StepDone(round, step, _, tokens):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer.compute.machine import family_bytes
-from peer.events import Listeners, Progress
+from peer.events import Listener, Listeners, Progress
 from peer.journal import Journal
 from peer.process import Terminal
 
@@ -20,7 +20,7 @@ def watched(terminal: Terminal, folder: Path, metrics: str | None) -> Iterator[T
         UserError: that is no address, or cannot be listened to.
     """
     with ExitStack() as stack:
-        listeners = [terminal.emit, Journal(folder, terminal.emit)]
+        listeners: list[Listener] = [terminal.emit, Journal(folder, terminal.emit)]
         heard = replace(terminal, emit=Listeners(listeners))
         if metrics is not None:
             from peer.metrics import Metrics, served

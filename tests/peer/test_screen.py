@@ -12,6 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
+from peer.decisions import Placed
 from peer.events import (
     Audited,
     Evaluated,
@@ -191,7 +192,8 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.file = os.fdopen(self.slave, "w")
-        self.console = Console(file=self.file, highlight=False, soft_wrap=True)
+        environment = os.environ | {"COLUMNS": str(width)}  # rich asks standard output for it, which is pytest's here
+        self.console = Console(file=self.file, highlight=False, soft_wrap=True, _environ=environment)
 
     def drawn(self) -> str:
         """What has been written so far; nothing more is after that."""
@@ -207,7 +209,7 @@ class Terminal:
 def played(width: int = 100) -> str:
     terminal = Terminal(width)
     screen = PeerScreen(terminal.console)
-    for event in EVENTS[:4]:
+    for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
         screen(event)
     screen._panel.refresh()
     screen(EVENTS[4])
@@ -227,8 +229,8 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     drawn = played()
     shown = plain(drawn)
     assert "stage 1 · training · group: erleader [cdefghij]" in shown
-    assert "step 1 of" in shown
-    assert "loss 7.500" in shown
+    assert "round 1 of 12 █" in shown
+    assert "step 1 of 20 · loss 7.500" in shown
     assert "tokens/s" in shown
     assert "waits for: another member: stage 0 is gone" in shown
     assert "Finished: 1 rounds." in shown
