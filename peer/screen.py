@@ -1,6 +1,7 @@
 """What a person sees: one daemon's line, and the testnet's live table. Rows are pure; rich draws them."""
 
 import atexit
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -98,7 +99,13 @@ class PeerScreen:
             (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
         if isinstance(event, Joined) and self._status is not None and self._panel is None:
             self._status.stop()
-            self._panel = Live(get_renderable=self.draw, console=self.out, refresh_per_second=2, transient=True)
+            self._panel = Live(
+                get_renderable=self.draw,
+                console=self.out,
+                refresh_per_second=2,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
+            )
             self._panel.start()
         status = passing(event)
         if status is not None and self._status is not None and self._panel is None:
