@@ -29,6 +29,7 @@ FLAGS = {
     "pause": "dir json",
     "resume": "dir json",
     "why": "json",
+    "status": "json watch",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
