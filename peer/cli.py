@@ -19,6 +19,7 @@ from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli_plan import plan
+from peer.cli_status import STATUS_EXAMPLES, status
 from peer.cli_testnet import EPILOG, testnet
 
 app = typer.Typer(
@@ -225,6 +226,7 @@ def observe(
 
 
 app.command(epilog=EPILOG)(testnet)
+app.command(epilog=STATUS_EXAMPLES)(status)
 app.command(
     epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
     "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"

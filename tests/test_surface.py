@@ -28,6 +28,7 @@ FLAGS = {
     "reach relay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
+    "status": "json watch",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),
