@@ -171,9 +171,9 @@ def replica(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
-    from peer.compute.arithmetic import Arithmetic
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
+    from peer.compute.arithmetic import Arithmetic
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bootstrap import invitations, trials
+from bootstrap.dashboard.server import serve as serve_dashboard
 from bootstrap.dashboard.server import taken
 from bootstrap.genesis import create_run, load_run
+from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
@@ -119,8 +121,11 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
                 told_before = mirrors_of(folder) if ticket else ()
                 others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
+                monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, dashboard))
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor))
+                    if dashboard:
+                        tasks.create_task(serve_dashboard(dashboard, monitor.view, monitor.until_changed, None, stop))
                     if options.evaluate or audits:
                         tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
 

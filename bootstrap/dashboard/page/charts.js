@@ -49,7 +49,7 @@ export const percent = (fraction) => `${(Math.floor(fraction * 1000) / 10).toFix
 
 function sent(rounds) {
   const known = rounds.filter((each) => each.pipeline_bytes + each.outer_bytes + each.uncompressed_bytes > 0);
-  const last = known.at(-1);
+  const last = known.findLast((each) => each.ended !== null) ?? known.at(-1);
   const share = saved(known);
   const words = last
     ? `Round ${last.round}: ${bytes(last.pipeline_bytes + last.outer_bytes)} sent` +
@@ -58,7 +58,7 @@ function sent(rounds) {
     : "Nothing has been sent yet.";
   const some = (number) => number || null;
   draw("bytes", words, [
-    line(known, (each) => some(each.uncompressed_bytes), "without compression", "--muted", "dash"),
+    line(known, (each) => some(each.uncompressed_bytes), "uncompressed", "--muted", "dash"),
     line(known, (each) => some(each.pipeline_bytes), "pipeline", "--accent", "solid"),
     line(known, (each) => some(each.outer_bytes), "contributions", "--second", "dot"),
   ], { yaxis: { type: "log", exponentformat: "SI", dtick: 1, ticksuffix: "B" } });
@@ -75,6 +75,7 @@ function line(rounds, of, name, color, dash) {
     name,
     mode: rounds.length < 40 ? "lines+markers" : "lines",
     connectgaps: true,
+    cliponaxis: false,
     line: { color: colour(color), width: 2.2, dash },
     marker: { size: 5 },
   };
