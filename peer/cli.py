@@ -15,6 +15,7 @@ from peer.cli_admin import admin
 from peer.cli_bootstrap import BOOTSTRAP_EPILOG, bootstrap
 from peer.cli_data import data_commands
 from peer.cli_doctor import doctor
+from peer.cli_help import EXAMPLES, arrange
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
@@ -23,6 +24,7 @@ from peer.cli_testnet import EPILOG, testnet
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -170,9 +172,9 @@ def replica(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
-    from peer.compute.arithmetic import Arithmetic
     from peer.commands.join import JoinOptions
     from peer.commands.join import join as run
+    from peer.compute.arithmetic import Arithmetic
     from peer.network.reach import Wish
 
     wish = Wish(listen, announce, reach)
@@ -195,7 +197,7 @@ def replica(
     sys.exit(run(options, terminal(json, until_stdin_closes)))
 
 
-@app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
+@app.command(epilog="Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer observe hetpeer1-… --audit")
 @with_manners("normal")
 def observe(
     asked: Asked,
@@ -241,6 +243,7 @@ app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 app.add_typer(data_commands, name="data")
+arrange(app)
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ lab = typer.Typer(
     cls=RunByDefault,
     help="The same run in one process, with no network: the reference for the swarm, and the place for experiments.",
     no_args_is_help=True,
-    epilog="Without a command's name, `run` is meant: `hetpeer lab run.toml`.",
+    epilog="Examples:\n\n  hetpeer lab run.toml\n\n  hetpeer lab sweep examples/paper/table2.toml --scale small\n\n"
+    "Without a command's name, `run` is meant.",
 )
 
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
@@ -55,7 +56,10 @@ OutOption = Annotated[
 ]
 
 
-@lab.command(epilog="Example:\n\n  hetpeer lab run run.toml --report lab.json")
+@lab.command(
+    epilog="Examples:\n\n  hetpeer lab run run.toml --report lab.json\n\n"
+    "  hetpeer lab run run.toml --data ~/texts --device cuda"
+)
 def run(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
