@@ -35,7 +35,7 @@ app = typer.Typer(
 TicketArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TICKET]",
+        metavar="TICKET",
         help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
     ),
 ]

@@ -98,7 +98,7 @@ def revoke(
     ] = None,
     ticket: Annotated[
         str | None,
-        typer.Argument(metavar="[TICKET]", help="The run's ticket, or a file with it. Default: the one in the folder."),
+        typer.Argument(metavar="TICKET", help="The run's ticket, or a file with it. Default: the one in the folder."),
     ] = None,
     directory: FolderOption = None,
     json: JsonOption = False,
