@@ -24,8 +24,8 @@ FLAGS = {
     "trials until-stdin-closes weights",
     "join": "announce data data-cache device dir json listen manifest max-down max-memory max-up priority quiet-hours "
     "reach relay schedule stage threads until-stdin-closes",
-    "replica": "announce audit compile data data-cache device dir json listen manifest max-down max-memory max-up "
-    "nproc precision priority quiet-hours reach relay threads until-stdin-closes",
+    "replica": "announce audit data data-cache device dir json listen manifest max-down max-memory max-up nproc "
+    "priority quiet-hours reach relay threads until-stdin-closes",
     "observe": "announce audit data data-cache device dir json listen max-down max-memory max-up priority quiet-hours "
     "reach relay threads until-stdin-closes",
     "pause": "dir json",
