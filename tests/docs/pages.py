@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,9 @@ PAGES = sorted(
 
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+?) -->\s*\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 """A fenced block, and the comment right above it that says why no test runs what is in it."""
+
+ELSEWHERE = re.compile(r"\d*>>?.*|<.*|[|]|&&?")
+"""Where a command's own words end: a shell sends its output elsewhere."""
 
 SET = re.compile(r"[A-Z_]+=\S*")
 """A variable in front of a command."""
@@ -54,8 +58,9 @@ def typed(page: Path) -> Iterator[Typed]:
             words = shlex.split(line, comments=True)
             while words and SET.fullmatch(words[0]):
                 words = words[1:]
-            if words and words[0] in ("hetpeer", "make"):
-                yield Typed(name_of(page), tuple(words), block["why"] or "")
+            own = tuple(takewhile(lambda word: not ELSEWHERE.fullmatch(word), words))
+            if own and own[0] in ("hetpeer", "make"):
+                yield Typed(name_of(page), own, block["why"] or "")
 
 
 def anchors(page: Path) -> set[str]:

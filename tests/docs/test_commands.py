@@ -41,17 +41,23 @@ LISTED = "tests/peer/commands/test_invitations.py::test_invitations_are_listed_w
 WITHDRAWN = "tests/peer/commands/test_invitations.py::test_a_withdrawn_invitation_is_shown_as_such"
 PAUSED = "tests/system/test_citizen.py::test_a_member_that_pauses_and_goes_on_has_the_state_of_the_others_at_the_end"
 WATCHED = "tests/system/test_watching.py::test_a_replica_is_watched_and_asked_why"
-STATUS = "tests/system/test_status.py::test_todo"
+STATUS = "tests/system/test_status.py::test_rounds_advance_with_their_loss_and_a_killed_peer_is_lost"
+SEEN = "tests/system/test_dashboard.py::test_a_browser_sees_rounds_advance_and_a_killed_peer_turn_red"
+SIGNED = (
+    "tests/system/test_credit.py::"
+    "test_all_tokens_of_a_volunteer_are_signed_by_its_neighbour_and_a_forged_file_does_not_verify"
+)
 WORKERS = "tests/system/test_devices.py::test_no_worker_outlives_its_daemon_and_who_leaves_contributes_first"
 
 RUN_BY = {
     "bootstrap": {"": BY_HAND, "--dry-run": HERE, "--listen": GUIDES, "--announce": GUIDES, "--closed": CLOSED}
-    | {"--data": MIRRORS, "--mirror": MIRRORS, "--join": SECOND, "--weights": FROM_MODEL},
+    | {"--data": MIRRORS, "--mirror": MIRRORS, "--join": SECOND, "--weights": FROM_MODEL, "--dashboard": SEEN},
     "join": {"": BY_HAND, "--stage": BY_HAND}
     | dict.fromkeys(("--max-up", "--max-down", "--max-memory", "--quiet-hours", "--data-cache"), GUIDES)
     | {"--listen": GUIDES, "--announce": GUIDES, "--metrics": WATCHED, "--log-json": WATCHED},
     "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS},
-    "status": {"": STATUS, "--watch": STATUS, "--json": STATUS},
+    "status": {"": STATUS, "--json": STATUS},
+    "credit": {"": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},
     "doctor": {"": GUIDES},
     "pause": {"": PAUSED},
