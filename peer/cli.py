@@ -87,6 +87,24 @@ AuditOption = Annotated[
 ]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from peer import version
+
+        typer.echo(f"hetpeer {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and end.")
+    ] = False,
+) -> None:
+    """What `hetpeer` is told before a command."""
+
+
 app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 
 

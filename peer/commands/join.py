@@ -8,7 +8,7 @@ from typing import Any
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, cores
 from peer.guest import serve_as_guest
-from peer.home import home, locked, peer_folder, remember
+from peer.home import home, locked, own_folders, remember
 from peer.joining import PeerOptions
 from peer.manners import Manners
 from peer.network.reach import Wish
@@ -46,7 +46,8 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
         manners = Manners.of(**options.asked)
         ticket = find(options.ticket, options.directory or home())
         place = options.role if options.stage is None else f"stage-{options.stage}"
-        with locked(options.directory or peer_folder(ticket, place)) as folder:
+        folders = [options.directory] if options.directory else own_folders(ticket, place)
+        with locked(*folders) as folder:
             if options.directory is None:
                 remember(ticket)
             settings = PeerOptions(
