@@ -87,7 +87,7 @@ def test_every_file_that_the_documents_name_is_there():
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
         *(ROOT / "docs").glob("*.md"),
-        ROOT / "examples/README.md",
+        *(ROOT / "examples").rglob("README.md"),
     ]
     for document in documents:
         text = document.read_text()
