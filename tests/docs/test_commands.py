@@ -40,6 +40,7 @@ INVITED = "tests/peer/commands/test_invitations.py::test_the_ticket_of_an_invita
 LISTED = "tests/peer/commands/test_invitations.py::test_invitations_are_listed_with_what_is_left_and_who_came"
 WITHDRAWN = "tests/peer/commands/test_invitations.py::test_a_withdrawn_invitation_is_shown_as_such"
 PAUSED = "tests/system/test_citizen.py::test_a_member_that_pauses_and_goes_on_has_the_state_of_the_others_at_the_end"
+COMPILED = "tests/system/test_devices.py::test_a_replica_in_bf16_and_compiled_holds_the_state_of_volunteers_in_fp32"
 WATCHED = "tests/system/test_watching.py::test_a_replica_is_watched_and_asked_why"
 STATUS = "tests/system/test_status.py::test_rounds_advance_with_their_loss_and_a_killed_peer_is_lost"
 SEEN = "tests/system/test_dashboard.py::test_a_browser_sees_rounds_advance_and_a_killed_peer_turn_red"
@@ -55,7 +56,8 @@ RUN_BY = {
     "join": {"": BY_HAND, "--stage": BY_HAND}
     | dict.fromkeys(("--max-up", "--max-down", "--max-memory", "--quiet-hours", "--data-cache"), GUIDES)
     | {"--listen": GUIDES, "--announce": GUIDES, "--metrics": WATCHED, "--log-json": WATCHED},
-    "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS},
+    "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS}
+    | {"--precision": COMPILED, "--compile": COMPILED},
     "status": {"": STATUS, "--json": STATUS},
     "credit": {"": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},
