@@ -33,7 +33,9 @@ class Project:
     began: float
 
     def compose(self, *arguments: str) -> str:
-        peers = {"PEER_OPTIONS": f"{os.environ.get('PEER_OPTIONS', '--threads 1')} --json", "PIP_NO_INDEX": "1"}
+        asked = re.search(r"(?m)^PEER_OPTIONS=(.*)$", (self.folder / ".env").read_text())
+        assert asked is not None
+        peers = {"PEER_OPTIONS": f"{asked[1]} --json", "PIP_NO_INDEX": "1"}
         done = subprocess.run(
             [*self.engine.compose, *arguments],
             cwd=self.folder,
@@ -50,6 +52,11 @@ class Project:
     def said(self, container: str) -> list[Event]:
         """All events of a container until now."""
         return [from_line(line) for line in self.engine.docker("logs", container).splitlines() if line[:1] == "{"]
+
+    def fetched(self, container: str, url: str) -> str:
+        """What is found there, as seen from inside a container."""
+        program = f"from urllib.request import urlopen; print(urlopen({url!r}, timeout=30).read().decode())"
+        return self.engine.docker("exec", container, "python", "-c", program)
 
     def wait_for_round(self, container: str, number: int) -> None:
         """Until a container has ended a round, as it says."""
@@ -119,6 +126,10 @@ def test_a_run_in_containers_goes_on_when_one_is_killed_and_ends_with_equal_dige
     victim = first[0]
     project.wait_for_round(victim, 1)
     project.note("a first round has ended")
+    (datacenter,) = project.containers("datacenter")
+    assert "hetpeer_round " in project.fetched(datacenter, "http://127.0.0.1:9477/metrics")
+    assert "hetpeer_run_round " in project.fetched(datacenter, "http://bootstrap:8080/metrics")
+    assert "<html" in project.fetched(bootstrap, "http://127.0.0.1:8080/")
     lost = project.said(victim)
     engine.docker("rm", "--force", victim)
     project.compose("up", "-d", "--no-build")
