@@ -10,6 +10,7 @@ from bootstrap.admission import Admission, PlaceRole
 from bootstrap.dial_back import Dialler
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.measuring import Measuring
+from bootstrap.monitor.status import Status
 from bootstrap.trials import Trials
 from protocol import certificates
 from protocol.cards import Card, issue
@@ -52,6 +53,8 @@ class Door(run_pb2_grpc.RunServicer):
     dialler: Dialler = field(default_factory=Dialler)
     measuring: Measuring = field(default_factory=Measuring)
     mirrors: tuple[str, ...] = ()
+    status: Status | None = None
+    """What this node sees of the run; None: it does not look."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
@@ -63,6 +66,14 @@ class Door(run_pb2_grpc.RunServicer):
         except RefusedError as error:
             await refuse(context, str(error))
         return pb.MeasureReply(piece=piece, time=now, round=pace.round, round_seconds=pace.seconds(now))
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        try:
+            if self.status is None:
+                raise RefusedError("this node does not watch the run")
+            return pb.StatusReply(view_json=self.status.answer(context.peer()))
+        except RefusedError as error:
+            await refuse(context, str(error))
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         await require_manifest(context, self.descriptor.manifest)

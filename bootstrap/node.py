@@ -12,6 +12,9 @@ from bootstrap.admission import Admission
 from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.measuring import Measuring
+from bootstrap.monitor.service import MonitorService
+from bootstrap.monitor.status import Status
+from bootstrap.monitor.watch import Monitor
 from bootstrap.pace import Pace
 from bootstrap.prepared import lookup
 from protocol import certificates
@@ -29,12 +32,15 @@ from protocol.limits import HEARTBEAT_SECONDS
 from protocol.records import Register
 from protocol.relay import Relay
 from protocol.run_files import Descriptor
-from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
+from protocol.schemas import blobs_pb2_grpc, monitor_pb2_grpc, run_pb2_grpc
 from protocol.streams import Streams
 from protocol.ticket import Ticket
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the node stops."""
+
+LOOK_SECONDS = 2.0
+"""So often, at most, the records are read: at once where somebody tells who is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,11 @@ async def serve(
     tell: Callable[[Ticket], None],
     stop: asyncio.Event,
     mirrors: tuple[str, ...] = (),
+    monitor: Monitor | None = None,
 ) -> None:
     """Serve a run whose files are in `directory` until `stop` is set. `tell` is given the ticket once all is up, who is
-    admitted the `mirrors` of the run's prepared text.
+    admitted the `mirrors` of the run's prepared text. `monitor` is shown what this node sees of the run; None: one of
+    its own.
 
     Raises:
         ResourceError: a port is taken.
@@ -86,6 +94,8 @@ async def serve(
     identity = load_or_create(directory)
     known = standing.known.addresses if standing.known else ()
     register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+    if monitor is None:
+        monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
     door_server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     gatekeeper = Gatekeeper(directory)
@@ -108,10 +118,13 @@ async def serve(
             standing.card,
             measuring=measuring,
             mirrors=mirrors,
+            status=Status(monitor.view),
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, peers_server)
+        service = MonitorService(descriptor.manifest, monitor, gatekeeper.objection)
+        monitor_pb2_grpc.add_MonitorServicer_to_server(service, peers_server)
         await peers_server.start()
         await door_server.start()
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
@@ -119,25 +132,28 @@ async def serve(
         streams = Streams(dht.p2p)
         await Relay(streams, register.authority, gatekeeper.objection).open()
         tell(ticket)
-        await dht.while_alive(_until(stop, dht, register, measuring.pace))
+        await dht.while_alive(_until(stop, dht, register, measuring.pace, monitor))
     finally:
         await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()
 
 
-async def _until(stop: asyncio.Event, dht: Dht, register: Register, pace: Pace) -> None:
-    """Follow how fast the run goes, for who asks before it joins, until `stop` is set."""
+async def _until(stop: asyncio.Event, dht: Dht, register: Register, pace: Pace, monitor: Monitor) -> None:
+    """Follow how the run goes, for who asks, until `stop` is set."""
 
     async def look() -> None:
         while True:
             records = register.read(await dht.read_all())
             pace.see(records, register.manifest.outer.liars, time.time())
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            monitor.see_records(records)
+            await asyncio.sleep(LOOK_SECONDS)
+            await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
 
     async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(look())
+        looking, keeping = tasks.create_task(look()), tasks.create_task(monitor.keep())
         await stop.wait()
         looking.cancel()
+        keeping.cancel()
 
 
 def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: Standing) -> Ticket:

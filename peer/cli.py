@@ -32,7 +32,9 @@ from peer.cli_options import (
     TicketArgument,
 )
 from peer.cli_plan import plan
+from peer.cli_status import STATUS_EXAMPLES, status
 from peer.cli_testnet import EPILOG, testnet
+from peer.cli_version import program
 from peer.cli_why import WHY_EXAMPLES, LogJsonOption, MetricsOption, why
 
 app = typer.Typer(
@@ -45,24 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        from peer import version
-
-        typer.echo(f"hetpeer {version()}")
-        raise typer.Exit
-
-
-@app.callback()
-def program(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and end.")
-    ] = False,
-) -> None:
-    """What `hetpeer` is told before a command."""
-
-
+app.callback()(program)
 app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 
 
@@ -232,6 +217,7 @@ def observe(
 
 
 app.command(epilog=EPILOG)(testnet)
+app.command(epilog=STATUS_EXAMPLES)(status)
 app.command(
     epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
     "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"

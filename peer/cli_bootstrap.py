@@ -13,6 +13,7 @@ BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
     "  hetpeer bootstrap run.toml --listen 0.0.0.0:7700 --announce train.example.org --data ~/texts\n\n"
     "  hetpeer bootstrap run.toml --data ~/prepared --mirror https://data.example.org/prepared\n\n"
+    "  hetpeer bootstrap run.toml --dashboard 8080\n\n"
     "  hetpeer bootstrap examples/runs/512m.toml --dry-run\n\n"
     "  hetpeer bootstrap --join hetpeer1-… --listen 0.0.0.0:7700 --announce second.example.org"
 )
@@ -88,6 +89,14 @@ def bootstrap(
     ] = False,
     weights: WeightsOption = None,
     log_json: LogJsonOption = False,
+    dashboard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Show the run on a page in the browser, read-only. Without HOST, to this machine alone; with one, to "
+            "everybody who can reach it.",
+        ),
+    ] = None,
     json: JsonOption = False,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
@@ -112,5 +121,6 @@ def bootstrap(
         dry_run,
         weights,
         mirrors,
+        dashboard,
     )
     sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))

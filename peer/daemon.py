@@ -25,7 +25,7 @@ from peer.joining import (
     text_sources,
 )
 from peer.network import reach
-from peer.network.acceptance import Acceptance
+from peer.network.acceptance import Acceptance, ledgers_of
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distrust import Distrust
@@ -35,11 +35,12 @@ from peer.network.operator import Admitted
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
-from peer.network.remembered import Remembered
+from peer.network.remembered import Remembered, node_of
 from peer.network.renewal import keep_renewing
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotService, SnapshotStore
 from peer.network.succession import SuccessionService
+from peer.network.telling import Telling
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
 from peer.swarm.node import Node, Work
@@ -54,11 +55,8 @@ from protocol.cards import Authority
 from protocol.channels import listen, options
 from protocol.errors import RefusedError, UnreachableError
 from protocol.guard import Guard
-from protocol.identity import Part, PeerId
+from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
-from protocol.layout import model_layout, parts_followed
-from protocol.ledger import Ledger
-from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
 from protocol.run_files import Descriptor
@@ -71,7 +69,6 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.streams import Streams
-from protocol.window import Window
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
@@ -152,6 +149,7 @@ async def _joined(
     warming = asyncio.create_task(asyncio.to_thread(warm_up))
     place = remembered or await register(settings, descriptor, identity)
     card, credentials = place.card, place.credentials
+    emit = telling = Telling(emit)
     distrust = Distrust(emit)
     bandwidth = settings.manners.bandwidth()
     contacts, guard = Contacts(manifest, credentials, distrust.objection, bandwidth), Guard(distrust.objection)
@@ -194,7 +192,7 @@ async def _joined(
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         fetcher = Fetcher(contacts, distrust)
-        acceptance = Acceptance(manifest, signer, fetcher, shelf, _ledgers(manifest, record), discovery.news)
+        acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers_of(manifest, record), discovery.news)
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
         succession = SuccessionService(reconciler, card.stage)
 
@@ -241,9 +239,11 @@ async def _joined(
         await reached.open()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, manifest, record, remembered is not None, emit)
+        telling.start(contacts, partial(node_of, directory))
         yield node
     finally:
         torch_thread.stop()
+        await telling.close(settings.pausing)
         await contacts.close()
         await server.stop(GRACE_SECONDS)
         await dht.stop()
@@ -254,14 +254,6 @@ def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discover
     contacts.hang_up(peer)
     guard.cut_off(peer)
     discovery.news.ring()
-
-
-def _ledgers(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
-    """One for each part that this peer follows."""
-    volunteer = record.role == "volunteer"
-    parts = parts_followed(manifest, record.stage) if volunteer else list(model_layout(manifest))
-    window = Window(manifest.outer.grace, manifest.outer.liars)
-    return {part: Ledger(part, record.peer_id, window) for part in parts}
 
 
 def _bind(server: grpc.aio.Server, node: Node) -> None:

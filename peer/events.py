@@ -13,10 +13,11 @@ from peer.decisions import Decision, Pulse
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The bootstrap node is up."""
+    """The bootstrap node is up, and its dashboard, if it has one, at this URL."""
 
     ticket: str
     run_id: str
+    dashboard: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from peer.network import operator
 from peer.network.operator import Admitted
 from peer.network.reach import Wish
 from peer.network.remembered import Remembered, card_of, recall, remember_place, remember_text
+from peer.pausing import Pauses
 from peer.swarm.blame import FIRST_SECONDS
 from peer.swarm.reading import TextSources
 from protocol import manifest as manifests
@@ -66,6 +67,11 @@ class PeerOptions:
     def split(self) -> Split:
         """How a datacenter spreads its replica over this machine."""
         return Split(self.processes, self.threads, self.manners.niceness, self.arithmetic)
+
+    @property
+    def pausing(self) -> str:
+        """Why this peer pauses now; empty: it does not."""
+        return Pauses(self.directory, self.manners.quiet).reason()
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """Those that it does."""
@@ -115,8 +121,7 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     known = card_of(folder)
     admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
     await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
-    if descriptor.prepared:
-        await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
+    await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
     return admitted
 
 

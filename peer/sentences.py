@@ -81,10 +81,11 @@ def reason(event: Event) -> str:
 def say(event: Event) -> str | None:
     """An event as a line worth keeping; None for what only passes by."""
     match event:
-        case Serving(ticket, run_id):
+        case Serving(ticket, run_id, dashboard):
+            seen = f"The dashboard: {dashboard}\n" if dashboard else ""
             return (
                 f"Serving run {run_id[:12]}. The ticket, one line, for everybody who joins:\n\n{ticket}\n\n"
-                "Ctrl-C stops this node."
+                f"{seen}Ctrl-C stops this node."
             )
         case Progress(doing, 0, 0):
             return doing[0].upper() + doing[1:]

@@ -43,6 +43,7 @@ class PeerView(Part):
     joined: float = Field(0.0, description="Unix seconds")
     heard: float = Field(0.0, description="Unix seconds of its last sign of life")
     credit: int = Field(0, description="tokens of work that receipts show")
+    version: str = Field("", description="of its program")
 
 
 class GroupView(Part):
@@ -63,6 +64,7 @@ class RoundView(Part):
     ended: float | None = None
     loss: float | None = Field(None, description="held-out, through the boundaries, in nats per token")
     loss_plain: float | None = None
+    evaluated_by: str = Field("", description="the peer id of who said so")
     tokens: int = 0
     contributions: dict[str, int] = Field(default_factory=dict, description="peer id → inner steps")
     late: dict[str, str] = Field(default_factory=dict)

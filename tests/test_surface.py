@@ -20,8 +20,8 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit certificate-life closed data dir dry-run evaluate join json listen log-json mirror "
-    "revoke trials until-stdin-closes weights",
+    "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json listen log-json "
+    "mirror revoke trials until-stdin-closes weights",
     "join": "announce data data-cache device dir json listen log-json manifest max-down max-memory max-up metrics "
     "priority quiet-hours reach relay schedule stage threads until-stdin-closes",
     "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-down max-memory "
@@ -31,6 +31,7 @@ FLAGS = {
     "pause": "dir json",
     "resume": "dir json",
     "why": "json",
+    "status": "json watch",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),

@@ -2,11 +2,16 @@
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bootstrap import invitations, trials
+from bootstrap.dashboard.server import serve as serve_dashboard
+from bootstrap.dashboard.server import taken
 from bootstrap.genesis import create_run, load_run
+from bootstrap.metrics import render
+from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
 from peer.commands.admin import Operator, spread
@@ -60,6 +65,7 @@ class BootstrapOptions:
     dry_run: bool = False
     weights: Path | None = None
     mirrors: tuple[str, ...] = ()
+    dashboard: str | None = None
 
 
 def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
@@ -84,7 +90,8 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
-        with locked(options.directory or home() / name) as folder:
+        page = taken(options.dashboard, where.announced) if options.dashboard else nullcontext()
+        with locked(options.directory or home() / name) as folder, page as dashboard:
             if ticket is None:
                 descriptor = create_run(
                     manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
@@ -102,7 +109,9 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     if options.directory is None:
                         remember(ticket)
                     shown = replace(ticket, token=first_token)
-                    terminal.emit(Serving(str(shown), ticket.run_id))
+                    if dashboard and dashboard.warning:
+                        terminal.emit(Progress(dashboard.warning))
+                    terminal.emit(Serving(str(shown), ticket.run_id, dashboard.url if dashboard else ""))
                     up.set_result(ticket)
 
                 if ticket:
@@ -113,8 +122,13 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                     raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
                 told_before = mirrors_of(folder) if ticket else ()
                 others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
+                monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others))
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor))
+                    if dashboard:
+                        view = monitor.view
+                        page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
+                        tasks.create_task(page_of)
                     if options.evaluate or audits:
                         tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
 

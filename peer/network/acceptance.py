@@ -12,11 +12,13 @@ from peer.network.shelf import Shelf
 from protocol.contribution import digest, max_bytes
 from protocol.errors import FormatError, PeerError
 from protocol.identity import ContributionName, Part, PeerId
+from protocol.layout import model_layout, parts_followed
 from protocol.ledger import Entry, Ledger, Revocation, Standing
 from protocol.manifest import Manifest
 from protocol.proofs import Signer, read_entry, read_revocation, read_trial
 from protocol.reconciliation import lacking
 from protocol.records import PeerRecord
+from protocol.window import Window
 
 MOST_TRIALS = 16
 """So many contributions of peers on trial an auditor holds for each part it follows, one of an author, until it has
@@ -243,3 +245,11 @@ class Acceptance:
         enough = self.witnesses[part]
         vouched = [key for key, peers in self.vouched[part].items() if len(peers) >= enough]
         return len(self.spoken[part]) >= enough and not lacking(self.ledgers[part], vouched)
+
+
+def ledgers_of(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
+    """One for each part that a peer follows."""
+    volunteer = record.role == "volunteer"
+    parts = parts_followed(manifest, record.stage) if volunteer else list(model_layout(manifest))
+    window = Window(manifest.outer.grace, manifest.outer.liars)
+    return {part: Ledger(part, record.peer_id, window) for part in parts}

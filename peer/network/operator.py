@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import grpc
+from pydantic import ValidationError
 
 from protocol import certificates
 from protocol.addresses import is_ip, join, split
@@ -26,6 +27,7 @@ from protocol.run_files import Descriptor, RunFile, parse
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.ticket import Ticket
+from protocol.view import View
 
 ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
@@ -149,6 +151,28 @@ def _as_reached_from(host: str, door: str) -> str:
         return join(*socket.getaddrinfo(*split(door), family, socket.SOCK_STREAM)[0][4][:2])
     except (OSError, FormatError):
         return door
+
+
+async def ask_status(ticket: Ticket) -> View:
+    """The run as the first of the operator's nodes sees it that answers.
+
+    Raises:
+        UnreachableError: no door of the ticket opens.
+        RefusedError: the node does not say; it says why.
+        FormatError: what it says is no view of this run.
+    """
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> View:
+        reply = await run_pb2_grpc.RunStub(channel).Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+        try:
+            view = View.model_validate_json(reply.view_json)
+        except ValidationError:
+            raise FormatError(f"{node.address} does not say how the run goes in a way that is known here") from None
+        if view.run_id != ticket.run_id:
+            raise FormatError(f"{node.address} tells of another run than the ticket's")
+        return view
+
+    return await _at_a_door(ticket, ask)
 
 
 async def fetch_files(

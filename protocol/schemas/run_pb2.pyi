@@ -101,3 +101,13 @@ class MeasureReply(_message.Message):
     round: int
     round_seconds: float
     def __init__(self, piece: _Optional[bytes] = ..., time: _Optional[float] = ..., round: _Optional[int] = ..., round_seconds: _Optional[float] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("view_json",)
+    VIEW_JSON_FIELD_NUMBER: _ClassVar[int]
+    view_json: bytes
+    def __init__(self, view_json: _Optional[bytes] = ...) -> None: ...

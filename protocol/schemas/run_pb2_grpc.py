@@ -55,6 +55,11 @@ class RunStub:
                 request_serializer=protocol_dot_schemas_dot_run__pb2.MeasureRequest.SerializeToString,
                 response_deserializer=protocol_dot_schemas_dot_run__pb2.MeasureReply.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/hetpeer.v1.Run/Status',
+                request_serializer=protocol_dot_schemas_dot_run__pb2.StatusRequest.SerializeToString,
+                response_deserializer=protocol_dot_schemas_dot_run__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class RunServicer:
@@ -89,6 +94,13 @@ class RunServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """The run as this node sees it, for people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_RunServicer_to_server(servicer, server):
                     servicer.Measure,
                     request_deserializer=protocol_dot_schemas_dot_run__pb2.MeasureRequest.FromString,
                     response_serializer=protocol_dot_schemas_dot_run__pb2.MeasureReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=protocol_dot_schemas_dot_run__pb2.StatusRequest.FromString,
+                    response_serializer=protocol_dot_schemas_dot_run__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class Run:
             '/hetpeer.v1.Run/Measure',
             protocol_dot_schemas_dot_run__pb2.MeasureRequest.SerializeToString,
             protocol_dot_schemas_dot_run__pb2.MeasureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetpeer.v1.Run/Status',
+            protocol_dot_schemas_dot_run__pb2.StatusRequest.SerializeToString,
+            protocol_dot_schemas_dot_run__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

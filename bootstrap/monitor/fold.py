@@ -1,0 +1,287 @@
+"""Records and what peers tell, folded into one view of the run. Pure: the clock is an argument.
+
+Nobody is believed more than people need: what a peer tells is put under its own name, within what the run's manifest
+allows, and a round ends when more peers say so than may lie. A peer that lies misleads people, and no other peer.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bootstrap.monitor.groups import group_views
+from bootstrap.monitor.peers import AWAY, Peer
+from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
+from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
+from bootstrap.rates import Limit
+from protocol.identity import PeerId, RunId
+from protocol.manifest import Manifest
+from protocol.records import PeerRecord, common_round
+from protocol.telling import (
+    Batch,
+    ContributionOut,
+    EndedShort,
+    Going,
+    GroupJoined,
+    GroupLost,
+    LossFound,
+    NotAwaited,
+    Noted,
+    RoundEnded,
+    Told,
+)
+from protocol.view import MOST_LINES, LineView, RoundView, View
+
+MOST_PEERS = 2048
+"""Whose tellings are kept: twice as many as a large run has."""
+
+MOST_ROUNDS = 512
+"""Of the history, the newest."""
+
+FORGET_SECONDS = 3600.0
+"""Who has been away for so long is no longer shown."""
+
+LOOK_SECONDS = 0.5
+"""So often all peers are looked at, however many tell."""
+
+LINES_BURST, LINES_SECONDS = 20, 3.0
+"""Lines of the log that one peer may fill: at once, then one every so often."""
+
+AHEAD = 2
+"""A quick peer may be so many rounds ahead of the swarm."""
+
+
+@dataclass(slots=True)
+class Fold:
+    """All that this node has seen of the run. Times are Unix seconds by its own clock."""
+
+    manifest: Manifest
+    run_id: RunId
+    started: float
+    peers: OrderedDict[PeerId, Peer] = field(default_factory=OrderedDict)
+    """The one that told longest ago first."""
+    rounds: OrderedDict[int, Round] = field(default_factory=OrderedDict)
+    log: deque[LineView] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
+    finished: int = 0
+    """The last round that the swarm has finished."""
+    tokens: int = 0
+    """Of rounds that are no longer in the history, too."""
+    lines: Limit = field(default_factory=lambda: Limit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
+    looked: float = 0.0
+    seen: bool = False
+    """Whether anybody has: what was finished before that, was finished at no time that is known."""
+
+    # What comes in
+
+    def see_records(self, records: Iterable[PeerRecord], now: float) -> None:
+        """What peers say of themselves in the DHT, checked and signed."""
+        for record in records:
+            if (peer := self._peer(record.peer_id, now, known=True)) is not None:
+                peer.see(record, now)
+        self._look(now)
+        self.seen = self.seen or any(peer.trains for peer in self.peers.values())
+
+    def hear(self, peer_id: PeerId, batch: Batch, now: float) -> None:
+        """What a peer tells, whose certificate shows that it is this one."""
+        peer = self._peer(peer_id, now, known=False)
+        if peer is None:
+            return
+        self.peers.move_to_end(peer_id)
+        peer.hear(batch, now)
+        if peer.trains and (entry := self._round(batch.round, now)) is not None:
+            entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), batch.step)
+        for told in batch.happened:
+            self._take(peer, told, now)
+        if now - self.looked >= LOOK_SECONDS:
+            self._look(now)
+
+    def begin(self, peer_id: PeerId, now: float) -> None:
+        """A peer begins to tell, on a stream of its own."""
+        if (peer := self._peer(peer_id, now, known=False)) is not None:
+            peer.streams += 1
+            peer.heard, peer.cut, peer.going = now, None, None
+
+    def end(self, peer_id: PeerId, now: float) -> None:
+        """A stream has ended: who has not said before that it goes, may be lost."""
+        if (peer := self.peers.get(peer_id)) is not None:
+            peer.streams = max(0, peer.streams - 1)
+            if not peer.streams and peer.going is None:
+                peer.cut = now
+
+    def _peer(self, peer_id: PeerId, now: float, known: bool) -> Peer | None:
+        """What is known of a peer; None: there are too many. `known`: by its record, and one without makes room."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            if len(self.peers) >= MOST_PEERS:
+                strange = next((each for each in self.peers.values() if known and each.record is None), None)
+                if strange is None:
+                    return None
+                del self.peers[strange.id]
+            peer = self.peers[peer_id] = Peer(peer_id, joined=now, heard=now)
+        return peer
+
+    def _round(self, number: int, now: float) -> Round | None:
+        """A round that may be told of now; None: it is too old, or nobody can be in it yet."""
+        if number in self.rounds:
+            return self.rounds[number]
+        if not (self.seen and self.finished < number <= min(self.finished + AHEAD, self.manifest.outer.rounds)):
+            return None
+        entry = self.rounds[number] = Round(number, now)
+        while len(self.rounds) > MOST_ROUNDS:
+            self.rounds.popitem(last=False)
+        return entry
+
+    # What happened
+
+    def _take(self, peer: Peer, told: Told, now: float) -> None:
+        at = max(self.started, now - told.ago)
+        entry = self._round(told.round, now) if peer.record is not None else None
+        match told:
+            case RoundEnded():
+                peer.done = max(peer.done, min(told.round, self.manifest.outer.rounds))
+                if entry is not None:
+                    self._take_round_end(peer, told, entry, at)
+            case LossFound():
+                evaluates = peer.record is not None and peer.record.role != "volunteer"
+                if entry is not None and evaluates and len(entry.claims) < MOST_CLAIMS:
+                    entry.claims.setdefault(peer.id, (told.loss, told.loss_plain))
+                if not evaluates:
+                    return
+            case ContributionOut():
+                peer.contributed = max(peer.contributed, min(told.round, self.manifest.outer.rounds))
+                if entry is not None and peer.trains:
+                    entry.contributed.setdefault(peer.id, (min(told.steps, self.manifest.inner.steps), at))
+                return
+            case EndedShort():
+                if entry is not None and peer.trains:
+                    entry.late[peer.id] = f"it ended the round after {told.steps} inner steps: {told.why}"
+            case NotAwaited():
+                for other in map(PeerId, told.peers):
+                    if entry is not None and other in self.peers:
+                        entry.missed.setdefault(other, f"{told.why}, says peer {peer.id[-8:]}")
+            case GroupJoined():
+                peer.replica, peer.members, peer.broken = told.replica, list(told.members), ""
+            case GroupLost():
+                peer.replica, peer.broken = "", told.why or "its group has lost a member"
+            case Going():
+                peer.going, peer.going_at = told, now
+            case Noted():
+                pass
+        if told.words and not self.lines.wait_seconds(peer.id, now):
+            self.log.append(LineView(at=at, kind=told.name, words=told.words, peer=peer.id, round=told.round))
+
+    def _take_round_end(self, peer: Peer, told: RoundEnded, entry: Round, at: float) -> None:
+        if peer.id in entry.done:
+            return
+        entry.done[peer.id] = at
+        manifest, ratio = self.manifest, pipeline_ratio(self.manifest, self._compression(peer))
+        entry.pipeline_bytes += told.pipeline_bytes
+        entry.outer_bytes += told.outer_bytes
+        entry.uncompressed_bytes += int(told.pipeline_bytes * ratio + told.outer_bytes * outer_ratio(manifest))
+        if peer.trains and peer.counts_tokens:
+            entry.tokens[peer.id] = min(told.tokens, manifest.tokens_per_step * manifest.inner.steps)
+            self.tokens += entry.tokens[peer.id]
+
+    def _compression(self, peer: Peer) -> int:
+        """d / k of a peer's group: what its leader tells, if the manifest has it."""
+        leader = self.peers.get(PeerId(peer.group), peer)
+        chosen = leader.batch.compression
+        return chosen if chosen in self.manifest.compressions else self.manifest.compressions[0]
+
+    # What follows
+
+    def _look(self, now: float) -> None:
+        """See who has come and gone, and which rounds have ended."""
+        self.looked = now
+        finished = min(self._finished(), self.manifest.outer.rounds)
+        if self.seen:
+            for number in range(max(self.finished, finished - AHEAD) + 1, finished + 1):
+                self.rounds.setdefault(number, Round(number, now))
+        self.finished = max(self.finished, finished)
+        for entry in self.rounds.values():
+            if entry.ended is None and entry.round <= self.finished:
+                entry.end(now)
+            if entry.ended is not None and not entry.judged and now >= entry.ended + JUDGE_SECONDS:
+                self._judge(entry)
+        self._look_at_peers(now)
+        self._begin_next(now)
+
+    def _finished(self) -> int:
+        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY]
+        return common_round(there, self.manifest.outer.liars)
+
+    def _begin_next(self, now: float) -> None:
+        """The next round begins when the last has ended."""
+        last = self.rounds.get(self.finished)
+        if last is not None and last.ended is not None and (entry := self._round(self.finished + 1, now)) is not None:
+            entry.began = min(entry.began, last.ended)
+
+    def _judge(self, entry: Round) -> None:
+        there = [peer for peer in self.peers.values() if peer.trains and peer.joined <= entry.began + JUDGE_SECONDS]
+        awaited = {peer.id for peer in there if peer.id in entry.stepped}
+        known = {peer.id for peer in there if peer.record is not None and peer.record.contributed >= entry.round}
+        entry.judge(awaited, known, self.manifest.inner.steps)
+
+    def _look_at_peers(self, now: float) -> None:
+        for peer in list(self.peers.values()):
+            before = peer.state
+            peer.state, peer.why = peer.judge(now, self.finished, self.manifest.outer.delay)
+            if peer.state in AWAY and before not in AWAY and peer.joined < now and peer.record is not None:
+                self._note_away(peer, now)  # one that is new here has been away before
+            if peer.state in ("gone", "lost") and now - peer.heard > FORGET_SECONDS:
+                del self.peers[peer.id]
+
+    def _note_away(self, peer: Peer, now: float) -> None:
+        entry = self._round(self.finished + 1, now)
+        if entry is not None and peer.trains:
+            entry.left[peer.id] = f"{peer.state}: {peer.why}"
+        words = f"Peer {peer.id[-8:]} is {peer.state}: {peer.why}"
+        number = entry.round if entry is not None else 0
+        if not self.lines.wait_seconds(peer.id, now):
+            line = LineView(at=now, kind=peer.state.capitalize(), words=words, peer=peer.id, round=number)
+            self.log.append(line)
+
+    # What people see
+
+    def view(self, now: float) -> View:
+        """All of it, now."""
+        self._look(now)
+        shown = [(each, view) for each in self.peers.values() if (view := each.view(now)) is not None]
+        peers = sorted((view for _, view in shown), key=lambda each: (each.role != "volunteer", each.slot, each.stage))
+        counting = (view.tokens_per_second for peer, view in shown if peer.counts_tokens)
+        manifest = self.manifest
+        return View(
+            run_id=self.run_id,
+            now=now,
+            started=self.started,
+            stages=manifest.replicas.stages,
+            replicas=manifest.replicas.total,
+            rounds=manifest.outer.rounds,
+            round=min(self.finished + 1, manifest.outer.rounds),
+            inner_steps=manifest.inner.steps,
+            compression=manifest.compressions[0],
+            tokens=self.tokens + self._tokens_in_progress(),
+            tokens_per_second=sum(counting),
+            peers=peers,
+            groups=group_views(self.peers, manifest.replicas.stages, self._compression),
+            history=[entry.view() for _, entry in sorted(self.rounds.items())],
+            log=list(self.log),
+        )
+
+    def _tokens_in_progress(self) -> int:
+        """Of rounds whose end has not been told."""
+        return self.manifest.tokens_per_step * sum(
+            min(steps, self.manifest.inner.steps)
+            for entry in self.rounds.values()
+            if entry.round > self.finished
+            for peer, steps in entry.stepped.items()
+            if peer not in entry.tokens and peer in self.peers and self.peers[peer].counts_tokens
+        )
+
+    def recall(self, started: float, tokens: int, history: list[RoundView], log: list[LineView]) -> None:
+        """Go on from what was kept when this node stopped."""
+        self.started, self.tokens = min(self.started, started), tokens
+        for kept in history[-MOST_ROUNDS:]:
+            if kept.ended is not None and 0 < kept.round <= self.manifest.outer.rounds:
+                self.rounds[kept.round] = recalled(kept)
+                self.finished = max(self.finished, kept.round)
+        self.log.extend(log)

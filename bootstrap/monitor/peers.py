@@ -1,0 +1,163 @@
+"""What is known of one peer: its signed record, what it told last, and the state that follows from both. Pure."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocol.identity import PeerId
+from protocol.limits import HEARTBEAT_SECONDS
+from protocol.records import PeerRecord
+from protocol.telling import Batch, Going
+from protocol.view import PeerView, State
+
+LOST_SECONDS = 3 * HEARTBEAT_SECONDS
+"""Who has given no sign of life for so long is lost: its record would have been renewed three times."""
+
+CUT_SECONDS = 4.0
+"""Whose stream broke may be back within so long: its line, or this node, may have stumbled."""
+
+RATE_SECONDS = 20.0
+"""Rates are means over so long."""
+
+MOST_RATE = 1e12
+"""Tokens or bytes a second: what is more than this nobody does."""
+
+AWAY: frozenset[State] = frozenset({"gone", "lost", "paused"})
+
+Sample = tuple[float, int, int, int]
+"""When, and then tokens, bytes up and bytes down since the peer joined."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """`heard` is its last sign of life, in Unix seconds by the node's clock."""
+
+    id: PeerId
+    joined: float
+    heard: float
+    record: PeerRecord | None = None
+    batch: Batch = field(default_factory=Batch)
+    streams: int = 0
+    """On which it tells; a new one may be there before the old one is known to be broken."""
+    cut: float | None = None
+    """When the last of them broke."""
+    going: Going | None = None
+    going_at: float = 0.0
+    replica: str | None = None
+    """Its group as it tells; None: as its record says."""
+    members: list[str] = field(default_factory=list)
+    broken: str = ""
+    done: int = 0
+    contributed: int = 0
+    state: State = "waiting"
+    why: str = ""
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def trains(self) -> bool:
+        """Whether rounds wait for it."""
+        return self.record is not None and self.record.role != "observer" and not self.record.on_trial
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether its tokens are its replica's: members of a group would count them again."""
+        return self.record is not None and (self.record.role == "datacenter" or self.record.stage == 0)
+
+    @property
+    def finished(self) -> int:
+        """The last round that it has ended."""
+        return max(self.done, self.record.round if self.record else 0)
+
+    @property
+    def group(self) -> str:
+        """Its replica, or empty."""
+        said = self.record.replica if self.record else ""
+        return said if self.replica is None else self.replica
+
+    def see(self, record: PeerRecord, now: float) -> None:
+        """A record from the DHT; the newest counts."""
+        if self.record is not None and record.sequence <= self.record.sequence:
+            return
+        at = min(record.sequence / 1000, now)
+        self.record, self.heard = record, max(self.heard, at)
+        if self.going is not None and not record.gone and at > self.going_at + CUT_SECONDS:
+            self.going = None  # it is back, and tells another node
+        if not self.streams:
+            self.replica = None
+
+    def hear(self, batch: Batch, now: float) -> None:
+        """What it tells; what happened is the fold's."""
+        if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
+            self.samples.clear()  # a new process
+        self.batch, self.heard = batch, now
+        self.samples.append((now, batch.tokens, batch.up, batch.down))
+
+    def rates(self, now: float) -> tuple[float, float, float]:
+        """Tokens a second, bytes a second up and down."""
+        while len(self.samples) > 1 and self.samples[1][0] <= now - RATE_SECONDS:
+            self.samples.popleft()
+        if not self.samples:
+            return 0.0, 0.0, 0.0
+        first, last = self.samples[0], self.samples[-1]
+        seconds = max(now - first[0], 1.0)
+        tokens, up, down = (min(MOST_RATE, max(0, last[each] - first[each]) / seconds) for each in (1, 2, 3))
+        return tokens, up, down
+
+    def judge(self, now: float, finished: int, delay: int) -> tuple[State, str]:
+        """Its state now and why, where the swarm has finished so many rounds."""
+        record, going = self.record, self.going
+        if going is not None and going.how == "paused":
+            return "paused", going.why
+        if (record is not None and record.gone) or (going is not None and going.how == "gone"):
+            return "gone", going.why if going is not None else "it has said goodbye"
+        if self.cut is not None and not self.streams and self.heard <= self.cut < now - CUT_SECONDS:
+            return "lost", "its connection broke without a goodbye, and it has said nothing since"
+        if now - self.heard > LOST_SECONDS:
+            return "lost", f"nothing was heard of it for {LOST_SECONDS:.0f} s"
+        if going is not None:
+            return "leaving", going.why
+        return self._at_work(finished, delay)
+
+    def _at_work(self, finished: int, delay: int) -> tuple[State, str]:
+        record = self.record
+        if record is not None and record.on_trial:
+            return "on trial", "what it contributes does not count before an audit has found nothing wrong with it"
+        if record is not None and record.role == "observer":
+            return "waiting", "it follows the run, and contributes nothing"
+        if self.finished < finished - 1 - delay:
+            return "catching up", f"it has finished round {self.finished}, and most others round {finished}"
+        if self.broken:
+            return "waiting", self.broken
+        if max(self.contributed, record.contributed if record else 0) > finished:
+            return "waiting", f"it has contributed to round {finished + 1}, and waits for the others"
+        if self.group or (self.batch.round > finished and self.batch.step):
+            return "training", ""
+        return "waiting", "it has no group yet"
+
+    def view(self, now: float) -> PeerView | None:
+        """As people see it; None as long as nothing shows what it is in the run."""
+        record = self.record
+        if record is None:
+            return None
+        tokens, up, down = (0.0, 0.0, 0.0) if self.state in AWAY else self.rates(now)
+        return PeerView(
+            id=self.id,
+            role=record.role,
+            stage=record.stage,
+            slot=record.slot,
+            replica=self.group,
+            state=self.state,
+            why=self.why,
+            round=max(self.batch.round, self.finished),
+            step=self.batch.step if self.batch.round > self.finished else 0,
+            loss=self.batch.loss,
+            tokens_per_second=tokens,
+            up=up,
+            down=down,
+            sent=self.batch.up,
+            address=record.address,
+            relayed=bool(record.via),
+            joined=self.joined,
+            heard=self.heard,
+            credit=self.batch.credit,
+            version=self.batch.version,
+        )

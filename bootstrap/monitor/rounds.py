@@ -1,0 +1,106 @@
+"""The rounds of a run as peers tell of them: who contributed, who was late or left and why, loss and bytes. Pure."""
+
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from protocol.identity import PeerId
+from protocol.view import RoundView
+
+JUDGE_SECONDS = 5.0
+"""After the end of a round, when all who were there have told of it."""
+
+LATE_SECONDS = 3.0
+"""A contribution told of so long after a round's end came after it."""
+
+MOST_CLAIMS = 16
+"""Losses of one round that are listened to: a run has one or two peers that evaluate."""
+
+Losses = tuple[float, float]
+"""Through the boundaries, and plain."""
+
+
+def resolved(claims: dict[PeerId, Losses]) -> tuple[PeerId, Losses] | None:
+    """Whose losses are shown: of three or more claims the one in the middle, so that one liar moves nothing; of fewer,
+    the first. None without claims."""
+    if len(claims) < 3:
+        return next(iter(claims.items()), None)
+    middle = median_low(claims.values())
+    return next((who, losses) for who, losses in claims.items() if losses == middle)
+
+
+@dataclass(slots=True)
+class Round:
+    """One outer round. Times are Unix seconds by the node's clock; dictionaries are by peer."""
+
+    round: int
+    began: float
+    ended: float | None = None
+    judged: bool = False
+    stepped: dict[PeerId, int] = field(default_factory=dict)
+    """Inner steps that were told of while it lasted."""
+    contributed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
+    """Inner steps, and when that was told."""
+    done: dict[PeerId, float] = field(default_factory=dict)
+    """When each ended it."""
+    claims: dict[PeerId, Losses] = field(default_factory=dict)
+    tokens: dict[PeerId, int] = field(default_factory=dict)
+    late: dict[PeerId, str] = field(default_factory=dict)
+    left: dict[PeerId, str] = field(default_factory=dict)
+    missed: dict[PeerId, str] = field(default_factory=dict)
+    """Why others waited no longer."""
+    pipeline_bytes: int = 0
+    outer_bytes: int = 0
+    uncompressed_bytes: int = 0
+
+    def end(self, now: float) -> None:
+        """Enough peers have ended it: when the one in the middle of them has."""
+        at = median_low(self.done.values()) if self.done else now
+        self.ended = min(now, max(self.began, at))
+
+    def judge(self, awaited: set[PeerId], known: set[PeerId], inner_steps: int) -> None:
+        """Say who was late. `awaited`: who was there and should have contributed; `known`: whose record says that it
+        has, though it told nothing."""
+        assert self.ended is not None
+        self.judged = True
+        for peer, (_, at) in self.contributed.items():
+            if at > self.ended + LATE_SECONDS:
+                self.late.setdefault(peer, f"its contribution came {at - self.ended:.0f} s after the round had ended")
+        for peer in awaited - self.contributed.keys() - known - self.left.keys():
+            steps = min(self.stepped.get(peer, 0), inner_steps)
+            did = f"it had done {steps} of {inner_steps} inner steps when the others had ended the round"
+            self.late.setdefault(peer, self.missed.get(peer, did))
+
+    def view(self) -> RoundView:
+        """As people see it."""
+        found = resolved(self.claims)
+        who, (loss, plain) = found if found else ("", (None, None))
+        return RoundView(
+            round=self.round,
+            began=self.began,
+            ended=self.ended,
+            loss=loss,
+            loss_plain=plain,
+            evaluated_by=who,
+            tokens=sum(self.tokens.values()),
+            contributions={peer: steps for peer, (steps, _) in self.contributed.items()},
+            late={str(peer): why for peer, why in self.late.items()},
+            left={str(peer): why for peer, why in self.left.items()},
+            pipeline_bytes=self.pipeline_bytes,
+            outer_bytes=self.outer_bytes,
+            uncompressed_bytes=self.uncompressed_bytes,
+        )
+
+
+def recalled(kept: RoundView) -> Round:
+    """A round that has ended, as it was kept."""
+    ended = kept.ended if kept.ended is not None else kept.began
+    made = Round(kept.round, kept.began, ended, judged=True)
+    made.contributed = {PeerId(peer): (steps, ended) for peer, steps in kept.contributions.items()}
+    if kept.loss is not None and kept.loss_plain is not None:
+        made.claims = {PeerId(kept.evaluated_by): (kept.loss, kept.loss_plain)}
+    made.tokens = {PeerId(""): kept.tokens}
+    made.late = {PeerId(peer): why for peer, why in kept.late.items()}
+    made.left = {PeerId(peer): why for peer, why in kept.left.items()}
+    made.pipeline_bytes, made.outer_bytes = kept.pipeline_bytes, kept.outer_bytes
+    made.uncompressed_bytes = kept.uncompressed_bytes
+    return made

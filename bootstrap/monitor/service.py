@@ -1,0 +1,61 @@
+"""Where peers tell: a service on the node's port for peers."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from bootstrap.monitor.watch import Monitor
+from protocol.any_bytes import NO_MESSAGE
+from protocol.channels import EOF, caller, refuse, require_manifest
+from protocol.errors import FormatError, RefusedError
+from protocol.identity import PeerId
+from protocol.manifest import Manifest
+from protocol.schemas import monitor_pb2 as pb
+from protocol.schemas import monitor_pb2_grpc
+
+STREAMS_OF_PEER = 4
+"""A peer has one, and a new one before the node has noticed that the old one is broken."""
+
+
+class MonitorService(monitor_pb2_grpc.MonitorServicer):
+    """Hears peers on one stream each. `objection`: why a peer is not heard any longer, as when it is revoked."""
+
+    def __init__(self, manifest: Manifest, monitor: Monitor, objection: Callable[[PeerId], str]) -> None:
+        self.manifest, self.monitor, self.objection = manifest, monitor, objection
+        self.streams: dict[PeerId, int] = {}
+
+    async def Tell(self, request_iterator: AsyncIterator[pb.Batch], context: Any) -> None:
+        await require_manifest(context, self.manifest)
+        peer = caller(context).peer
+        if self.streams.get(peer, 0) >= STREAMS_OF_PEER:
+            await refuse(context, f"a peer tells on {STREAMS_OF_PEER} streams at most")
+        self.streams[peer] = self.streams.get(peer, 0) + 1
+        self.monitor.begin(peer)
+        try:
+            await self._hear(peer, context)
+        finally:
+            self.monitor.end(peer)
+            self.streams[peer] -= 1
+            if not self.streams[peer]:
+                del self.streams[peer]
+
+    async def _hear(self, peer: PeerId, context: Any) -> None:
+        """All that comes, until the stream ends or breaks."""
+        reason = ""
+        with suppress(grpc.aio.BaseError, grpc.aio.AioRpcError):
+            while not reason and (message := await context.read()) is not EOF:
+                reason = self.objection(peer) or self._take(peer, message)
+        if reason:
+            await refuse(context, reason)
+
+    def _take(self, peer: PeerId, message: Any) -> str:
+        """Hear a message; why it is refused, or empty."""
+        if message is NO_MESSAGE:
+            return "bytes that are no message"
+        try:
+            self.monitor.hear(peer, message.batch_json)
+        except (FormatError, RefusedError) as error:
+            return str(error)
+        return ""

@@ -1,0 +1,141 @@
+"""The monitor of a node that runs: the fold with a clock, kept in the node's folder across restarts."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from bootstrap.monitor.fold import MOST_PEERS, Fold
+from bootstrap.rates import Limit
+from protocol.atomic import write_atomically
+from protocol.errors import RefusedError, ResourceError
+from protocol.identity import PeerId, RunId
+from protocol.manifest import Manifest
+from protocol.records import PeerRecord
+from protocol.telling import unpack
+from protocol.view import LineView, RoundView, View
+
+KEPT = "monitor.json"
+
+KEEP_SECONDS = 30.0
+"""So often, at most, what is known is written down: a node that is killed forgets no more."""
+
+BATCH_BURST, BATCH_SECONDS = 30, 0.5
+"""Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""
+
+
+class Kept(BaseModel):
+    """What outlives the node: the rounds, and what was said. Peers tell anew."""
+
+    run_id: str
+    started: float
+    tokens: int
+    history: list[RoundView]
+    log: list[LineView]
+
+
+@dataclass(slots=True)
+class Monitor:
+    """What one node sees of its run. `folder`: where it is kept; None: nowhere."""
+
+    fold: Fold
+    folder: Path | None = None
+    clock: Callable[[], float] = time.time
+    batches: Limit = field(default_factory=lambda: Limit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _stranger: asyncio.Event = field(default_factory=asyncio.Event)
+    _unkept: bool = False
+
+    @staticmethod
+    def of(manifest: Manifest, run_id: RunId, folder: Path | None = None) -> "Monitor":
+        """A monitor that goes on from what `folder` has. What cannot be read there is passed over: it is for people."""
+        fold = Fold(manifest, run_id, time.time())
+        if folder is not None:
+            with suppress(OSError, ValidationError):
+                kept = Kept.model_validate_json((folder / KEPT).read_bytes())
+                if kept.run_id == run_id:
+                    fold.recall(kept.started, kept.tokens, kept.history, kept.log)
+        return Monitor(fold, folder)
+
+    def view(self) -> View:
+        """The run, now."""
+        return self.fold.view(self.clock())
+
+    async def until_changed(self, seconds: float) -> None:
+        """Until somebody has told something new, or so long."""
+        await _until(self._changed, seconds)
+
+    async def until_stranger(self, seconds: float) -> None:
+        """Until somebody tells whose record is not known here, or so long."""
+        await _until(self._stranger, seconds)
+        self._stranger.clear()
+
+    def see_records(self, records: Iterable[PeerRecord]) -> None:
+        """What lies in the DHT, checked."""
+        self.fold.see_records(records, self.clock())
+        self._ring()
+
+    def begin(self, peer: PeerId) -> None:
+        """A peer begins to tell."""
+        self.fold.begin(peer, self.clock())
+        self._ring()
+
+    def hear(self, peer: PeerId, data: bytes) -> None:
+        """A batch of a peer's.
+
+        Raises:
+            FormatError: it is none.
+            RefusedError: it comes too soon.
+        """
+        now = self.clock()
+        if wait := self.batches.wait_seconds(peer, now):
+            raise RefusedError(f"too much is told at once: try again in {math.ceil(wait)} s")
+        self.fold.hear(peer, unpack(data), now)
+        known = self.fold.peers.get(peer)
+        if known is not None and known.record is None:
+            self._stranger.set()
+        self._ring()
+
+    def end(self, peer: PeerId) -> None:
+        """A stream of a peer's has ended."""
+        self.fold.end(peer, self.clock())
+        self._ring()
+
+    async def keep(self) -> None:
+        """Write down what is known, for as long as the node runs, and at its end."""
+        try:
+            while True:
+                await asyncio.sleep(KEEP_SECONDS)
+                await asyncio.to_thread(self.write, *self._to_keep())
+        finally:
+            self.write(*self._to_keep())
+
+    def _to_keep(self) -> tuple[bool, Kept]:
+        view, changed = self.view(), self._unkept
+        self._unkept = False
+        tokens = self.fold.tokens
+        return changed, Kept(
+            run_id=view.run_id, started=view.started, tokens=tokens, history=view.history, log=view.log
+        )
+
+    def write(self, changed: bool, kept: Kept) -> None:
+        """Put it into the folder. A full disk loses it: the node goes on, which then has worse to tell."""
+        if self.folder is not None and changed:
+            with suppress(ResourceError):
+                write_atomically(self.folder / KEPT, kept.model_dump_json().encode(), 0o600)
+
+    def _ring(self) -> None:
+        self._unkept = True
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

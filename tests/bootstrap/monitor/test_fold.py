@@ -1,0 +1,364 @@
+"""What the node makes of records and of what peers tell, at invented times."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootstrap.monitor.fold import AHEAD, MOST_PEERS, MOST_ROUNDS, Fold
+from bootstrap.monitor.peers import CUT_SECONDS, LOST_SECONDS
+from bootstrap.monitor.rounds import JUDGE_SECONDS
+from protocol.identity import PeerId, RunId
+from protocol.records import PeerRecord
+from protocol.telling import (
+    Batch,
+    ContributionOut,
+    Going,
+    GroupJoined,
+    GroupLost,
+    LossFound,
+    NotAwaited,
+    Noted,
+    RoundEnded,
+    Told,
+)
+from protocol.view import MOST_LINES, PeerView
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(outer={"rounds": 50})
+START = 1_900_000_000.0
+LEADER, MEMBER, CENTER, EYE = (PeerId(name) for name in ("Leader", "Member", "Center", "Eye"))
+ROLES: dict[PeerId, tuple[str, int]] = {
+    LEADER: ("volunteer", 0),
+    MEMBER: ("volunteer", 1),
+    CENTER: ("datacenter", 0),
+    EYE: ("observer", 0),
+}
+
+
+class Scene:
+    """A fold, the time, and who says what."""
+
+    def __init__(self, *there: PeerId) -> None:
+        self.fold = Fold(MANIFEST, RunId("ab" * 32), START)
+        self.now = START
+        self.records: dict[PeerId, PeerRecord] = {}
+        for peer in there:
+            self.says(peer)
+        self.sync()
+
+    def says(self, peer: PeerId, **fields: Any) -> None:
+        role, stage = ROLES.get(peer, ("datacenter", 0))
+        known = self.records.get(peer) or PeerRecord(
+            peer_id=peer, address="192.0.2.1:1", role=role, stage=stage, slot=0
+        )
+        sequence = max(known.sequence + 1, int(1000 * self.now))
+        self.records[peer] = known.model_copy(update={**fields, "sequence": sequence})
+
+    def sync(self) -> None:
+        self.fold.see_records(self.records.values(), self.now)
+
+    def tells(self, peer: PeerId, *happened: Told, **fields: Any) -> None:
+        self.fold.hear(peer, Batch(happened=list(happened), **fields), self.now)
+
+    def ends(self, peer: PeerId, round: int, steps: int = 3, **fields: Any) -> None:
+        """A peer does a whole round."""
+        self.tells(peer, ContributionOut(name="Contributed", round=round, steps=steps), round=round, step=steps)
+        said = {"seconds": 1.0, "tokens": 96, "contributions": {}, "pipeline_bytes": 0, "outer_bytes": 0}
+        self.tells(peer, RoundEnded(name="RoundDone", round=round, **(said | fields)), round=round, step=steps)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+
+    def peer(self, peer: PeerId) -> PeerView:
+        return next(each for each in self.fold.view(self.now).peers if each.id == peer)
+
+    def state(self, peer: PeerId) -> tuple[str, str]:
+        shown = self.peer(peer)
+        return shown.state, shown.why
+
+
+def test_a_round_ends_when_more_peers_say_so_than_may_lie():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.ends(LEADER, 1)
+    assert scene.fold.view(scene.now).round == 1
+    scene.later(1)
+    scene.ends(CENTER, 1)
+    scene.later(1)
+    view = scene.fold.view(scene.now)
+    assert view.round == 2
+    assert [(each.round, each.ended is not None) for each in view.history] == [(1, True), (2, False)]
+    assert view.history[0].contributions == {LEADER: 3, CENTER: 3}
+    assert view.history[1].began == view.history[0].ended
+
+
+def test_tokens_of_a_group_are_counted_once_and_nobody_has_more_than_a_round_has():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    for peer, tokens in ((LEADER, 90), (MEMBER, 90), (CENTER, 2**50)):
+        scene.ends(peer, 1, tokens=tokens)
+    scene.later(1)
+    most = MANIFEST.tokens_per_step * MANIFEST.inner.steps
+    assert scene.fold.view(scene.now).history[0].tokens == 90 + most
+    assert scene.fold.view(scene.now).tokens == 90 + most
+
+
+def test_who_was_awaited_and_did_not_contribute_was_late_and_it_is_said_why():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.tells(MEMBER, round=1, step=2)
+    why = NotAwaited(name="WentOn", round=1, peers=[MEMBER, "Nobody"], why="the round has lasted 9 s")
+    scene.tells(LEADER, why, round=1, step=3)
+    scene.ends(LEADER, 1)
+    scene.ends(CENTER, 1)
+    scene.later(1)
+    assert not scene.fold.view(scene.now).history[0].late
+    scene.later(JUDGE_SECONDS)
+    assert scene.fold.view(scene.now).history[0].late == {MEMBER: "the round has lasted 9 s, says peer Leader"}
+
+
+def test_who_says_nothing_of_the_reason_was_late_with_what_it_had_done():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.tells(MEMBER, round=1, step=2)
+    scene.ends(LEADER, 1)
+    scene.ends(CENTER, 1)
+    scene.later(1)
+    scene.sync()
+    scene.later(JUDGE_SECONDS)
+    late = scene.fold.view(scene.now).history[0].late
+    assert late == {MEMBER: "it had done 2 of 3 inner steps when the others had ended the round"}
+
+
+def test_who_tells_nothing_but_has_contributed_by_its_record_was_not_late():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.tells(MEMBER, round=1, step=2)
+    scene.says(MEMBER, contributed=1)
+    scene.ends(LEADER, 1)
+    scene.ends(CENTER, 1)
+    scene.sync()
+    scene.later(JUDGE_SECONDS + 1)
+    assert not scene.fold.view(scene.now).history[0].late
+
+
+def test_losses_come_from_who_evaluates_and_of_three_the_one_in_the_middle_is_shown():
+    other = PeerId("Center2")
+    scene = Scene(LEADER, CENTER, EYE, other)
+    for peer, loss in ((LEADER, 0.1), (EYE, 5.0), (CENTER, 0.0), (other, 5.1)):
+        scene.tells(peer, LossFound(name="Evaluated", round=1, loss=loss, loss_plain=loss), round=1)
+        if peer == EYE:
+            first = scene.fold.view(scene.now).history[0]
+            assert (first.loss, first.evaluated_by) == (5.0, EYE)
+    assert scene.fold.view(scene.now).history[0].loss == 5.0
+
+
+def test_whose_stream_breaks_is_lost_within_seconds_and_has_left_the_round():
+    scene = Scene(LEADER, MEMBER)
+    scene.fold.begin(MEMBER, scene.now)
+    scene.later(1)
+    scene.tells(MEMBER, round=1, step=1)
+    scene.later(1)
+    scene.fold.end(MEMBER, scene.now)
+    assert scene.state(MEMBER)[0] != "lost"
+    scene.later(CUT_SECONDS + 1)
+    state, why = scene.state(MEMBER)
+    assert (state, "connection broke" in why) == ("lost", True)
+    view = scene.fold.view(scene.now)
+    assert "connection broke" in view.history[-1].left[MEMBER]
+    assert view.log[-1].kind == "Lost"
+    scene.fold.begin(MEMBER, scene.now)
+    assert scene.state(MEMBER)[0] != "lost"
+
+
+def test_whose_stream_breaks_but_whose_record_is_renewed_is_not_lost():
+    scene = Scene(MEMBER)
+    scene.fold.begin(MEMBER, scene.now)
+    scene.fold.end(MEMBER, scene.now)
+    scene.later(CUT_SECONDS + 1)
+    scene.says(MEMBER)
+    scene.sync()
+    assert scene.state(MEMBER)[0] == "waiting"
+
+
+def test_who_is_silent_for_some_heartbeats_is_lost_and_later_forgotten():
+    scene = Scene(MEMBER)
+    scene.later(LOST_SECONDS - 1)
+    assert scene.state(MEMBER)[0] == "waiting"
+    scene.later(2)
+    assert scene.state(MEMBER) == ("lost", "nothing was heard of it for 45 s")
+    scene.later(3600)
+    scene.fold.view(scene.now)
+    assert not scene.fold.view(scene.now).peers
+
+
+@pytest.mark.parametrize(("how", "state"), [("paused", "paused"), ("gone", "gone"), ("leaving", "leaving")])
+def test_who_goes_says_why(how: str, state: str):
+    scene = Scene(MEMBER)
+    scene.later(1)
+    scene.tells(MEMBER, Going(name="Left", how=how, why="quiet hours"))
+    assert scene.state(MEMBER) == (state, "quiet hours")
+    scene.fold.begin(MEMBER, scene.now)
+    assert scene.state(MEMBER)[0] == "waiting"
+
+
+def test_states_of_peers_at_work():
+    scene = Scene(LEADER, MEMBER, CENTER, EYE)
+    assert scene.state(LEADER) == ("waiting", "it has no group yet")
+    joined = GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER])
+    scene.tells(LEADER, joined)
+    scene.tells(MEMBER, joined)
+    assert scene.state(LEADER)[0] == scene.state(MEMBER)[0] == "training"
+    (group,) = scene.fold.view(scene.now).groups
+    assert (group.replica, group.members, group.broken) == (LEADER, [LEADER, MEMBER], "")
+    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
+    assert scene.state(LEADER) == ("waiting", "stage 1 is gone")
+    scene.says(MEMBER, on_trial=True)
+    scene.later(1)
+    scene.says(MEMBER, on_trial=True)
+    scene.sync()
+    assert scene.state(MEMBER)[0] == "on trial"
+    assert scene.state(EYE)[0] == "waiting"
+
+
+def test_a_peer_that_is_rounds_behind_catches_up():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.later(1)
+    for peer, round in ((LEADER, 7), (CENTER, 7), (MEMBER, 3)):
+        scene.says(peer, round=round)
+    scene.sync()
+    assert scene.state(MEMBER) == ("catching up", "it has finished round 3, and most others round 7")
+
+
+def test_a_group_with_an_empty_stage_says_which():
+    scene = Scene(LEADER)
+    scene.tells(LEADER, GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER]))
+    (group,) = scene.fold.view(scene.now).groups
+    assert (group.members, group.broken) == ([LEADER, ""], "nobody is at stage 1")
+
+
+def test_rates_are_those_of_the_last_seconds_and_fall_when_nothing_is_told():
+    scene = Scene(LEADER)
+    for second in range(10):
+        scene.tells(LEADER, round=1, step=1, tokens=100 * second, up=1000 * second, seconds=float(second))
+        scene.later(1)
+    shown = scene.peer(LEADER)
+    assert shown.tokens_per_second == pytest.approx(90)
+    assert shown.up == pytest.approx(900)
+    scene.later(30)
+    assert scene.peer(LEADER).tokens_per_second == 0
+
+
+def test_bytes_are_compared_with_what_they_would_be_uncompressed():
+    scene = Scene(LEADER, CENTER)
+    scene.ends(LEADER, 1, pipeline_bytes=1000, outer_bytes=100)
+    scene.ends(CENTER, 1, outer_bytes=100)
+    scene.later(1)
+    entry = scene.fold.view(scene.now).history[0]
+    assert (entry.pipeline_bytes, entry.outer_bytes) == (1000, 200)
+    assert entry.uncompressed_bytes > 2 * 1000 + 2 * 200
+
+
+def test_one_peer_does_not_fill_the_log():
+    scene = Scene(LEADER, CENTER)
+    scene.tells(CENTER, Noted(name="Refused", words="something of the center's"))
+    for number in range(1000):
+        scene.tells(LEADER, Noted(name="Refused", words=f"spam {number}"))
+    words = [line.words for line in scene.fold.view(scene.now).log]
+    assert "something of the center's" in words
+    assert len(words) <= 21
+
+
+def test_what_was_known_is_known_again_after_a_restart():
+    scene = Scene(LEADER, CENTER)
+    scene.ends(LEADER, 1)
+    scene.ends(CENTER, 1)
+    scene.tells(CENTER, LossFound(name="Evaluated", round=1, loss=4.0, loss_plain=3.5))
+    scene.later(JUDGE_SECONDS + 1)
+    before = scene.fold.view(scene.now)
+    again = Fold(MANIFEST, RunId("ab" * 32), scene.now)
+    again.recall(before.started, scene.fold.tokens, before.history, before.log)
+    after = again.view(scene.now)
+    assert after.history == [each for each in before.history if each.ended is not None]
+    assert (after.started, after.tokens, after.round) == (before.started, before.tokens, before.round)
+
+
+def test_rounds_that_ended_before_the_node_looked_ended_at_no_time_that_is_known():
+    scene = Scene()
+    for peer in (LEADER, CENTER):
+        scene.says(peer, round=20)
+    scene.sync()
+    assert [each.round for each in scene.fold.view(scene.now).history] == []
+    assert scene.fold.view(scene.now).round == 21
+
+
+# Whatever anybody tells
+
+COUNTS = st.integers(0, 2**53)
+ROUNDS = st.one_of(st.integers(0, 60), st.integers(0, 2**31 - 1))
+FLOATS = st.floats(0, 1e6)
+NAMES = st.sampled_from([*ROLES, "Nobody", ""])
+COMMON: dict[str, Any] = {
+    "ago": st.floats(0, 3600),
+    "name": st.just("X"),
+    "words": st.text(max_size=9),
+    "round": ROUNDS,
+}
+PARTS = st.dictionaries(st.text(max_size=5), COUNTS, max_size=3)
+TOLD = st.one_of(
+    st.builds(
+        RoundEnded,
+        **COMMON,
+        seconds=FLOATS,
+        tokens=COUNTS,
+        contributions=PARTS,
+        pipeline_bytes=COUNTS,
+        outer_bytes=COUNTS,
+    ),
+    st.builds(LossFound, **COMMON, loss=FLOATS, loss_plain=FLOATS),
+    st.builds(GroupJoined, **COMMON, replica=NAMES, members=st.lists(NAMES, max_size=5)),
+    st.builds(GroupLost, **COMMON, replica=NAMES, why=st.text(max_size=5)),
+    st.builds(ContributionOut, **COMMON, steps=st.integers(0, 2**31 - 1)),
+    st.builds(NotAwaited, **COMMON, peers=st.lists(NAMES, max_size=5), why=st.text(max_size=5)),
+    st.builds(Going, **COMMON, how=st.sampled_from(["leaving", "paused", "gone"]), why=st.text(max_size=5)),
+)
+BATCHES = st.builds(
+    Batch,
+    round=ROUNDS,
+    step=st.integers(0, 2**31 - 1),
+    loss=st.none() | FLOATS,
+    tokens=COUNTS,
+    seconds=FLOATS,
+    up=COUNTS,
+    down=COUNTS,
+    compression=st.integers(0, 65536),
+    happened=st.lists(TOLD, max_size=4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(said=st.lists(st.tuples(NAMES, BATCHES, st.floats(0, 100), st.booleans()), max_size=12))
+def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, Batch, float, bool]]):
+    scene = Scene(*ROLES)
+    for peer, batch, seconds, stream in said:
+        scene.later(seconds)
+        if stream:
+            scene.fold.begin(PeerId(peer), scene.now)
+        scene.fold.hear(PeerId(peer), batch, scene.now)
+        scene.fold.end(PeerId(peer), scene.now)
+        view = scene.fold.view(scene.now)
+        assert view == type(view).model_validate_json(view.model_dump_json())
+        assert {each.id for each in view.peers} <= set(ROLES)
+        assert len(scene.fold.rounds) <= min(MOST_ROUNDS, MANIFEST.outer.rounds)
+        assert 0 < view.round <= MANIFEST.outer.rounds
+        assert all(each.round <= scene.fold.finished + AHEAD for each in view.history)
+        assert all(START <= each.began <= (each.ended or scene.now) <= scene.now for each in view.history)
+
+
+def test_peers_without_records_are_few_and_make_room_for_those_with_one():
+    scene = Scene()
+    for number in range(MOST_PEERS + 10):
+        scene.tells(PeerId(f"Stranger{number}"), round=1)
+    assert len(scene.fold.peers) == MOST_PEERS
+    scene.says(CENTER)
+    scene.sync()
+    assert len(scene.fold.peers) == MOST_PEERS
+    assert [each.id for each in scene.fold.view(scene.now).peers] == [CENTER]
+    assert len(scene.fold.log) <= MOST_LINES
