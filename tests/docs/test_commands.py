@@ -59,7 +59,7 @@ RUN_BY = {
     "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS}
     | {"--precision": COMPILED, "--compile": COMPILED},
     "status": {"": STATUS, "--json": STATUS},
-    "credit": {"": SIGNED, "--out": SIGNED},
+    "credit": {"": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},
     "doctor": {"": GUIDES},
     "pause": {"": PAUSED},
