@@ -1,4 +1,4 @@
-"""What `hetpeer status` shows of real processes: rounds that advance, the loss, and a peer that is killed."""
+"""What `hetpeer status` shows of real processes: rounds that advance, the loss, who is killed and who pauses."""
 
 import signal
 import subprocess
@@ -33,7 +33,7 @@ def seen(ticket: str, holds: Callable[[View], bool]) -> View:
     raise AssertionError(view.model_dump_json(indent=1))
 
 
-def test_rounds_advance_with_their_loss_and_a_killed_peer_is_lost(tmp_path: Path):
+def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses_says_why(tmp_path: Path):
     (tmp_path / "run.toml").write_text(RUN.format(datacenters=1, sequences=2) + "steps = 2\n[outer]\nrounds = 500\n")
     (tmp_path / "text.txt").write_text(TEXT)
     with ExitStack() as stack:
@@ -75,6 +75,12 @@ def test_rounds_advance_with_their_loss_and_a_killed_peer_is_lost(tmp_path: Path
         assert "lost" in shown
         assert member_id[-8:] in shown
         assert "contributions" in shown
+
+        subprocess.run([*HETPEER, "pause", "--dir", str(tmp_path / "center")], check=True, capture_output=True)
+        view = seen(ticket, lambda view: any(each.state == "paused" for each in view.peers))
+        (paused,) = [each for each in view.peers if each.state == "paused"]
+        assert paused.id == center_id
+        assert "hetpeer pause" in paused.why
 
 
 def test_who_asks_a_node_that_is_not_there_is_told_so(tmp_path: Path):

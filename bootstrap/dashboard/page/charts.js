@@ -99,7 +99,7 @@ function draw(name, words, traces, more) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--surface"), bordercolor: colour("--line"), font: { color: colour("--text") } },
     showlegend: traces.length > 1,
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemclick: false, itemdoubleclick: false },
     xaxis: { ...axis, showgrid: false, title: { text: "round", standoff: 8 }, tickformat: "d", nticks: 8, hoverformat: "d" },
     yaxis: { ...axis, nticks: 5, ...more.yaxis },
   };

@@ -35,7 +35,7 @@ function links(peer) {
   ];
 }
 
-const reached = (peer) => (peer.relayed ? "by relay" : "direct");
+const reached = (peer) => (peer.relayed ? "relayed" : "direct");
 
 function card(peer, view) {
   const step = `round ${peer.round}, step ${peer.step} of ${view.inner_steps}`;
