@@ -115,6 +115,17 @@ class Contributed:
 
 
 @dataclass(frozen=True, slots=True)
+class Credited:
+    """Others (`signers`, peer ids) have signed what this peer did in a round: `tokens` of work in its pipeline, and
+    whether its contribution `counted`. It has all that the events of the same round before it had."""
+
+    round: int
+    tokens: int
+    signers: list[str]
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """This peer took up its work where its folder had it: after outer round `round`."""
 
@@ -243,6 +254,7 @@ Event = (
     | CompressionChosen
     | Contributed
     | RoundDone
+    | Credited
     | Resumed
     | Paused
     | PauseEnded
@@ -281,14 +293,3 @@ def from_line(line: str) -> Event:
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]!r}") from None
     return event
-
-
-@dataclass(slots=True)
-class Listeners:
-    """Everyone who wants to know. Calling it tells them in turn."""
-
-    all: list[Listener] = field(default_factory=list)
-
-    def __call__(self, event: Event) -> None:
-        for listener in self.all:
-            listener(event)

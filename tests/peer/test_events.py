@@ -2,7 +2,8 @@
 
 import pytest
 
-from peer.events import Audited, Evaluated, Failed, Listeners, RoundDone, StepDone, Suspected, Tried, from_line, to_line
+from peer.events import Audited, Evaluated, Failed, RoundDone, StepDone, Suspected, Tried, from_line, to_line
+from peer.process import Listeners
 
 EVENTS = [
     StepDone(1, 2, None, 1024),
