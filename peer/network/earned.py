@@ -109,29 +109,30 @@ class Earned:
             with suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_SECONDS if again else PAUSE_SECONDS):
                     await self.due.wait()
-            only = None if self.due.is_set() or not again else again
+            over = self.due.is_set()
             self.due.clear()
-            again = await self.ask(only)
+            again = await self.ask(None if over or not again else again, witnesses=over)
 
     def _recall(self) -> None:
         """What this peer's folder has of the last rounds."""
-        for receipt in self.kept.read():
-            if receipt.receiver == self.seen.me:
-                self._remember(receipt)
+        with suppress(ResourceError):  # a disk that errs costs receipts, and no more
+            for receipt in self.kept.read():
+                if receipt.receiver == self.seen.me:
+                    self._remember(receipt)
         for round, known in self.rounds.items():
             for neighbour in {each.signer for each in known}:
                 self.recalled[neighbour, round] = _forward(known, neighbour)
 
-    async def ask(self, only: Collection[Pair] | None = None) -> list[Pair]:
-        """Ask neighbours for what is lacking, and those who closed a round for what counts; or neighbours for `only`
-        these. Of which rounds neighbours have signed less than was asked for, and may be asked again."""
+    async def ask(self, only: Collection[Pair] | None = None, witnesses: bool = True) -> list[Pair]:
+        """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, who may have closed a round since,
+        for what counts. Of which rounds neighbours have signed less than was asked for, and may be asked again."""
         async with self.one_at_a_time:
             questions: dict[PeerId, Question] = {}
             asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
             for (neighbour, round), count in asked.items():
                 self.tries[neighbour, round, count] += 1
                 questions.setdefault(neighbour, Question()).worked.append(round)
-            for witness, round in self._witnesses() if only is None else ():
+            for witness, round in self._witnesses() if witnesses else ():
                 questions.setdefault(witness, Question()).counted.append(round)
             answers = await asyncio.gather(*(self._ask(peer, each) for peer, each in questions.items()))
             await self._keep([each for answer in answers for each in answer])

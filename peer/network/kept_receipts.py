@@ -53,10 +53,10 @@ class KeptReceipts:
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
+            if size - self.sizes[path] > LARGE_BYTES:
+                self._tidy(path)
         except OSError as error:
             raise ResourceError(f"cannot keep receipts in {path}: {error.strerror}") from None
-        if size - self.sizes[path] > LARGE_BYTES:
-            self._tidy(path)
 
     def _begin(self, path: Path) -> None:
         """Before this process writes to a file: what was half written is cut off, and the files before are tidied."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import peer.network.credit as signing
-from peer.events import Credited, Event, Refused
+from peer.events import Credited, Event, Progress, Refused
 from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
 from peer.network.earned import TRIES, Earned
 from peer.network.kept_receipts import KeptReceipts
@@ -153,6 +153,20 @@ def test_a_peer_that_starts_again_remembers_what_it_has_and_asks_for_the_rest(tm
             await told.wait()
             asking.cancel()
             assert credited(member)[-1].tokens == 3 * MANIFEST.tokens_per_step
+
+    run(story())
+
+
+def test_a_disk_that_errs_costs_receipts_and_nothing_else(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            (tmp_path / "member" / "credit").write_text("in its place")
+            exchange(leader, member, 1)
+            await member.earned.ask()
+            said = [event.doing for event in member.said if isinstance(event, Progress)]
+            assert len(said) == 1
+            assert "cannot keep receipts" in said[0]
+            assert credited(member)[0].signers == [leader.id]
 
     run(story())
 
