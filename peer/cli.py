@@ -12,6 +12,7 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_bootstrap import BOOTSTRAP_EPILOG, bootstrap
+from peer.cli_credit import CREDIT_EXAMPLES, credit
 from peer.cli_data import data_commands
 from peer.cli_doctor import doctor
 from peer.cli_help import EXAMPLES, arrange
@@ -229,6 +230,7 @@ app.command(
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
 app.command(epilog=WHY_EXAMPLES)(why)
+app.command(epilog=CREDIT_EXAMPLES)(credit)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_)

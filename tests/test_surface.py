@@ -42,6 +42,7 @@ FLAGS = {
     "export": "evaluate force format json out round threads",
     "sample": "device json seed temperature threads tokens top-p",
     "import": "force json out",
+    "credit": "json out verify",
     "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
     "data prepare": "end-of-text field held-out json mirror out seed tokenizer train-tokenizer",
