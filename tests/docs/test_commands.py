@@ -42,7 +42,9 @@ WITHDRAWN = "tests/peer/commands/test_invitations.py::test_a_withdrawn_invitatio
 PAUSED = "tests/system/test_citizen.py::test_a_member_that_pauses_and_goes_on_has_the_state_of_the_others_at_the_end"
 COMPILED = "tests/system/test_devices.py::test_a_replica_in_bf16_and_compiled_holds_the_state_of_volunteers_in_fp32"
 WATCHED = "tests/system/test_watching.py::test_a_replica_is_watched_and_asked_why"
-STATUS = "tests/system/test_status.py::test_rounds_advance_with_their_loss_and_a_killed_peer_is_lost"
+STATUS = (
+    "tests/system/test_status.py::test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses_says_why"
+)
 SEEN = "tests/system/test_dashboard.py::test_a_browser_sees_rounds_advance_and_a_killed_peer_turn_red"
 SIGNED = (
     "tests/system/test_credit.py::"
