@@ -67,7 +67,7 @@ def line_of(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> st
 def test_the_operators_and_the_volunteers_first_commands_finish_a_run(tmp_path: Path):
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "text.txt").write_text(TEXT)
-    environment = os.environ | {"HETPEER_HOME": str(tmp_path / "home"), "TZ": not_quiet()}
+    environment = os.environ | {"HETPEER_HOME": str(tmp_path / "home"), "TZ": not_quiet(), "PYTHONPATH": str(ROOT)}
     names = {"train.example.org": "127.0.0.1", "home.example.org": "127.0.0.1"}
     names |= {"0.0.0.0:7700": f"0.0.0.0:{three_free_ports()}"}
 
