@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC's fork handlers crash libp2p's daemon at its start
@@ -13,18 +12,35 @@ import typer
 
 from peer.cli_admin import admin
 from peer.cli_bootstrap import BOOTSTRAP_EPILOG, bootstrap
+from peer.cli_credit import CREDIT_EXAMPLES, credit
 from peer.cli_data import data_commands
 from peer.cli_doctor import doctor
+from peer.cli_help import EXAMPLES, arrange
 from peer.cli_lab import DeviceOption, JsonOption, lab, terminal
 from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
+from peer.cli_options import (
+    AnnounceOption,
+    AuditOption,
+    CopyOption,
+    DirOption,
+    ListenOption,
+    ManifestOption,
+    ReachOption,
+    RelayOption,
+    StdinOption,
+    ThreadsOption,
+    TicketArgument,
+)
 from peer.cli_plan import plan
 from peer.cli_status import STATUS_EXAMPLES, status
 from peer.cli_testnet import EPILOG, testnet
+from peer.cli_version import program
 from peer.cli_why import WHY_EXAMPLES, LogJsonOption, MetricsOption, why
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -32,63 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TicketArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[TICKET]",
-        help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
-    ),
-]
-ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
-DirOption = Annotated[
-    Path | None,
-    typer.Option("--dir", help="Folder for this peer's key and the run's files. Default: under ~/.hetpeer."),
-]
-ListenOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address for other peers to call. Default: the interface towards the operator, any port.",
-    ),
-]
-AnnounceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST[:PORT]",
-        help="What others dial, where that is not where this peer listens: a router's address, whose port you forward. "
-        "libp2p then listens on the port after --listen's.",
-    ),
-]
-ReachOption = Annotated[
-    Literal["auto", "direct", "relay"],
-    typer.Option(
-        help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
-    ),
-]
-RelayOption = Annotated[
-    bool,
-    typer.Option(
-        "--relay/--no-relay",
-        help="Carry calls to peers behind routers that let nobody in, if this one can be dialled. Uses bandwidth.",
-    ),
-]
-ManifestOption = Annotated[
-    Path | None,
-    typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
-]
-CopyOption = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
-]
-AuditOption = Annotated[
-    bool,
-    typer.Option(
-        "--audit",
-        help="Evaluate; measure, and publish, what each peer's contributions do to the loss. Takes nobody out.",
-    ),
-]
-StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
-
+app.callback()(program)
 app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 
 
@@ -216,7 +176,7 @@ def replica(
     sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))
 
 
-@app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
+@app.command(epilog="Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer observe hetpeer1-… --audit")
 @with_manners("normal")
 def observe(
     asked: Asked,
@@ -270,12 +230,14 @@ app.command(
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
 app.command(epilog=WHY_EXAMPLES)(why)
+app.command(epilog=CREDIT_EXAMPLES)(credit)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 app.add_typer(data_commands, name="data")
+arrange(app)
 
 
 def main() -> None:

@@ -8,7 +8,12 @@ import typer
 
 from peer.cli_lab import JsonOption, terminal
 
-admin = typer.Typer(help="What the run's operator alone can do.", no_args_is_help=True)
+admin = typer.Typer(
+    help="What the run's operator alone can do, on the machine of the bootstrap node.",
+    no_args_is_help=True,
+    epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin invite --uses 5 --expires 7d\n\n"
+    "  hetpeer admin revoke 8xK2mQpL",
+)
 
 FolderOption = Annotated[
     Path | None, typer.Option("--dir", help="The bootstrap node's folder, with its key. Default: the only one.")
@@ -93,7 +98,7 @@ def revoke(
     ] = None,
     ticket: Annotated[
         str | None,
-        typer.Argument(metavar="[TICKET]", help="The run's ticket, or a file with it. Default: the one in the folder."),
+        typer.Argument(metavar="TICKET", help="The run's ticket, or a file with it. Default: the one in the folder."),
     ] = None,
     directory: FolderOption = None,
     json: JsonOption = False,

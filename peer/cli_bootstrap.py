@@ -21,7 +21,7 @@ BOOTSTRAP_EPILOG = (
 
 def bootstrap(
     run_toml: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's manifest; none with --join.")
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest; none with --join.")
     ] = None,
     listen: Annotated[
         str,

@@ -8,7 +8,12 @@ import typer
 
 from peer.cli_lab import JsonOption, terminal
 
-data_commands = typer.Typer(help="Your own text: prepare it for a run, look at it, check it.", no_args_is_help=True)
+data_commands = typer.Typer(
+    help="Your own text: prepare it for a run, look at it, check it.",
+    no_args_is_help=True,
+    epilog="Examples:\n\n  hetpeer data prepare ~/texts --out ~/prepared --train-tokenizer 32000\n\n"
+    "  hetpeer data verify ~/prepared",
+)
 
 RowsOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 

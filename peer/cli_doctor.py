@@ -13,7 +13,7 @@ def doctor(
     ticket: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TICKET]",
+            metavar="TICKET",
             help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
         ),
     ] = None,

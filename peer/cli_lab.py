@@ -26,7 +26,8 @@ lab = typer.Typer(
     cls=RunByDefault,
     help="The same run in one process, with no network: the reference for the swarm, and the place for experiments.",
     no_args_is_help=True,
-    epilog="Without a command's name, `run` is meant: `hetpeer lab run.toml`.",
+    epilog="Examples:\n\n  hetpeer lab run.toml\n\n  hetpeer lab sweep examples/paper/table2.toml --scale small\n\n"
+    "Without a command's name, `run` is meant.",
 )
 
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
@@ -56,7 +57,10 @@ OutOption = Annotated[
 ]
 
 
-@lab.command(epilog="Example:\n\n  hetpeer lab run run.toml --report lab.json")
+@lab.command(
+    epilog="Examples:\n\n  hetpeer lab run run.toml --report lab.json\n\n"
+    "  hetpeer lab run run.toml --data ~/texts --device cuda"
+)
 def run(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
@@ -136,7 +140,7 @@ def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: boo
         first = PeerScreen(plain_errors=not log_json)
     if not log_json:
         return Terminal(first, json, until_stdin_closes)
-    from peer.events import Listeners
     from peer.journal import LogLines
+    from peer.process import Listeners
 
     return Terminal(Listeners([first, LogLines()]), json, until_stdin_closes)

@@ -77,7 +77,7 @@ FolderOption = Annotated[
     Path | None, typer.Option("--dir", help="The peer's folder. Default: every peer that runs here.")
 ]
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[TICKET]", help="Only peers of this run. Default: of all runs.")
+    str | None, typer.Argument(metavar="TICKET", help="Only peers of this run. Default: of all runs.")
 ]
 
 

@@ -11,7 +11,7 @@ from peer.cli_lab import terminal
 
 def plan(
     run_toml: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run's manifest. Default: a preset's model.")
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest. Default: a preset's model.")
     ] = None,
     model: Annotated[str, typer.Option(help="Without a manifest: the preset, in 4 stages.")] = "512m",
     up: Annotated[float, typer.Option(metavar="MBIT/S", help="The volunteer's upload, Mb/s.")] = 20.0,

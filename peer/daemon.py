@@ -62,6 +62,7 @@ from protocol.records import PeerRecord, Register
 from protocol.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
+    credit_pb2_grpc,
     group_pb2_grpc,
     pipeline_pb2_grpc,
     reconciliation_pb2_grpc,
@@ -259,6 +260,7 @@ def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discover
 def _bind(server: grpc.aio.Server, node: Node) -> None:
     """All services of a peer on one port."""
     blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
+    credit_pb2_grpc.add_CreditServicer_to_server(node.credit, server)
     snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(node.snapshots), server)
     reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(node.reconciler), server)
     if node.discovery.record.role == "volunteer":

@@ -119,6 +119,16 @@ class Contributed:
 
 
 @dataclass(frozen=True, slots=True)
+class Credited:
+    """Others, `signers`, have signed what this peer did in a round, with all that such events of it before had."""
+
+    round: int
+    tokens: int
+    signers: list[str]
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """This peer took up its work where its folder had it: after outer round `round`."""
 
@@ -247,6 +257,7 @@ Event = (
     | CompressionChosen
     | Contributed
     | RoundDone
+    | Credited
     | Resumed
     | Paused
     | PauseEnded
@@ -287,14 +298,3 @@ def from_line(line: str) -> Event:
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]!r}") from None
     return event
-
-
-@dataclass(slots=True)
-class Listeners:
-    """Everyone who wants to know. Calling it tells them in turn."""
-
-    all: list[Listener] = field(default_factory=list)
-
-    def __call__(self, event: Event) -> None:
-        for listener in self.all:
-            listener(event)

@@ -20,11 +20,16 @@ def home() -> Path:
     return Path(os.environ.get(ENVIRONMENT, "~/.hetpeer")).expanduser()
 
 
-def peer_folder(ticket: Ticket, place: str) -> Path:
-    """The folder of a peer that was given none: by run and place, the first that no other process uses."""
+def own_folders(ticket: Ticket, place: str) -> list[Path]:
+    """Where a peer that was given no folder may have its own, by run and place: in the first that no other holds."""
     base = home() / ticket.run_id[:12]
-    candidates = [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
-    return next((folder for folder in candidates if not in_use(folder)), candidates[0])
+    return [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
+
+
+def peer_folder(ticket: Ticket, place: str) -> Path:
+    """The first of `own_folders` that no other process uses now."""
+    folders = own_folders(ticket, place)
+    return next((folder for folder in folders if not in_use(folder)), folders[0])
 
 
 def peer_folders(run: RunId | None) -> list[Path]:
@@ -58,23 +63,25 @@ def operators_ticket(folder: Path) -> Ticket:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Path]:
-    """Hold `folder`, made if it is missing, for this process alone.
+def locked(folder: Path, *others: Path) -> Iterator[Path]:
+    """Hold the first of these folders that no other process holds, made if it is missing, for this process alone.
 
     Raises:
-        ResourceError: another process holds it, or it cannot be made.
+        ResourceError: other processes hold all of them, or one cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ResourceError(f"cannot use the folder {folder}: {error.strerror}") from None
-    try:
-        if not try_lock(descriptor):
-            raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
-        yield folder
-    finally:
-        os.close(descriptor)
+    for each in (folder, *others):
+        try:
+            each.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ResourceError(f"cannot use the folder {each}: {error.strerror}") from None
+        try:
+            if try_lock(descriptor):
+                yield each
+                return
+        finally:
+            os.close(descriptor)
+    raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
 
 
 def in_use(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer.events import Event, Failed, Listener, from_line, to_line
 from protocol.errors import HetpeerError
@@ -25,6 +25,17 @@ class Terminal:
     emit: Listener
     json: bool = False
     until_stdin_closes: bool = False
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Everyone who wants to know. Calling it tells them in turn."""
+
+    all: list[Listener] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        for listener in self.all:
+            listener(event)
 
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]

@@ -8,6 +8,7 @@ from peer.events import (
     Audited,
     CertificateRenewed,
     CompressionChosen,
+    Credited,
     Evaluated,
     Event,
     Failed,
@@ -125,6 +126,9 @@ def say(event: Event) -> str | None:
             return f"This peer's contribution to round {round} counts after all ({', '.join(parts)})."
         case CompressionChosen(_, why):
             return f"{why[0].upper()}{why[1:]}."
+        case Credited(round, tokens, signers, counted):
+            counts = "; its contribution counts" if counted else ""
+            return f"Credit for round {round}: {tokens:,} tokens, signed by {len(signers)} peer(s){counts}."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Paused(reason):

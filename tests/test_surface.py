@@ -8,6 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from peer.cli import app
+from peer.cli_help import PANELS
+from tests.docs.pages import PAGES
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +42,7 @@ FLAGS = {
     "export": "evaluate force format json out round threads",
     "sample": "device json seed temperature threads tokens top-p",
     "import": "force json out",
+    "credit": "json out verify",
     "doctor": "announce device dir json listen preset seconds stages threads",
     "lab prepare": "texts",
     "data prepare": "end-of-text field held-out json mirror out seed tokenizer train-tokenizer",
@@ -83,32 +86,21 @@ def test_every_option_is_explained():
             assert each.hidden or each.help, f"{name} {each.name}"
 
 
+@pytest.mark.parametrize("group", ["", "admin", "data", "lab"])
+def test_the_help_of_a_group_shows_examples_too(group: str):
+    shown = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "Examples:" in shown.output
+
+
+def test_every_command_has_its_place_in_the_help():
+    everything = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    assert [each.name for each in everything if each.rich_help_panel not in PANELS] == []
+
+
 def test_every_file_that_the_documents_name_is_there():
-    documents = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "SECURITY.md",
-        *(ROOT / "docs").glob("*.md"),
-        ROOT / "examples/README.md",
-    ]
-    for document in documents:
+    for document in PAGES:
         text = document.read_text()
-        linked = re.findall(r"\]\(((?!http)[^)#]+)\)", text)
-        assert all((document.parent / path).exists() for path in linked), (document.name, linked)
         named = re.findall(r"`((?:protocol|peer|bootstrap|tests|examples|docs)/[\w./-]+\.\w+)`", text)
         missing = [path for path in named if not (ROOT / path).exists()]
         assert not missing, (document.name, missing)
-
-
-def test_what_the_guide_types_is_what_there_is():
-    """Each line of its shell blocks that begins with `hetpeer`: the command, and its options."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
-    typed = [
-        line.split("#")[0].split() for block in blocks for line in block.splitlines() if line.startswith("hetpeer ")
-    ]
-    assert typed
-    for words in typed:
-        name = next((each for each in (" ".join(words[1:3]), words[1]) if each in FLAGS), None)
-        assert name is not None, words
-        flags = {word.removeprefix("--") for word in words if word.startswith("--")}
-        assert flags <= set(FLAGS[name].split()), words

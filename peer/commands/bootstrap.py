@@ -10,6 +10,7 @@ from bootstrap import invitations, trials
 from bootstrap.dashboard.server import serve as serve_dashboard
 from bootstrap.dashboard.server import taken
 from bootstrap.genesis import create_run, load_run
+from bootstrap.metrics import render
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, Standing, as_operator
 from bootstrap.node import serve as serve_node
@@ -125,7 +126,9 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor))
                     if dashboard:
-                        tasks.create_task(serve_dashboard(dashboard, monitor.view, monitor.until_changed, None, stop))
+                        view = monitor.view
+                        page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
+                        tasks.create_task(page_of)
                     if options.evaluate or audits:
                         tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
 

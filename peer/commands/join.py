@@ -9,7 +9,7 @@ from peer.commands.watching import watched
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, cores
 from peer.guest import serve_as_guest
-from peer.home import home, locked, peer_folder, remember
+from peer.home import home, locked, own_folders, remember
 from peer.joining import PeerOptions
 from peer.manners import Manners
 from peer.network.reach import Wish
@@ -49,8 +49,8 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
         manners = Manners.of(**options.asked)
         ticket = find(options.ticket, options.directory or home())
         place = options.role if options.stage is None else f"stage-{options.stage}"
-        where = options.directory or peer_folder(ticket, place)
-        with locked(where) as folder, watched(terminal, folder, options.metrics) as heard:
+        folders = [options.directory] if options.directory else own_folders(ticket, place)
+        with locked(*folders) as folder, watched(terminal, folder, options.metrics) as heard:
             if options.directory is None:
                 remember(ticket)
             settings = PeerOptions(

@@ -8,9 +8,9 @@ import torch
 
 from bootstrap.genesis import create_run
 from peer.compute.machine import DeviceName, cores, find_device
-from peer.events import Listeners, Progress
+from peer.events import Progress
 from peer.lab.run import Lab
-from peer.process import Terminal, told
+from peer.process import Listeners, Terminal, told
 from peer.report import Report
 from protocol import manifest as manifests
 

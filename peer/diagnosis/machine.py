@@ -4,12 +4,12 @@ import os
 import platform
 import shutil
 import time
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 import torch
 
+from peer import version
 from peer.checkpoint import KEPT
 from peer.compute.machine import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
@@ -50,13 +50,9 @@ def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
 
 def versions() -> Finding:
     """Of what matters to whether two peers understand each other, and of what computes."""
-    try:
-        own = metadata.version("hetpeer")
-    except metadata.PackageNotFoundError:
-        own = "not installed"
     protocol = PREFIX.removeprefix("hetpeer").rstrip("-")
     parts = (
-        f"hetpeer {own}, protocol {protocol}",
+        f"hetpeer {version()}, protocol {protocol}",
         f"Python {platform.python_version()}",
         f"PyTorch {torch.__version__}",
         f"{platform.system()} {platform.machine()}",

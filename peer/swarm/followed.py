@@ -1,6 +1,6 @@
 """The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +22,9 @@ from protocol.manifest import Manifest
 from protocol.reading import Reading
 from protocol.reconciliation import Authored
 from protocol.snapshot import Header
+
+Closed = Callable[[Part, int, Mapping[PeerId, tuple[str, int]]], None]
+"""Is told of a round of a part that is closed, and whose contributions are in it: author → SHA-256, inner steps."""
 
 CLAIMS_KEPT = 8
 """Closed rounds whose digest a peer remembers, to compare with peers that are behind."""
@@ -57,6 +60,7 @@ class Followed:
     torch_thread: TorchThread
     fresh: dict[str, Contribution] = field(default_factory=dict)
     """Contributions decoded when they came, until they are settled."""
+    closed: Closed = lambda part, round, counted: None
     reading: Reading = field(init=False)
     """What has been read, and what is to be: a function of the embedding's closed rounds, for who follows it."""
 
@@ -117,6 +121,8 @@ class Followed:
         leave it."""
         followed, contributions = self.parts[part], await self.read_all(chosen)
         await self.torch_thread.run(followed.state.fold, contributions)
+        counted = {each.name.author: (chosen[each.name.author], each.steps) for each in contributions}
+        self.closed(part, followed.ledger.folded, counted)
         if part == EMBEDDING:
             self.reading = self.reading.fold(steps_read(contributions), self.manifest)
         if lasting:

@@ -15,8 +15,11 @@ from peer.decisions import Left, Pulse
 from peer.devices.crew import Split
 from peer.events import Finished, Listener
 from peer.handoff import TorchThread
+from peer.network.credit import CreditService, Seen
 from peer.network.discovery import Discovery
+from peer.network.earned import Earned
 from peer.network.group import GroupService
+from peer.network.kept_receipts import RECEIPTS, KeptReceipts
 from peer.network.pipeline import PipelineService
 from peer.network.reconciliation import Reconciler
 from peer.network.remembered import keep_remembering
@@ -45,6 +48,9 @@ PULSE_SECONDS = 5.0
 
 LOST_SECONDS = 15.0
 """So long it waits for those that do not answer."""
+
+LAST_RECEIPTS_SECONDS = 3.0
+"""And for what others sign of its work, before it goes."""
 
 
 @dataclass(slots=True)
@@ -86,6 +92,17 @@ class Node:
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
+    credit: CreditService = field(init=False)
+    """What this peer has seen of others; `earned`: what they have signed of it."""
+    earned: Earned = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is seen yet."""
+        signer = self.reconciler.acceptance.signer
+        self.credit = CreditService(Seen(signer, self.manifest))
+        kept = KeptReceipts(self.directory / RECEIPTS, signer.authority)
+        self.earned = Earned(self.credit.seen, self.reconciler, kept, self.emit)
+
     async def outer_loop(self, authored: Sequence[Part]) -> OuterLoop:
         """The outer state of the parts this peer follows, as its folder has it, or at genesis; error feedback for those
         it authors."""
@@ -101,6 +118,7 @@ class Node:
             shelf=self.reconciler.acceptance.shelf,
             snapshots=self.snapshots,
             torch_thread=self.torch_thread,
+            closed=self.earned.close,
         )
         pace = Pace(self.manifest.outer.patience)
         outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
@@ -122,6 +140,7 @@ class Node:
                 tasks.create_task(self.keep_reached()),
                 tasks.create_task(outer.keep_noting()),
                 tasks.create_task(self._keep_pulse()),
+                tasks.create_task(self.earned.keep_asking()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()
@@ -131,6 +150,9 @@ class Node:
             yield tasks
             if not self.leaving:
                 await self._linger(outer)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
+                    await self.earned.ask()
             await self._say_goodbye()
             for task in keeping:
                 task.cancel()

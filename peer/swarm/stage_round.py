@@ -52,6 +52,8 @@ class StageRound:
     """d / k of the frames of this round."""
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
+    attempt: Attempt | None = None
+    """Which the links are of."""
     bytes_sent: int = 0
     depth: int = 0
     """Microbatches in flight that the last links needed."""
@@ -88,6 +90,7 @@ class StageRound:
         """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
         self.hang_up()
         self.waited_for = ""
+        self.attempt = attempt
         node, upstream, downstream = self.node, None, None
         if node.stage > 0:
             upstream = self._link_to(node.stage - 1, seats)
@@ -136,10 +139,20 @@ class StageRound:
         with self._watched():
             agreed = await self.pipeline.run(self.round, self.steps, batch, control)
         self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
+        self._note_exchange()
         self.steps += 1
         self.own_steps += 1
         self.outer.note_arrivals()
         return agreed
+
+    def _note_exchange(self) -> None:
+        """A step was taken: every microbatch of it has gone over both links, there and back."""
+        assert self.pipeline is not None
+        assert self.attempt is not None
+        beside = (self.pipeline.upstream, self.node.stage - 1), (self.pipeline.downstream, self.node.stage + 1)
+        for each, stage in beside:
+            if each is not None:
+                self.node.credit.seen.exchange(self.round, each.peer, stage, self.attempt)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -170,6 +183,7 @@ class StageRound:
         if self.pipeline is not None:
             await self.pipeline.abandon(reason)
             self._forget_links()
+        self.node.earned.ask_soon()
 
     def _forget_links(self) -> None:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
@@ -196,6 +210,7 @@ class StageRound:
                 await self.succession.inherit()
         counts = await self.outer.finish(round)
         self.node.emit(self._done(round, steps, counts))
+        self.node.earned.ask_soon()
         await agree(self.outer)
 
     async def contribute(self) -> None:

@@ -123,6 +123,7 @@ async def _train_round(node: Node, outer: OuterLoop, replica: Replica, reader: R
         return
     counts = await outer.finish(round)
     node.emit(_round_done(node, outer, round, started, node.manifest.tokens_per_step * steps, counts))
+    node.earned.ask_soon()
     await agree(outer)
 
 

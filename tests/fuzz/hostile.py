@@ -20,6 +20,7 @@ from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
 from protocol.schemas import (
     blobs_pb2,
+    credit_pb2,
     group_pb2,
     monitor_pb2,
     pipeline_pb2,
@@ -35,6 +36,7 @@ from tests.reference.small_manifest import small_manifest
 MANIFEST = small_manifest()
 KINDS = (
     blobs_pb2,
+    credit_pb2,
     group_pb2,
     monitor_pb2,
     pipeline_pb2,

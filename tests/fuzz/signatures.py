@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from protocol import bequest, cards, proofs, records, signed
+from protocol import bequest, cards, proofs, receipts, records, signed
 from protocol import statement as statements
 from protocol.bequest import Bequest
 from protocol.cards import Card
 from protocol.claims import Claim
-from protocol.identity import EMBEDDING, stage_part
+from protocol.identity import EMBEDDING, ReplicaId, stage_part
 from protocol.keys import Identity
 from protocol.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2
@@ -58,6 +58,9 @@ ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
 RECEIPT = signer(HOLDER).receipt(ENTRY)
 REVOCATION = Revocation(PEER, 2, 17)
 BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
+
+WORK = receipts.Work(AUTHOR.peer_id, PEER, 3, ReplicaId(AUTHOR.peer_id), 1, 0, 1, 1, 9, 9, 90)
+COUNTED = receipts.Counted(AUTHOR.peer_id, PEER, 3, stage_part(0), SHA256, 9)
 
 
 def read_receipt(data: bytes) -> Entry:
@@ -113,6 +116,27 @@ SIGNED = (
         lambda data: bequest.read_answer(data, BEQUEST, AUTHORITY),
         bequest.answer(signer(HOLDER), BEQUEST, "busy"),
         "busy",
+    ),
+    behind_signature(
+        "receipt of work",
+        AUTHOR,
+        receipts.WORK,
+        lambda data: receipts.read(data, AUTHORITY),
+        receipts.sign(signer(AUTHOR), WORK),
+        WORK,
+    ),
+    behind_signature(
+        "receipt of a contribution",
+        AUTHOR,
+        receipts.COUNTED,
+        lambda data: receipts.read(data, AUTHORITY),
+        receipts.sign(signer(AUTHOR), COUNTED),
+        COUNTED,
+    ),
+    Reader(
+        "receipt in a file",
+        lambda data: receipts.read(receipts.from_line(data), AUTHORITY),
+        ((receipts.to_line(receipts.sign(signer(AUTHOR), WORK)), WORK),),
     ),
     Reader(
         "entry passed on",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.node import as_operator
 from peer.network import operator
 from peer.network.group import Membership, Seat, invite
+from peer.network.pipeline import Attempt
 from peer.network.probing import measure_doors
 from peer.network.reconciliation import tell_revocation
 from peer.network.snapshots import fetch_snapshot
@@ -70,6 +71,14 @@ async def offer(liar: Liar) -> None:
     await bequeath(offered, liar.record, liar.peer.outer.reconciler)
 
 
+async def ask_for_credit(liar: Liar) -> None:
+    earned, group = liar.peer.earned, Attempt(ReplicaId(liar.record.peer_id), 1)
+    earned.tries.clear()
+    earned.seen.exchange(1, liar.record.peer_id, 0, group)
+    earned.reconciler.discovery.records[liar.record.peer_id] = liar.record
+    await earned.ask()
+
+
 async def fetch_blob(liar: Liar) -> None:
     async with liar.peer.outer.reconciler.contacts.to(liar.record) as channel:
         await fetch(channel, MANIFEST, SHA256, 10)
@@ -103,6 +112,7 @@ ASKS: dict[Asks, str] = {
     compare: "Reconciliation/Compare",
     be_invited: "Group/Invite",
     offer: "Succession/Bequeath",
+    ask_for_credit: "Credit/Sign",
     fetch_blob: "Blobs/Fetch",
     fetch_state: "Snapshots/Describe",
     revoke: "Reconciliation/Revoke",

@@ -19,7 +19,7 @@ from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
 from bootstrap.rates import Limit, Rates
 from peer.network.group import GroupService
-from peer.network.pipeline import PipelineService
+from peer.network.pipeline import Attempt, PipelineService
 from peer.network.reconciliation import entry_to_wire
 from protocol import bequest, certificates, proofs
 from protocol.any_bytes import AnyBytes
@@ -28,13 +28,14 @@ from protocol.channels import channel_to, knock, listen, options
 from protocol.errors import HetpeerError
 from protocol.guard import Guard, nobody
 from protocol.history import History
-from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
+from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.keys import load_or_create
 from protocol.ledger import Revocation
 from protocol.records import Register
 from protocol.run_files import RunFile, describe, file_names
 from protocol.schemas import (
     blobs_pb2,
+    credit_pb2,
     group_pb2,
     group_pb2_grpc,
     monitor_pb2,
@@ -75,6 +76,8 @@ async def town(folder: Path) -> AsyncIterator[Town]:
 
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
+        victim.earned.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
+        victim.earned.seen.close(PART, 1, {PeerId(caller.id): ("ab" * 32, 1)})
         victim.succession.heritage, victim.succession.open = Heritage(), True
         for round in (1, 2):
             await village.round(round, [caller])
@@ -161,6 +164,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
+        "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2], counted=[1, 2], part=PART),
         "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
         "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
         "Monitor/Tell": monitor_pb2.Batch(batch_json=pack(Batch(round=1, step=2, loss=5.0, happened=[said]))),

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from peer.compute.payload import from_bytes, to_bytes
 from peer.model.number_format import DTYPES, number_format
 from peer.optim.grid import digest
-from protocol import bequest, proofs, records, signed, statement, ticket
+from protocol import bequest, proofs, receipts, records, signed, statement, ticket
 from protocol.cards import Authority, Card, issue
 from protocol.claims import Claim
 from protocol.contribution import SparseTensor, compose, decode, grids
@@ -112,6 +112,8 @@ def encode(vector: Vector) -> bytes:
             return bequest.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
             return bequest.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+        case "work" | "counted":
+            return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
             record = PeerRecord.model_validate(values["record"])
             return records.sign(_signer(vector, record.peer_id, values["card"]), record)
@@ -193,6 +195,13 @@ def _bequest(values: Values) -> bequest.Bequest:
     return bequest.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
 
 
+def _receipt(vector: Vector) -> receipts.Receipt:
+    said = {name: value for name, value in vector.values.items() if name not in ("run", "card")}
+    if vector.kind == "counted":
+        return receipts.Counted(**said)
+    return receipts.Work(**said, beside=vector.values["card"]["stage"])
+
+
 # Reading
 
 
@@ -229,6 +238,11 @@ def read(vector: Vector, data: bytes) -> Values:
         case "inheritance":
             reason = bequest.read_answer(data, _bequest(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
+        case "work" | "counted":
+            receipt = asdict(receipts.read(data, _authority(values["card"], run)))
+            card = _read_card(signed.read(data, vector.kind)[1][-1])
+            assert receipt.pop("beside", card["stage"]) == card["stage"]
+            return {"run": run} | receipt | {"card": card}
         case "record":
             record = records.read(data, values["record"]["peer_id"], _authority(values["card"], run))
             card = _read_card(signed.read(data, "record")[1][-1])

@@ -2,9 +2,11 @@
 
 import pytest
 
-from peer.events import Audited, Evaluated, Failed, Listeners, RoundDone, StepDone, Suspected, Tried, from_line, to_line
+from peer.events import Audited, Credited, Evaluated, Failed, RoundDone, StepDone, Suspected, Tried, from_line, to_line
+from peer.process import Listeners
 
 EVENTS = [
+    Credited(3, 4096, ["QmNeighbour", "QmWitness"], True),
     StepDone(1, 2, None, 1024),
     RoundDone(3, 1.5, 10, {"embedding": 2}, {"embedding": "ab"}, 5, 6),
     Evaluated(1, 2.5, 2.25),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.home import home, in_use, locked, operators_folder, peer_folder, peer_folders
+from peer.home import home, in_use, locked, operators_folder, own_folders, peer_folder, peer_folders
 from protocol.errors import ResourceError
 from protocol.identity import RunId
 from protocol.ticket import Ticket
@@ -23,6 +23,14 @@ def test_a_second_peer_of_a_stage_gets_a_folder_of_its_own():
         second = peer_folder(TICKET, "stage-1")
         assert second.name == "stage-1-2"
     assert peer_folder(TICKET, "stage-1") == first
+
+
+def test_peers_that_start_at_one_moment_get_different_folders():
+    folders = own_folders(TICKET, "stage-0")
+    with locked(*folders) as first, locked(*folders) as second:
+        assert [first.name, second.name] == ["stage-0", "stage-0-2"]
+    with locked(*folders) as again:
+        assert again == first
 
 
 def test_peers_are_found_in_the_folders_of_their_runs_and_operators_are_not(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from rich.console import Console
 from peer.decisions import Placed
 from peer.events import (
     Audited,
+    Credited,
     Evaluated,
     Failed,
     Finished,
@@ -71,6 +72,11 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
         say(GroupBroken("QmL", 3, 4, "gone")) == "gone. Step 5 of round 3 is rolled back; looking for another member."
     )
     assert say(GroupBroken("QmL", 0, 0, "gone")) == "gone. No step was in flight; looking for another member."
+
+
+def test_credit_says_how_much_by_how_many_and_whether_it_counts():
+    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peer(s)."
+    assert (say(Credited(3, 0, ["QmA"], True)) or "").endswith("signed by 1 peer(s); its contribution counts.")
 
 
 def test_an_audit_tells_the_worst_first():

@@ -13,9 +13,12 @@ from peer.events import Event
 from peer.handoff import TorchThread
 from peer.network.acceptance import Acceptance
 from peer.network.contacts import Contacts
+from peer.network.credit import CreditService, Seen
 from peer.network.discovery import Discovery
 from peer.network.distrust import Distrust
+from peer.network.earned import Earned
 from peer.network.fetching import Fetcher
+from peer.network.kept_receipts import RECEIPTS, KeptReceipts
 from peer.network.reconciliation import Reconciler
 from peer.network.reconciliation_service import ReconciliationService
 from peer.network.shelf import Shelf
@@ -36,7 +39,13 @@ from protocol.ledger import Ledger
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
 from protocol.records import PeerRecord
-from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc, snapshots_pb2_grpc, succession_pb2_grpc
+from protocol.schemas import (
+    blobs_pb2_grpc,
+    credit_pb2_grpc,
+    reconciliation_pb2_grpc,
+    snapshots_pb2_grpc,
+    succession_pb2_grpc,
+)
 from protocol.window import Window
 from tests.reference.admitted import certified
 
@@ -61,6 +70,7 @@ class LoopbackPeer:
     signer: Signer
     outer: OuterLoop
     succession: SuccessionService
+    earned: Earned
     said: list[Event] = field(default_factory=list)
 
     @property
@@ -217,7 +227,9 @@ class Village:
             part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), part in authored), ledger)
             for part, ledger in ledgers.items()
         }
-        followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread)
+        kept = KeptReceipts(folder / RECEIPTS, self.authority)
+        earned = Earned(Seen(signer, manifest), reconciler, kept, said.append)
+        followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread, closed=earned.close)
         acceptance.check = followed.check
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
         succession = SuccessionService(reconciler, place)
@@ -230,13 +242,14 @@ class Village:
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
         succession_pb2_grpc.add_SuccessionServicer_to_server(succession, server)
+        credit_pb2_grpc.add_CreditServicer_to_server(CreditService(earned.seen), server)
         self.more_services(server, identity.peer_id)
         await server.start()
         self.stack.callback(torch_thread.stop)
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
         await resume(outer)
-        return LoopbackPeer(manifest, signer, outer, succession, said)
+        return LoopbackPeer(manifest, signer, outer, succession, earned, said)
 
 
 @asynccontextmanager

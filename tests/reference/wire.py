@@ -404,6 +404,21 @@ def inheritance(data: bytes) -> dict[str, Any]:
     return {"run": run, "giver": giver, "heir": heir, "number": number, "reason": reason}
 
 
+def work(data: bytes) -> dict[str, Any]:
+    signer, said = signed(data, "work")
+    names = ["run", "receiver", "round", "replica", "stage", "since", "attempts", "forward", "backward", "tokens"]
+    require(len(said) == len(names) + 1, "other fields than those of work")
+    own = card(said[-1])
+    require(own["peer"] == signer and abs(own["stage"] - said[4]) == 1, "not a neighbour's")
+    return dict(zip(names, said, strict=False)) | {"signer": signer, "card": own}
+
+
+def counted(data: bytes) -> dict[str, Any]:
+    signer, (run, receiver, round, part, sha256, steps, own) = signed(data, "counted")
+    said = {"run": run, "signer": signer, "receiver": receiver, "round": round, "part": part}
+    return said | {"sha256": sha256.hex(), "steps": steps, "card": card(own)}
+
+
 def peer_record(data: bytes) -> dict[str, Any]:
     require(len(data) <= 4096, "too long")
     peer, (run, packed, own) = signed(data, "record")

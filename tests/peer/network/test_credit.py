@@ -1,0 +1,265 @@
+"""Neighbours and witnesses sign on request, over real sockets; what they sign is kept and verifies."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import peer.network.credit as signing
+from peer.events import Credited, Event, Progress, Refused
+from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
+from peer.network.earned import TRIES, Earned
+from peer.network.kept_receipts import KeptReceipts
+from peer.network.pipeline import Attempt
+from protocol import receipts
+from protocol.channels import handshake
+from protocol.credit import by_round, microbatch_tokens
+from protocol.errors import RefusedError
+from protocol.identity import PeerId, ReplicaId, stage_part
+from protocol.proofs import Signer
+from protocol.receipts import Counted, Receipt, Verifier, Work
+from protocol.schemas import credit_pb2 as pb
+from protocol.schemas import credit_pb2_grpc
+from protocol.window import Window
+from tests.reference.loopback_peers import LoopbackPeer, Village, village
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest()
+QUICK = small_manifest(outer={"grace": 2, "liars": 0})
+STEP = MANIFEST.inner.microbatches
+WINDOW = Window(QUICK.outer.grace, QUICK.outer.liars)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+@asynccontextmanager
+async def group(folder: Path) -> AsyncIterator[tuple[Village, LoopbackPeer, LoopbackPeer]]:
+    """A leader and its member, who have never met a pipeline."""
+    async with village(MANIFEST, folder) as made:
+        yield made, await made.join("leader", 0), await made.join("member", 1)
+
+
+def exchange(leader: LoopbackPeer, member: LoopbackPeer, round: int, steps: int = 1, attempt: int = 1) -> None:
+    """Inner steps that both took."""
+    which = Attempt(ReplicaId(leader.id), attempt)
+    for _ in range(steps):
+        leader.earned.seen.exchange(round, PeerId(member.id), 1, which)
+        member.earned.seen.exchange(round, PeerId(leader.id), 0, which)
+
+
+def kept(peer: LoopbackPeer) -> list[Receipt]:
+    return list(peer.earned.kept.read())
+
+
+def credited(peer: LoopbackPeer) -> list[Credited]:
+    return [event for event in peer.said if isinstance(event, Credited)]
+
+
+def test_neighbours_sign_what_both_have_seen(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            exchange(leader, member, 1, steps=3)
+            for asker, other in ((leader, member), (member, leader)):
+                assert await asker.earned.ask() == []
+                (work,) = kept(asker)
+                assert isinstance(work, Work)
+                assert (work.signer, work.receiver, work.replica) == (other.id, asker.id, leader.id)
+                assert work.forward == work.backward == 3 * STEP
+                assert work.tokens == 3 * MANIFEST.tokens_per_step
+                assert credited(asker) == [Credited(1, work.tokens, [other.id])]
+
+    run(story())
+
+
+def test_a_later_receipt_replaces_the_earlier_and_nothing_new_is_not_asked_for(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            for attempt in (1, 2):
+                exchange(leader, member, 4, attempt=attempt)
+                await member.earned.ask()
+                await member.earned.ask()
+            assert [work.attempts for work in kept(member) if isinstance(work, Work)] == [1, 2]
+            (credit,) = by_round(kept(member))
+            assert credit.tokens == 2 * MANIFEST.tokens_per_step
+            assert [event.tokens for event in credited(member)] == [credit.tokens // 2, credit.tokens]
+
+    run(story())
+
+
+def test_a_neighbour_that_has_seen_less_yet_is_asked_again(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            exchange(leader, member, 1)
+            leader.earned.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
+            assert await leader.earned.ask() == [(member.id, 1)]
+            member.earned.seen.exchange(1, PeerId(leader.id), 0, Attempt(ReplicaId(leader.id), 1))
+            assert await leader.earned.ask([(PeerId(member.id), 1)]) == []
+            assert by_round(kept(leader))[0].tokens == 2 * MANIFEST.tokens_per_step
+
+    run(story())
+
+
+def test_who_never_signs_is_asked_a_few_times_and_not_blamed(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            leader.earned.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
+            asked = 0
+            while await leader.earned.ask():
+                asked += 1
+            assert asked == TRIES - 1
+            assert kept(leader) == []
+            assert not [event for event in leader.said if isinstance(event, Refused)]
+
+    run(story())
+
+
+def test_who_starts_again_adds_to_what_was_signed_before(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            exchange(leader, member, 1, steps=2)
+            await member.earned.ask()
+            seen = leader.earned.seen
+            seen.work, seen.since = {}, seen.since + 1  # as in a new process
+            exchange(leader, member, 1, steps=1)
+            await member.earned.ask()
+            (credit,) = by_round(kept(member))
+            assert credit.tokens == 3 * MANIFEST.tokens_per_step
+
+    run(story())
+
+
+def test_a_peer_that_starts_again_remembers_what_it_has_and_asks_for_the_rest(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            exchange(leader, member, 1, steps=2)
+            await member.earned.ask()
+            before, told = member.earned, asyncio.Event()
+
+            def emit(event: Event) -> None:
+                member.said.append(event)
+                told.set()
+
+            again = Earned(Seen(member.signer, MANIFEST), before.reconciler, before.kept, emit)
+            asking = asyncio.create_task(again.keep_asking())
+            member.earned = again
+            exchange(leader, member, 1)
+            again.ask_soon()
+            await told.wait()
+            asking.cancel()
+            assert credited(member)[-1].tokens == 3 * MANIFEST.tokens_per_step
+
+    run(story())
+
+
+def test_a_disk_that_errs_costs_receipts_and_nothing_else(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            (tmp_path / "member" / "credit").write_text("in its place")
+            exchange(leader, member, 1)
+            await member.earned.ask()
+            said = [event.doing for event in member.said if isinstance(event, Progress)]
+            assert len(said) == 1
+            assert "cannot keep receipts" in said[0]
+            assert credited(member)[0].signers == [leader.id]
+
+    run(story())
+
+
+async def signed_for(asker: LoopbackPeer, signer: LoopbackPeer, **question: Any) -> list[Receipt]:
+    record = signer.outer.discovery.record
+    async with asker.outer.reconciler.contacts.to(record) as channel:
+        message = pb.CreditQuestion(**question)
+        answer = await credit_pb2_grpc.CreditStub(channel).Sign(
+            message, metadata=handshake(signer.manifest), timeout=10
+        )
+    return [receipts.read(each, asker.signer.authority) for each in answer.receipts]
+
+
+def test_a_caller_gets_its_own_receipts_alone_and_so_many_at_a_time(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (made, leader, member):
+            stranger = await made.join("stranger", 1)
+            exchange(leader, member, 1)
+            assert await signed_for(stranger, leader, worked=[1, 2]) == []
+            (work,) = await signed_for(member, leader, worked=[1, 2, 2**32 - 1])
+            assert work.receiver == member.id
+            with pytest.raises(RefusedError, match="at a time"):
+                await signed_for(member, leader, worked=range(ROUNDS_ASKED + 1))
+
+    run(story())
+
+
+def test_only_the_last_rounds_are_known(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (_, leader, member):
+            for round in range(1, ROUNDS_KEPT + 3):
+                exchange(leader, member, round)
+                leader.earned.seen.close(stage_part(0), round, {PeerId(member.id): ("ab" * 32, 1)})
+            assert (
+                sorted(leader.earned.seen.work) == sorted(leader.earned.seen.closed) == list(range(3, ROUNDS_KEPT + 3))
+            )
+
+    run(story())
+
+
+def test_who_closed_a_round_signs_that_a_contribution_counted(tmp_path: Path):
+    async def story() -> None:
+        async with village(QUICK, tmp_path) as made:
+            author, same, datacenter = await made.join("a", 1), await made.join("b", 1), await made.join("dc")
+            other, watcher = await made.join("c", 0), await made.join("w", observes=True)
+            for round in range(1, WINDOW.width + 3):
+                await made.round(round, [author, same, datacenter] if round != 2 else [same])
+                for peer in made.peers:
+                    await peer.earned.ask()
+            found = [each for each in kept(author) if isinstance(each, Counted)]
+            assert {(each.round, each.part) for each in found} == {
+                (1, stage_part(1))
+            }  # the second is closed without it
+            assert {each.signer for each in found} == {same.id, datacenter.id}
+            assert all(each.steps == 1 for each in found)
+            (credit,) = by_round(kept(author))
+            assert credit.counts
+            assert credited(author)[-1] == Credited(1, 0, sorted([same.id, datacenter.id]), True)
+            assert {each.part for each in kept(datacenter) if isinstance(each, Counted)} == {"embedding"}
+            assert not kept(watcher)
+            assert not await signed_for(author, watcher, counted=[1], part="stage-1")
+            assert not await signed_for(author, other, counted=[1], part="stage-1")
+            assert not await signed_for(other, same, counted=[1], part="stage-1")
+
+    run(story())
+
+
+def test_a_receipt_that_was_not_asked_for_is_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def story() -> None:
+        async with group(tmp_path) as (made, leader, member):
+            stranger = await made.join("stranger", 1)
+            exchange(leader, member, 1)
+
+            def sign_for_another(signer: Signer, receipt: Work) -> bytes:
+                return receipts.sign(signer, replace(receipt, receiver=PeerId(stranger.id)))
+
+            monkeypatch.setattr(signing, "sign", sign_for_another)
+            await member.earned.ask()
+            assert kept(member) == []
+            assert [event.peer for event in member.said if isinstance(event, Refused)] == [leader.id]
+
+    run(story())
+
+
+def test_what_is_kept_verifies_with_the_runs_id_and_operator_alone(tmp_path: Path):
+    async def story() -> None:
+        async with group(tmp_path) as (made, leader, member):
+            exchange(leader, member, 1, steps=2)
+            await leader.earned.ask()
+            verifier = Verifier(made.authority, PeerId(leader.id), tokens=microbatch_tokens(MANIFEST))
+            (line,) = (tmp_path / "leader" / "credit" / "00000000.receipts").read_bytes().splitlines(keepends=True)
+            assert verifier.check(receipts.from_line(line)) == kept(leader)[0]
+            assert KeptReceipts(tmp_path / "leader" / "credit", made.authority).folder.is_dir()
+
+    run(story())
