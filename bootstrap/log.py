@@ -4,22 +4,15 @@ It has no field for a token or a key, and the node and `hetpeer admin` both writ
 """
 
 import json
-import os
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.invitations import END_OF_TIME
-from protocol.errors import ResourceError
-from protocol.file_lock import exclusive
+from protocol import rotating
 
 LOG = "log.jsonl"
-OLD = "log.old.jsonl"
-
-MOST_BYTES = 8 * 1024 * 1024
-"""Of one file, about 40,000 lines; with the one before it, 16 MiB at most, however many strangers knock."""
 
 MOST_CHARACTERS = 300
 """Of one field: what strangers call themselves is cut there."""
@@ -52,34 +45,13 @@ class Entry(BaseModel):
         return json.dumps(cut).encode() + b"\n"
 
 
-def write(folder: Path, entry: Entry, most_bytes: int = MOST_BYTES) -> None:
+def write(folder: Path, entry: Entry, most_bytes: int = rotating.MOST_BYTES) -> None:
     """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
 
     Raises:
         ResourceError: it cannot be written, as on a full disk.
     """
-    path = folder / LOG
-    try:
-        _rotate(path, most_bytes)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            line = entry.line()
-            if os.write(descriptor, line) < len(line):
-                raise ResourceError(f"cannot write {path}: the disk is full")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _rotate(path: Path, most_bytes: int) -> None:
-    def is_full() -> bool:
-        return path.exists() and path.stat().st_size >= most_bytes
-
-    if is_full():
-        with exclusive(path):
-            if is_full():  # another process may have been first
-                os.replace(path, path.with_name(OLD))
+    rotating.append(folder / LOG, entry.line(), most_bytes)
 
 
 def last(folder: Path, count: int) -> list[Entry]:
@@ -88,12 +60,8 @@ def last(folder: Path, count: int) -> list[Entry]:
     Raises:
         ResourceError: the log cannot be read.
     """
-    try:
-        files = [(folder / name).read_bytes() for name in (OLD, LOG) if (folder / name).exists()]
-    except OSError as error:
-        raise ResourceError(f"cannot read the log in {folder}: {error.strerror}") from None
     found: list[Entry] = []
-    for line in reversed(list(chain.from_iterable(data.splitlines() for data in files))):
+    for line in reversed(rotating.lines(folder / LOG)):
         if len(found) == count:
             break
         try:

@@ -21,6 +21,7 @@ from peer.cli_manners import Asked, pause, resume, with_manners
 from peer.cli_models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli_plan import plan
 from peer.cli_testnet import EPILOG, testnet
+from peer.cli_why import WHY_EXAMPLES, LogJsonOption, MetricsOption, why
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
@@ -93,7 +94,8 @@ app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 
 @app.command(
     epilog="Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
-    "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…"
+    "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…\n\n"
+    "  hetpeer join --metrics 9477 --log-json hetpeer1-… 2>> hetpeer.log"
 )
 @with_manners("low")
 def join(
@@ -118,6 +120,8 @@ def join(
         ),
     ] = "1f1b",
     manifest: ManifestOption = None,
+    metrics: MetricsOption = None,
+    log_json: LogJsonOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -128,9 +132,22 @@ def join(
 
     wish = Wish(listen, announce, reach)
     options = JoinOptions(
-        "volunteer", ticket, device, threads, directory, wish, stage, manifest, False, relay, asked, schedule, data
+        "volunteer",
+        ticket,
+        device,
+        threads,
+        directory,
+        wish,
+        stage,
+        manifest,
+        False,
+        relay,
+        asked,
+        schedule,
+        data,
+        metrics=metrics,
     )
-    sys.exit(run(options, terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))
 
 
 @app.command(
@@ -167,6 +184,8 @@ def replica(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False,
+    metrics: MetricsOption = None,
+    log_json: LogJsonOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -192,8 +211,9 @@ def replica(
         data=data,
         processes=nproc,
         arithmetic=Arithmetic(precision, compiled),
+        metrics=metrics,
     )
-    sys.exit(run(options, terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))
 
 
 @app.command(epilog="Example:\n\n  hetpeer observe hetpeer1-…")
@@ -210,6 +230,8 @@ def observe(
     relay: RelayOption = False,
     data: CopyOption = None,
     audit: AuditOption = False,
+    metrics: MetricsOption = None,
+    log_json: LogJsonOption = False,
     json: JsonOption = False,
     until_stdin_closes: StdinOption = False,
 ) -> None:
@@ -220,9 +242,19 @@ def observe(
 
     wish = Wish(listen, announce, reach)
     options = JoinOptions(
-        "observer", ticket, device, threads, directory, wish, audit=audit, relay=relay, asked=asked, data=data
+        "observer",
+        ticket,
+        device,
+        threads,
+        directory,
+        wish,
+        audit=audit,
+        relay=relay,
+        asked=asked,
+        data=data,
+        metrics=metrics,
     )
-    sys.exit(run(options, terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))
 
 
 app.command(epilog=EPILOG)(testnet)
@@ -237,6 +269,7 @@ app.command(
     "  hetpeer doctor --preset 512m --stages 4 --device cpu"
 )(doctor)
 app.command(epilog=CREDIT_EXAMPLES)(credit)
+app.command(epilog=WHY_EXAMPLES)(why)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_)

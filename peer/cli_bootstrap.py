@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from peer.cli_lab import JsonOption, WeightsOption, terminal
+from peer.cli_why import LogJsonOption
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
@@ -86,6 +87,7 @@ def bootstrap(
         bool, typer.Option("--dry-run", help="Only show what the run would ask of each participant.")
     ] = False,
     weights: WeightsOption = None,
+    log_json: LogJsonOption = False,
     json: JsonOption = False,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
@@ -111,4 +113,4 @@ def bootstrap(
         weights,
         mirrors,
     )
-    sys.exit(run(options, terminal(json, until_stdin_closes)))
+    sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))

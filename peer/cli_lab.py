@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from peer.events import Listener
     from peer.process import Terminal
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -123,12 +124,19 @@ def prepare(
     sys.exit(start(folder, texts, terminal()))
 
 
-def terminal(json: bool = False, until_stdin_closes: bool = False) -> "Terminal":
-    """Who hears the events: a program, or the person at the terminal."""
+def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
+    """Who hears the events: a program, or the person at the terminal; and what collects logs, if asked for."""
     from peer.process import Terminal, print_json
 
     if json:
-        return Terminal(print_json, json, until_stdin_closes)
-    from peer.screen import PeerScreen
+        first: Listener = print_json
+    else:
+        from peer.screen import PeerScreen
 
-    return Terminal(PeerScreen(), json, until_stdin_closes)
+        first = PeerScreen(plain_errors=not log_json)
+    if not log_json:
+        return Terminal(first, json, until_stdin_closes)
+    from peer.events import Listeners
+    from peer.journal import LogLines
+
+    return Terminal(Listeners([first, LogLines()]), json, until_stdin_closes)

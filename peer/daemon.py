@@ -11,7 +11,7 @@ import torch
 
 from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
-from peer.events import Joined, Listener, Progress
+from peer.events import Listener, Progress
 from peer.handoff import TorchThread
 from peer.joining import (
     PeerOptions,
@@ -21,6 +21,7 @@ from peer.joining import (
     register,
     require_bandwidth,
     require_fit,
+    tell_place,
     text_sources,
 )
 from peer.network import reach
@@ -240,7 +241,7 @@ async def _joined(
         await server.start()
         await reached.open()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
-        emit(Joined(identity.peer_id, settings.role, card.stage, card.slot, address))
+        tell_place(settings, manifest, record, remembered is not None, emit)
         yield node
     finally:
         torch_thread.stop()

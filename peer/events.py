@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+from peer.decisions import Decision, Pulse
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -51,6 +53,7 @@ class GroupFormed:
     replica: str
     slot: int
     members: list[str]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,8 @@ Event = (
     | Finished
     | Failed
     | Injected
+    | Decision
+    | Pulse
 )
 Listener = Callable[[Event], None]
 

@@ -10,9 +10,10 @@ import torch
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.decisions import Placed
 from peer.devices.crew import Split
 from peer.devices.fit import require_devices
-from peer.events import Listener, Progress
+from peer.events import Joined, Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
@@ -29,6 +30,7 @@ from protocol.frames import FrameRules
 from protocol.keys import Identity
 from protocol.manifest import Manifest
 from protocol.prepared import require_same
+from protocol.records import PeerRecord
 from protocol.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
 from protocol.ticket import Ticket
 
@@ -143,6 +145,17 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
     settings.arithmetic.require(device)
     return device
+
+
+def tell_place(settings: PeerOptions, manifest: Manifest, record: PeerRecord, remembered: bool, emit: Listener) -> None:
+    """Say where this peer is in the run, and why there."""
+    emit(Joined(record.peer_id, record.role, record.stage, record.slot, record.address))
+    reason = f"{record.role}s hold all stages"
+    if record.role == "volunteer":
+        reason = "the operator's node gave it the stage that had the fewest volunteers"
+        reason = "its owner asked for this stage" if settings.stage is not None else reason
+    reason = "its folder has this place from an earlier time" if remembered else reason
+    emit(Placed(record.stage, manifest.outer.rounds, manifest.inner.steps, reason))
 
 
 def text_sources(

@@ -1,5 +1,7 @@
 """What a person sees: one daemon's line, and the testnet's live table. Rows are pure; rich draws them."""
 
+import atexit
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from peer.decisions import Dismissed, EndedEarly, NotCounted
+from peer.doing import Doing
 from peer.events import (
     CertificateRenewed,
     CompressionChosen,
@@ -36,6 +40,7 @@ from peer.events import (
     Suspected,
     Tried,
 )
+from peer.panel import lines
 from peer.report import Report
 from peer.sentences import say, size
 
@@ -66,25 +71,60 @@ def passing(event: Event) -> str | None:
 
 
 class PeerScreen:
-    """One daemon: lasting events are lines; on a terminal a status line moves below them."""
+    """One daemon: lasting events are lines. On a terminal a status line moves below them, and, once the peer is in its
+    run, a live panel."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, plain_errors: bool = True) -> None:
+        """`plain_errors`: errors go to standard error; else that is for what a program reads there."""
         self.out = console or Console(highlight=False, soft_wrap=True)
-        self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if console is None else console
-        self._status = self.out.status("") if self.out.is_terminal else None
+        apart = console is None and plain_errors
+        self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if apart else self.out
+        moves = self.out.is_terminal and not self.out.is_dumb_terminal
+        self._status = self.out.status("") if moves else None
+        self._panel: Live | None = None
+        self._doing = Doing()
         self._said = ""
+        if moves:
+            atexit.register(self.close)  # however the process ends, the cursor is shown again
 
     def __call__(self, event: Event) -> None:
+        self._doing.take(event, time.monotonic())
         line = say(event)
         if line is not None and line != self._said:
             self._said = line
             if isinstance(event, Failed | Finished | Progress) and self._status is not None:
                 self._status.stop()
+            if isinstance(event, Failed | Finished):
+                self.close()
             (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
+        if isinstance(event, Joined) and self._status is not None and self._panel is None:
+            self._status.stop()
+            self._panel = Live(
+                get_renderable=self.draw,
+                console=self.out,
+                refresh_per_second=1,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
+            )
+            self._panel.start()
         status = passing(event)
-        if status is not None and self._status is not None:
+        if status is not None and self._status is not None and self._panel is None:
             self._status.update(status)
             self._status.start()
+
+    def draw(self) -> Group:
+        """The panel as it is now."""
+        first, *rest = lines(self._doing, time.monotonic(), self.out.width)
+        return Group(Text(first, style="bold"), *map(Text, rest))
+
+    def close(self) -> None:
+        """Nothing moves any longer."""
+        if self._status is not None:
+            self._status.stop()
+        if self._panel is not None:
+            self._panel.stop()
+            self._panel = None
+            self._status = None
 
 
 @dataclass(slots=True)
@@ -162,6 +202,9 @@ TOLD = (
     | Evaluated
     | Suspected
     | Tried
+    | Dismissed
+    | EndedEarly
+    | NotCounted
     | Failed
 )
 """What a testnet tells where it has no live table."""

@@ -1,7 +1,9 @@
 """What a person is told: an event as a line worth keeping, and sizes in words."""
 
 from datetime import datetime
+from typing import Literal
 
+from peer.decisions import Avoided, CaughtUp, Counted, Dismissed, EndedEarly, Left, NotCounted, Placed, Pulse, WentOn
 from peer.events import (
     Audited,
     CertificateRenewed,
@@ -26,6 +28,7 @@ from peer.events import (
     Resynchronised,
     RoundDone,
     Serving,
+    StepDone,
     Suspected,
     Tried,
 )
@@ -38,6 +41,42 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def level(event: Event) -> Literal["debug", "info", "warning", "error"]:
+    """How much it matters to who looks after a daemon."""
+    match event:
+        case Failed():
+            return "error"
+        case Refused() | GroupBroken() | Resynchronised() | Suspected() | Avoided() | Dismissed() | NotCounted():
+            return "warning"
+        case Progress(doing) if doing.startswith("WARNING"):
+            return "warning"
+        case EndedEarly() | WentOn() | Reached([]):
+            return "warning"
+        case StepDone() | Pulse():
+            return "debug"
+        case Progress(_, _, total) if total:
+            return "debug"
+    return "info"
+
+
+def reason(event: Event) -> str:
+    """Why it came to this, as the event has it; empty: it says nothing of that."""
+    match event:
+        case CompressionChosen(_, why):
+            return why
+        case Failed(message):
+            return message
+        case Tried(_, _, _, objection):
+            return objection
+        case Resynchronised(part):
+            return f"most peers had another state of {part}"
+        case HandedOver():
+            return "this peer leaves, and another of its stage takes its place"
+        case Inherited():
+            return "a peer of this stage leaves"
+    return str(getattr(event, "reason", ""))
 
 
 def say(event: Event) -> str | None:
@@ -57,11 +96,33 @@ def say(event: Event) -> str | None:
             return "WARNING: no relay holds this peer, and it cannot be dialled: others cannot call it."
         case Reached(relays):
             return f"Others reach this peer by {len(relays)} relay(s): {', '.join(each[-8:] for each in relays)}"
-        case GroupFormed(replica, _, members):
-            return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
+        case Placed(reason=reason):
+            return f"Why here: {reason}."
+        case GroupFormed(replica, _, members, reason):
+            names = ", ".join(each[-8:] for each in members)
+            return f"In the group of {replica[-8:]}, {len(members)} stages: {names}" + (f"; {reason}" if reason else "")
         case GroupBroken(_, round, step, reason):
             lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
             return f"{reason}. {lost}; looking for another member."
+        case Left(replica, reason):
+            return f"Leaving {f'the group of {replica[-8:]}' if replica else 'the swarm'}: {reason}."
+        case Dismissed(peer, round, step, reason):
+            when = f", at step {step + 1} of round {round}" if round else ""
+            return f"Dismissed peer {peer[-8:]} from this group{when}: {reason}"
+        case Avoided(peer, None, reason):
+            return f"Peer {peer[-8:]} is avoided for good: {reason}"
+        case Avoided(peer, seconds, reason):
+            return f"Peer {peer[-8:]} is avoided for {seconds:.0f} s: {reason}"
+        case EndedEarly(round, steps, reason):
+            return f"Ended round {round} early, after {steps} inner steps: {reason}."
+        case WentOn(round, without, reason):
+            return f"Waiting no longer in round {round} for {', '.join(each[-8:] for each in without)}: {reason}."
+        case NotCounted(round, parts, reason):
+            return f"Nothing of this peer counts in round {round} ({', '.join(parts)}): {reason}."
+        case CaughtUp(round):
+            return f"Caught up with the others: took from them what counted up to round {round}."
+        case Counted(round, parts):
+            return f"This peer's contribution to round {round} counts after all ({', '.join(parts)})."
         case CompressionChosen(_, why):
             return f"{why[0].upper()}{why[1:]}."
         case Credited(round, tokens, signers, counted):

@@ -68,6 +68,9 @@ class Way:
     """Frames that have been handed to the network, and that it has not taken yet."""
     stepping: bool = False
     """Whether inner steps run."""
+    frames_carried: int = 0
+    bulk_carried: int = 0
+    """Bytes since this peer joined, for whoever watches."""
     _free_at: float = 0.0
     _owed: float = 0.0
     _frames: deque[tuple[float, asyncio.Future[None]]] = field(default_factory=deque)
@@ -98,6 +101,7 @@ class Way:
     async def frame(self, count: int) -> None:
         """Wait for the turn of a piece of a frame, of so many bytes."""
         self._frame_bytes += count
+        self.frames_carried += count
         await self._pay(count, self._frames)
 
     async def bulk(self, count: int) -> None:
@@ -105,6 +109,7 @@ class Way:
         async with self._one_by_one:
             await self._give_way()
             self._bulk_bytes += count
+            self.bulk_carried += count
             self._bulk_free_at = max(self._bulk_free_at, _now()) + count / self.spread
             await self._pay(count, self._bulk)
 

@@ -18,16 +18,17 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
-    "bootstrap": "announce audit certificate-life closed data dir dry-run evaluate join json listen mirror revoke "
-    "trials until-stdin-closes weights",
-    "join": "announce data data-cache device dir json listen manifest max-down max-memory max-up priority quiet-hours "
-    "reach relay schedule stage threads until-stdin-closes",
-    "replica": "announce audit compile data data-cache device dir json listen manifest max-down max-memory max-up "
-    "nproc precision priority quiet-hours reach relay threads until-stdin-closes",
-    "observe": "announce audit data data-cache device dir json listen max-down max-memory max-up priority quiet-hours "
-    "reach relay threads until-stdin-closes",
+    "bootstrap": "announce audit certificate-life closed data dir dry-run evaluate join json listen log-json mirror "
+    "revoke trials until-stdin-closes weights",
+    "join": "announce data data-cache device dir json listen log-json manifest max-down max-memory max-up metrics "
+    "priority quiet-hours reach relay schedule stage threads until-stdin-closes",
+    "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-down max-memory "
+    "max-up metrics nproc precision priority quiet-hours reach relay threads until-stdin-closes",
+    "observe": "announce audit data data-cache device dir json listen log-json max-down max-memory max-up metrics "
+    "priority quiet-hours reach relay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
+    "why": "json",
     "testnet": (
         "audit chaos compression data datacenters dir groups inner-steps no-compare overlap preset report rounds stages"
     ),

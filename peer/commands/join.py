@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer.commands.watching import watched
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, cores
 from peer.guest import serve_as_guest
@@ -37,6 +38,8 @@ class JoinOptions:
     data: Path | None = None
     processes: int = 1
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    metrics: str | None = None
+    """[HOST:]PORT to serve them at."""
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -46,7 +49,8 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
         manners = Manners.of(**options.asked)
         ticket = find(options.ticket, options.directory or home())
         place = options.role if options.stage is None else f"stage-{options.stage}"
-        with locked(options.directory or peer_folder(ticket, place)) as folder:
+        where = options.directory or peer_folder(ticket, place)
+        with locked(where) as folder, watched(terminal, folder, options.metrics) as heard:
             if options.directory is None:
                 remember(ticket)
             settings = PeerOptions(
@@ -66,6 +70,6 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 processes=options.processes,
                 arithmetic=options.arithmetic,
             )
-            return run(lambda stop: serve_as_guest(stop, settings, terminal.emit), terminal)
+            return run(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
 
     return told(terminal.emit, serve)

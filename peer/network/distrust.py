@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from peer.decisions import Avoided
 from peer.events import Listener, Refused
 from protocol.errors import HetpeerError, PeerError
 from protocol.identity import PeerId
@@ -53,8 +54,10 @@ class Distrust:
         self.emit(Refused(peer, str(error)))
         known = self.offenders.pop(peer, None) or Offences()
         known.count += 1
-        known.until = self.clock() + min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(known.count - 1, 16))
+        seconds = min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(known.count - 1, 16))
+        known.until = self.clock() + seconds
         known.reason = str(error)[:200]
+        self.emit(Avoided(peer, seconds, f"offence {known.count}: {known.reason}"))
         self.offenders[peer] = known
         if len(self.offenders) > OFFENDERS_KEPT:
             del self.offenders[next(iter(self.offenders))]
@@ -64,4 +67,5 @@ class Distrust:
         """The operator has taken a peer out."""
         if peer not in self.revoked:
             self.revoked.add(peer)
+            self.emit(Avoided(peer, None, "the operator has taken it out of the run"))
             self.hang_up(peer)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from peer.decisions import Dismissed
 from peer.events import CompressionChosen, GroupBroken, GroupFormed, Progress
 from peer.network.duplex import BreachError
 from peer.network.group import Orders, Seat, lead, orders_to
@@ -138,6 +139,7 @@ class Leader:
 
     def _dismiss(self, error: BreachError) -> None:
         """Hang up on a member, and do not invite it again as long as it is avoided."""
+        self.here.node.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
         self.here.node.reconciler.distrust.note(error.peer, error)
         for stream in self.orders.values():
             if stream.peer == error.peer:
@@ -193,7 +195,7 @@ class Leader:
         node, members = self.here.node, [str(seat.peer_id) for _, seat in sorted(seats.items())]
         if members != self.announced:
             self.announced = members
-            node.emit(GroupFormed(self.replica, node.slot, members))
+            node.emit(GroupFormed(self.replica, node.slot, members, "each other stage has a volunteer now"))
             await node.publish(replica=self.replica)
         while not (self.here.outer.begun or node.leaving):
             node.emit(Progress("waiting for the other replicas"))
@@ -240,7 +242,7 @@ class Leader:
         node, here = self.here.node, self.here
 
         def ends() -> bool:  # asked when the gradients are in: one step more of a slow group would be too late
-            return here.steps + 1 >= node.manifest.inner.steps or here.outer.late(here.round) or node.leaving
+            return here.steps + 1 >= node.manifest.inner.steps or bool(here.outer.late(here.round)) or node.leaving
 
         control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
         last = False

@@ -138,7 +138,8 @@ class Member:
             await self._start_over(order.embedding_digest, PeerId(membership.replica))
         await self.here.load(order.round, order.step, order.compression)
         if seats != self.seats:
-            node.emit(GroupFormed(membership.replica, membership.slot, [seat.peer_id for seat in seats.values()]))
+            members, reason = [str(seat.peer_id) for seat in seats.values()], "its leader invited this peer"
+            node.emit(GroupFormed(membership.replica, membership.slot, members, reason))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         for stage in (node.stage - 1, node.stage + 1):
             if stage in seats and (objection := node.reconciler.distrust.objection(seats[stage].peer_id)):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peer.decisions import Left, Pulse
 from peer.devices.crew import Split
 from peer.events import Finished, Listener
 from peer.handoff import TorchThread
@@ -41,6 +42,9 @@ Work = Callable[["Node"], Coroutine[Any, Any, None]]
 
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
+
+PULSE_SECONDS = 5.0
+"""So often a peer says how it goes."""
 
 LOST_SECONDS = 15.0
 """So long it waits for those that do not answer."""
@@ -136,6 +140,7 @@ class Node:
                 tasks.create_task(self.keep_reached()),
                 tasks.create_task(outer.keep_noting()),
                 tasks.create_task(self.earned.keep_asking()),
+                tasks.create_task(self._keep_pulse()),
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()
@@ -155,7 +160,18 @@ class Node:
     def leave(self) -> None:
         """The user asks this peer to go: what it has done is contributed, nothing new is begun."""
         self.leaving = True
+        self.emit(Left(self.discovery.record.replica, "its owner stops or pauses this peer"))
         self.discovery.news.ring()
+
+    async def _keep_pulse(self) -> None:
+        """Say how it goes, for as long as this peer lives."""
+        bandwidth, discovery = self.reconciler.contacts.bandwidth, self.discovery
+        up, down = bandwidth.up, bandwidth.down
+        while True:
+            lost = len(discovery.missed())
+            peers = len(discovery.others()) + lost
+            self.emit(Pulse(up.frames_carried, up.bulk_carried, down.frames_carried, down.bulk_carried, peers, lost))
+            await asyncio.sleep(PULSE_SECONDS)
 
     def emit_finished(self, outer: OuterLoop) -> None:
         """The run is over, unless this peer leaves it early."""

@@ -14,6 +14,7 @@ from peer.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.events import Contributed, Listener
 from peer.network.discovery import Discovery
 from peer.network.reconciliation import Reconciler
+from peer.swarm.credited import Credited
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
 from peer.swarm.view import authors, awaited, replicas
@@ -64,6 +65,7 @@ class OuterLoop:
     """AdamW's state as it was kept last."""
     heritage: Heritage = field(default_factory=Heritage)
     """What passed between this peer and others that left, or that took its place."""
+    credited: Credited = field(default_factory=Credited)
 
     @property
     def clock(self) -> int:
@@ -125,6 +127,7 @@ class OuterLoop:
             await self.reconciler.publish(part, round, blob)
         await self.discovery.publish()
         self.emit(Contributed(round, steps, beginning(share, steps)))
+        self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
 
     def _in_time(self, part: Part, round: int) -> bool:
         each = self.followed.parts[part]
@@ -164,6 +167,7 @@ class OuterLoop:
             for part, each in self.followed.parts.items():
                 self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
                 counts[part] += len(each.ledger.chosen(due))
+            self.credited.look(self.emit, self.followed.parts, due, self.discovery.record)
         self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
         if self.discovery.record.contributed < round:
@@ -221,11 +225,17 @@ class OuterLoop:
             left = self._left(round)
             if left is not None and left <= 0:
                 if not self._runs_ahead(round + self.manifest.outer.delay):
+                    self._go_on_without(round)
                     break
                 left = None
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True
+
+    def _go_on_without(self, round: int) -> None:
+        due = {part: self._awaited(part, round) - {self.followed.me} for part in self.followed.parts}
+        lasted = time.monotonic() - self._seen(round).started
+        self.credited.go_on(self.emit, due, self.followed.parts, round, lasted)
 
     def _left(self, round: int) -> float | None:
         """Seconds until this peer goes on without the contributions that are missing; None: nothing says so yet."""
@@ -256,15 +266,16 @@ class OuterLoop:
         others = [peer.round for peer in self.discovery.others()]
         return bool(others) and round > max(others) + 1
 
-    def late(self, round: int) -> bool:
-        """Whether a replica that still trains in this round should end its inner loop with the steps it has."""
+    def late(self, round: int) -> str:
+        """Why a replica that still trains in this round should end its inner loop with the steps it has; or empty."""
         if self.others_at() >= round + self.manifest.outer.delay:  # they have applied it
-            return True
+            return "the others have gone on to the next one"
         self.note_arrivals()
         seen, now = self._seen(round), time.monotonic()
         parts = self.followed.parts
         stops = [self.pace.stop(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
-        return any(stop is not None and now > stop for stop in stops)
+        late = any(stop is not None and now > stop for stop in stops)
+        return f"the others are done, and do not wait much longer than {now - seen.started:.0f} s" if late else ""
 
     def _seen(self, round: int) -> Seen:
         return self.seen.setdefault(round, Seen())

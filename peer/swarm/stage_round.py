@@ -10,6 +10,7 @@ from peer.compute.machine import microbatches_that_fit
 from peer.compute.speed import told
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
+from peer.decisions import EndedEarly
 from peer.events import RoundDone, StepDone
 from peer.network.group import Seat
 from peer.network.pipeline import Attempt, Link, call, link
@@ -216,10 +217,16 @@ class StageRound:
         """Contribute what there is, without waiting for anybody."""
         self.hang_up()
         if self.steps:
+            self._tell_if_early()
             moved = await self.node.torch_thread.run(self.trainer.moved)
             optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
             await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
         self.round = self.steps = self.own_steps = 0
+
+    def _tell_if_early(self) -> None:
+        if self.steps < self.node.manifest.inner.steps:
+            why = "this peer leaves" if self.node.leaving else self.outer.late(self.round)
+            self.node.emit(EndedEarly(self.round, self.steps, why or "its group could not, or need not, go on in it"))
 
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""

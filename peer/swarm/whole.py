@@ -9,6 +9,7 @@ import torch
 
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
+from peer.decisions import EndedEarly
 from peer.devices.replica import ShardedEvaluator, ShardedReplica
 from peer.events import Evaluated, Progress, RoundDone, StepDone
 from peer.swarm.auditing import Auditor
@@ -141,6 +142,9 @@ async def _contribute(node: Node, outer: OuterLoop, replica: Replica, reader: Re
                 return 0
             node.emit(Progress(f"{error}; going on from the start of round {round}"))
         else:
+            if steps < node.manifest.inner.steps:
+                why = "this peer leaves" if node.leaving else outer.late(round)
+                node.emit(EndedEarly(round, steps, why or "it had contributed to it before"))
             await outer.contribute(round, steps, moved, optimizer, share)
             return steps
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bootstrap.log import LOG, MOST_CHARACTERS, OLD, Entry, last, write
+from bootstrap.log import LOG, MOST_CHARACTERS, Entry, last, write
+
+OLD = "log.old.jsonl"
 
 
 def test_what_is_written_is_read_the_latest_last(tmp_path: Path):
@@ -66,7 +68,7 @@ def test_a_file_that_another_process_has_just_rotated_is_not_rotated_again(tmp_p
         write(tmp_path, Entry(what="refused", at=3.0))
         yield
 
-    monkeypatch.setattr("bootstrap.log.exclusive", once_another_has_had_it)
+    monkeypatch.setattr("protocol.rotating.exclusive", once_another_has_had_it)
     write(tmp_path, Entry(what="refused", at=4.0), most_bytes=(tmp_path / LOG).stat().st_size)
     assert [entry.at for entry in last(tmp_path, 9)] == [1.0, 2.0, 3.0, 4.0]
 

@@ -1,10 +1,18 @@
 """What a person sees."""
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import termios
 
 import pytest
 from rich.console import Console
 
+from peer.decisions import Placed
 from peer.events import (
     Audited,
     Credited,
@@ -181,3 +189,73 @@ def test_a_newcomer_has_a_row():
     screen.add("volunteer 3, stage 1")
     screen.take("volunteer 3, stage 1", EVENTS[3])
     assert screen.rows["volunteer 3, stage 1"].doing == "training"
+
+
+class Terminal:
+    """A real pseudo-terminal of a width; what was drawn on it."""
+
+    def __init__(self, width: int) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        self.file = os.fdopen(self.slave, "w")
+        environment = os.environ | {"COLUMNS": str(width)}  # rich asks standard output for it, which is pytest's here
+        self.console = Console(file=self.file, highlight=False, soft_wrap=True, _environ=environment)
+
+    def drawn(self) -> str:
+        """What has been written so far; nothing more is after that."""
+        self.file.close()
+        found = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while data := os.read(self.master, 65536):
+                found += data
+        os.close(self.master)
+        return found.decode()
+
+
+def played(width: int = 100) -> str:
+    terminal = Terminal(width)
+    screen = PeerScreen(terminal.console)
+    for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
+        screen(event)
+    screen._panel.refresh()
+    screen(EVENTS[4])
+    screen(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
+    screen._panel.refresh()
+    screen(EVENTS[6])
+    return terminal.drawn()
+
+
+def plain(drawn: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+
+
+def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = played()
+    shown = plain(drawn)
+    assert "stage 1 · training · group: erleader [cdefghij]" in shown
+    assert "round 1 of 12 █" in shown
+    assert "step 1 of 20 · loss 7.500" in shown
+    assert "tokens/s" in shown
+    assert "waits for: another member: stage 0 is gone" in shown
+    assert "Finished: 1 rounds." in shown
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
+    assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone
+
+
+def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    drawn = played(width=30)
+    assert not re.search(r"\x1b\[(3|4|9|10)[0-9]m", drawn)
+    assert "stage 1 · training · group: e…" in plain(drawn)
+
+
+def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal(80)
+    screen = PeerScreen(terminal.console)
+    for event in EVENTS:
+        screen(event)
+    assert "\x1b" not in terminal.drawn()

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.decisions import Avoided
 from peer.events import Event, Refused
 from peer.network.distrust import FIRST_SECONDS, MOST_SECONDS, OFFENDERS_KEPT, Distrust
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
@@ -37,7 +38,7 @@ def test_who_breaks_the_protocol_is_named_hung_up_on_and_avoided_for_a_while(err
     here.distrust.note(ANN, error)
     assert here.distrust.objection(ANN) == f"peer {ANN[-8:]} is avoided for 10 s: {error}"
     assert here.distrust.objection(BOB) == ""
-    assert here.said == [Refused(ANN, str(error))]
+    assert here.said == [Refused(ANN, str(error)), Avoided(ANN, FIRST_SECONDS, f"offence 1: {error}")]
     assert here.left == [ANN]
     here.now += FIRST_SECONDS
     assert here.distrust.objection(ANN) == ""
@@ -67,7 +68,7 @@ def test_what_is_still_under_way_when_a_peer_is_avoided_already_counts_once():
     here = Neighbourhood()
     for _ in range(5):
         here.distrust.note(ANN, PeerError("lies"))
-    assert len(here.said) == 1
+    assert len([event for event in here.said if isinstance(event, Refused)]) == 1
     assert here.avoided_seconds(ANN) == pytest.approx(FIRST_SECONDS, abs=1e-2)
 
 
@@ -78,6 +79,7 @@ def test_a_revoked_peer_is_never_talked_to_again_and_hung_up_on_once():
     here.now += 1e9
     assert here.distrust.objection(ANN) == f"the operator has taken peer {ANN[-8:]} out of the run"
     assert here.left == [ANN]
+    assert here.said == [Avoided(ANN, None, "the operator has taken it out of the run")]
 
 
 def test_a_flood_of_offenders_is_forgotten_from_its_beginning():

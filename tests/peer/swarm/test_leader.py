@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from peer.decisions import Dismissed
 from peer.events import Event
 from peer.network.distrust import Distrust
 from peer.network.duplex import Duplex
@@ -29,6 +30,8 @@ class Here:
     pace: StepPace = field(default_factory=StepPace)
     waits_for: PeerId | None = None
     interrupted: list[str] = field(default_factory=list)
+    round: int = 5
+    steps: int = 2
 
     async def abandon(self, reason: str) -> None:
         self.interrupt(reason)
@@ -54,7 +57,7 @@ class Group:
     def __init__(self) -> None:
         self.said: list[Event] = []
         self.distrust = Distrust(self.said.append)
-        node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust))
+        node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust), emit=self.said.append)
         self.here = Here(node)
         self.leader = Leader(self.here, None, Choice((8,), 8), attempt=ATTEMPT)  # type: ignore[arg-type]
         self.members: dict[int, Reports] = {}
@@ -91,6 +94,9 @@ def test_who_is_accused_by_its_neighbour_is_dismissed_and_the_step_is_called_off
     group.accuse(1, named(2))
     assert group.dismissed == {2}
     assert group.here.interrupted
+    (told,) = [event for event in group.said if isinstance(event, Dismissed)]
+    assert (told.peer, told.round, told.step) == (named(2), 5, 2)
+    assert "says of its neighbour: no frame" in told.reason
 
 
 def test_who_accuses_a_second_neighbour_is_dismissed_itself():
