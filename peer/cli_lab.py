@@ -136,7 +136,7 @@ def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: boo
         first = PeerScreen(plain_errors=not log_json)
     if not log_json:
         return Terminal(first, json, until_stdin_closes)
-    from peer.events import Listeners
     from peer.journal import LogLines
+    from peer.process import Listeners
 
     return Terminal(Listeners([first, LogLines()]), json, until_stdin_closes)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer.compute.machine import family_bytes
-from peer.events import Listener, Listeners, Progress
+from peer.events import Listener, Progress
 from peer.journal import Journal
-from peer.process import Terminal
+from peer.process import Listeners, Terminal
 
 
 @contextmanager
