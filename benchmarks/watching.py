@@ -31,9 +31,10 @@ from rich.live import Live
 from peer.compute.machine import family_bytes
 from peer.compute.replica import WholeReplica
 from peer.decisions import Placed, Pulse
-from peer.events import Event, Joined, Listener, Listeners, RoundDone, StepDone
+from peer.events import Event, Joined, Listener, RoundDone, StepDone
 from peer.journal import Journal, LogLines
 from peer.metrics import Metrics, served
+from peer.process import Listeners
 from peer.screen import PeerScreen
 from peer.swarm.node import PULSE_SECONDS
 from protocol.layout import model_layout

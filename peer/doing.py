@@ -7,6 +7,7 @@ from typing import Literal
 from peer.decisions import CaughtUp, EndedEarly, Left, Placed, Pulse
 from peer.events import (
     Contributed,
+    Credited,
     Evaluated,
     Event,
     Failed,
@@ -54,8 +55,9 @@ class Doing:
     peers: int = 0
     lost: int = 0
     credit: int = 0
-    """Tokens of work that receipts show."""
+    """Tokens of work that receipts show, of the rounds since this process began."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    _credited: dict[int, int] = field(default_factory=dict)
     _pulse: tuple[float, Pulse] | None = None
 
     @property
@@ -96,6 +98,9 @@ class Doing:
                 self._wait("the next round")
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
+            case Credited(round, tokens):
+                self.credit += tokens - self._credited.get(round, 0)
+                self._credited[round] = tokens
             case Pulse():
                 self._feel(event, now)
             case _:

@@ -55,7 +55,7 @@ class Checked:
     """What was found in files: the receipts that hold, each with its bytes, and the lines that do not."""
 
     verifier: Verifier
-    window: Window
+    manifest: Manifest
     receipts: dict[Receipt, bytes]
     refused: list[Refusal]
 
@@ -91,7 +91,7 @@ def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     """
     descriptor = read_kept(folder)
     me = None if given else _identity(folder)
-    verifier, window = _verifier(descriptor, folder, me), _window(descriptor.manifest)
+    verifier = _verifier(descriptor, folder, me)
     found: dict[Receipt, bytes] = {}
     refused: list[Refusal] = []
     for path, number, line in _all_lines(given or files(folder / RECEIPTS), whole=bool(given)):
@@ -104,7 +104,7 @@ def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
         found.setdefault(receipt, data)
         if verifier.receiver is None:
             verifier = _verifier(descriptor, folder, receipt.receiver)
-    return Checked(verifier, window, found, refused)
+    return Checked(verifier, descriptor.manifest, found, refused)
 
 
 def _only_folder() -> Path:
@@ -154,9 +154,11 @@ def why(credit: RoundCredit, checked: Checked) -> str:
         return "unclear: signers name different contributions"
     if credit.counted_by:
         return f"counted: {credit.steps} steps, signed by {_names(credit.counted_by)}"
-    newest = max(each.round for each in checked.rounds)
-    if not checked.window.is_past(newest, credit.round):
-        return f"not closed yet: it may be from round {credit.round + checked.window.width + 1} on"
+    window, newest = _window(checked.manifest), max(each.round for each in checked.rounds)
+    if credit.round + window.width > checked.manifest.outer.rounds:
+        return "one of the run's last rounds, which are never closed"
+    if not window.is_past(newest, credit.round):
+        return f"not closed yet: it is in round {credit.round + window.width + 1}"
     return "nobody has signed that it counted"
 
 
@@ -203,13 +205,12 @@ def _show(checked: Checked) -> None:
         console.print(table)
         total, both = (sum(counts) for counts in zip(*((e.tokens, e.tokens_of_both) for e in rounds), strict=True))
         counted = sum(each.counts for each in rounds)
-        console.print(
-            f"{total:,} tokens in {len(rounds)} rounds, {both:,} of them seen by neighbours on both sides; "
-            f"{counted} contributions counted."
-        )
+        on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
+        said = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {counted} contributions counted."
+        console.print(said, soft_wrap=True)
     verifier, refused = checked.verifier, checked.refused
     for one in refused[:MOST_REFUSED]:
-        console.print(Text(f"{one.file}, line {one.line}: {one.why}"))
+        console.print(Text(f"{one.file}, line {one.line}: {one.why}"), soft_wrap=True)
     if len(refused) > MOST_REFUSED:
         console.print(f"… and {len(refused) - MOST_REFUSED} more.")
     whose = f"peer {verifier.receiver[-8:]}" if verifier.receiver else "nobody"
@@ -219,7 +220,8 @@ def _show(checked: Checked) -> None:
     held = f"{len(refused)} do NOT hold, {len(checked.receipts)} do" if refused else ""
     console.print(
         f"Verified offline against run {verifier.run[:12]}, operator {verifier.authority.operator[-8:]}, for {whose}: "
-        + (held or f"all {len(checked.receipts)} receipts hold.")
+        + (held or f"all {len(checked.receipts)} receipts hold."),
+        soft_wrap=True,
     )
 
 

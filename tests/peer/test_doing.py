@@ -4,6 +4,7 @@ from peer.decisions import CaughtUp, Left, Pulse
 from peer.doing import Doing
 from peer.events import (
     Contributed,
+    Credited,
     Evaluated,
     Event,
     Failed,
@@ -72,3 +73,10 @@ def test_rates_are_those_between_two_pulses_and_begin_anew_with_a_new_place():
 
 def test_the_held_out_losses_are_the_last():
     assert after(Evaluated(1, 5.0, 4.0), Evaluated(2, 4.5, 4.25)).held_out == (4.5, 4.25)
+
+
+def test_credit_adds_up_over_rounds_and_a_rounds_later_word_replaces_the_earlier():
+    doing = Doing()
+    for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"], True)):
+        doing.take(event, 0.0)
+    assert doing.credit == 350

@@ -20,7 +20,7 @@ from protocol.run_files import DESCRIPTOR, RunFile, describe, file_names
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
-MANIFEST = small_manifest(replicas={"stages": 3})
+MANIFEST = small_manifest(replicas={"stages": 3}, outer={"rounds": 40})
 OPERATOR, LEADER, LAST, SAME = (identity(name) for name in ("operator", "leader", "last", "same"))
 DESCRIPTION = describe(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)])
 AUTHORITY = Authority(DESCRIPTION.run_id, OPERATOR.peer_id)
@@ -42,12 +42,18 @@ def work(by: Identity, me: PeerId, round: int, pairs: int) -> Work:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A peer of stage 1 with receipts of rounds 1 and 30."""
+    """A peer of stage 1 with receipts of rounds 1, 2, 30 and 36."""
     folder = tmp_path / "peer"
     me = load_or_create(folder).peer_id
     (folder / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
     kept = KeptReceipts(folder / RECEIPTS, AUTHORITY)
-    found = [work(LEADER, me, 1, 3), work(LEADER, me, 1, 6), work(LAST, me, 1, 4), work(LEADER, me, 30, 6)]
+    found = [
+        work(LEADER, me, 1, 3),
+        work(LEADER, me, 1, 6),
+        work(LAST, me, 1, 4),
+        work(LEADER, me, 30, 6),
+        work(LEADER, me, 36, 1),
+    ]
     found.append(work(LEADER, me, 2, 6))
     for each in (*found, Counted(SAME.peer_id, me, 1, stage_part(1), "cd" * 32, 3)):
         kept.append(each.round, [signed(each)])
@@ -65,14 +71,15 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
     code, shown = run(folder, capsys=capsys)
     assert code == 0
     assert (shown["run"], shown["operator"]) == (AUTHORITY.run, AUTHORITY.operator)
-    first, second, last = shown["rounds"]
+    first, second, last, never = shown["rounds"]
+    assert never["why"] == "one of the run's last rounds, which are never closed"
     assert (first["tokens"], first["tokens_of_both"], first["microbatches"]) == (6 * TOKENS, 4 * TOKENS, 6)
     assert set(first["neighbours"]) == {LEADER.peer_id, LAST.peer_id}
     assert first["counted"]
     assert first["counted_by"] == [SAME.peer_id]
     assert second["why"] == "nobody has signed that it counted"
     assert "not closed yet" in last["why"]
-    assert shown["tokens"] == 18 * TOKENS
+    assert shown["tokens"] == 19 * TOKENS
     assert shown["refused"] == []
 
 
@@ -81,7 +88,7 @@ def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
 ):
     assert credit(CreditOptions(folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"{18 * TOKENS:,} tokens in 3 rounds" in shown
+    assert f"{19 * TOKENS:,} tokens in 4 rounds" in shown
     assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
     assert "receipts hold." in shown
     assert f"counted: 3 steps, signed by {SAME.peer_id[-8:]}" in shown
@@ -94,7 +101,7 @@ def test_what_is_written_out_verifies_by_another_peers_folder(folder: Path, tmp_
     (other / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
     code, shown = run(other, given, capsys=capsys)
     assert code == 0
-    assert shown["tokens"] == 18 * TOKENS
+    assert shown["tokens"] == 19 * TOKENS
     assert shown["peer"] == load_or_create(folder).peer_id
 
 
@@ -131,7 +138,7 @@ def test_what_is_forged_is_named_and_adds_nothing(folder: Path, tmp_path: Path, 
     (refused,) = shown["refused"]
     assert why in refused["why"]
     assert refused["line"] == len(forged(folder)[why])
-    assert shown["tokens"] == 18 * TOKENS
+    assert shown["tokens"] == 19 * TOKENS
 
 
 def test_what_stands_there_twice_counts_once(folder: Path, tmp_path: Path, capsys):
@@ -139,7 +146,7 @@ def test_what_stands_there_twice_counts_once(folder: Path, tmp_path: Path, capsy
     given.write_bytes(2 * (folder / "credit" / "00000000.receipts").read_bytes())
     code, shown = run(folder, given, capsys=capsys)
     assert code == 0
-    assert shown["tokens"] == 18 * TOKENS
+    assert shown["tokens"] == 19 * TOKENS
 
 
 def test_of_a_peer_that_was_taken_out_nothing_holds_from_then_on(folder: Path, capsys):
@@ -147,6 +154,7 @@ def test_of_a_peer_that_was_taken_out_nothing_holds_from_then_on(folder: Path, c
     Shelf(folder / "contributions").keep_revocation(record)
     code, shown = run(folder, capsys=capsys)
     assert code == 7
+    assert len(shown["refused"]) == 2
     assert "taken its signer" in shown["refused"][0]["why"]
     assert shown["tokens"] == 12 * TOKENS
 
