@@ -2,9 +2,10 @@
 
 A datacenter replica takes inner steps on this machine's CPU and says so, as `peer/swarm/whole.py` does, in blocks that
 are in turn watched and not. Watched, the same listeners hear it as of a daemon: `events.jsonl` in a folder, metrics
-that are asked for over HTTP, log lines, and the panel on a pseudo-terminal, whose other end is read. Two numbers come out:
-how much longer a step takes (the median over pairs of neighbouring blocks, as loads of the machine change), and which
-part of all CPU time the listeners and the threads that draw and serve took, which is exact.
+that are asked for over HTTP, log lines, and the panel on a pseudo-terminal, whose other end is read. Two numbers come
+out: how much longer a step takes (the median over pairs of neighbouring blocks, as loads of the machine change), and
+which part of all CPU time the listeners and the threads that draw and serve take, which other work on the machine
+hardly changes.
 """
 
 import argparse
@@ -18,13 +19,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.live import Live
 
 from peer.compute.machine import family_bytes
 from peer.compute.replica import WholeReplica
@@ -53,8 +55,8 @@ class Result:
 
 
 @contextlib.contextmanager
-def watchers(folder: Path) -> Iterator[tuple[Listener, str]]:
-    """All that a daemon can have; and the URL of its metrics."""
+def watchers(folder: Path) -> Iterator[tuple[Listener, Callable[[], Live], str]]:
+    """All that a daemon can have; its panel, once it is there; and the URL of its metrics."""
     master, slave = pty.openpty()
     reading = threading.Thread(target=drain, args=(master,), daemon=True)
     reading.start()
@@ -66,7 +68,12 @@ def watchers(folder: Path) -> Iterator[tuple[Listener, str]]:
         url = stack.enter_context(served(metrics.registry, "0"))
         screen = PeerScreen(Console(file=terminal, highlight=False, soft_wrap=True, force_terminal=True))
         stack.callback(screen.close)
-        yield Listeners([screen, Journal(folder, screen), LogLines(), metrics]), url
+
+        def panel() -> Live:
+            assert screen._panel is not None
+            return screen._panel
+
+        yield Listeners([screen, Journal(folder, screen), LogLines(), metrics]), panel, url
 
 
 def drain(master: int) -> None:
@@ -126,34 +133,52 @@ def peer_of(preset: str) -> Peer:
     return Peer(manifest, replica, batch)
 
 
+@dataclass(slots=True)
+class Spent:
+    """CPU seconds of some blocks: of all, and of those beside training: of other threads, and of listening."""
+
+    all: float = 0.0
+    beside: float = 0.0
+
+    @contextlib.contextmanager
+    def counting(self, peer: Peer) -> Iterator[None]:
+        """Of the block."""
+        process, thread, said = time.process_time(), time.thread_time(), peer.said
+        yield
+        process, thread = time.process_time() - process, time.thread_time() - thread
+        self.all += process
+        self.beside += process - thread + peer.said - said
+
+    @property
+    def share(self) -> float:
+        return self.beside / self.all
+
+
 def measure(preset: str, pairs: int, steps: int) -> Result:
     peer = peer_of(preset)
     peer.block(lambda event: None, steps)  # warm
-    ratios, bare, others, cpu = [], [], 0.0, 0.0
-    with tempfile.TemporaryDirectory() as folder, watchers(Path(folder)) as (emit, url):
+    ratios, seconds, bare, watched = [], [], Spent(), Spent()
+    with tempfile.TemporaryDirectory() as folder, watchers(Path(folder)) as (emit, panel, url):
         emit(Joined("Qm" + "A" * 44, "datacenter", 0, 0, "127.0.0.1:1"))
         emit(Placed(0, 100, peer.manifest.inner.steps, "datacenters hold all stages"))
-        peer.said, scraped = 0.0, time.monotonic()
+        scraped = time.monotonic()
         for _ in range(pairs):
-            silent = peer.block(lambda event: None, steps)
-            said, process, thread = peer.said, time.process_time(), time.thread_time()
-            watched = peer.block(emit, steps)
-            if time.monotonic() - scraped > SCRAPE_SECONDS:
-                scraped = time.monotonic()
-                urllib.request.urlopen(url, timeout=10).read()
-            process, thread = time.process_time() - process, time.thread_time() - thread
-            cpu += process
-            others += process - thread + (peer.said - said)  # threads that draw and serve, and listeners here
-            bare.append(silent)
-            ratios.append(watched / silent)
-    return Result(preset, statistics.median(bare), statistics.median(ratios) - 1, others / cpu)
+            panel().stop()
+            with bare.counting(peer):
+                seconds.append(peer.block(lambda event: None, steps))
+            panel().start()
+            with watched.counting(peer):
+                ratios.append(peer.block(emit, steps) / seconds[-1])
+                if time.monotonic() - scraped > SCRAPE_SECONDS:
+                    scraped = time.monotonic()
+                    urllib.request.urlopen(url, timeout=10).read()
+    slower = statistics.median(ratios) - 1
+    return Result(preset, statistics.median(seconds), slower, watched.share - bare.share)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--presets", nargs="+", default=["nano", "micro"], help="models; the smallest is the worst"
-    )
+    parser.add_argument("--presets", nargs="+", default=["nano", "micro"], help="models; the smallest is the worst")
     parser.add_argument("--pairs", type=int, default=20, help="of blocks, one watched and one not")
     parser.add_argument("--steps", type=int, default=10, help="inner steps of a block")
     parser.add_argument("--json", action="store_true")

@@ -76,6 +76,13 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """This peer was behind, and has taken from others, by their word, what counted up to a round."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """How it goes, every few seconds: bytes that have gone over this peer's line since it joined, of the pipeline's
     frames and of all else that is large; how many other peers it knows, and how many of these do not answer."""
@@ -88,4 +95,4 @@ class Pulse:
     lost: int
 
 
-Decision = Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted
+Decision = Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.decisions import EndedEarly, Left, Placed, Pulse
+from peer.decisions import CaughtUp, EndedEarly, Left, Placed, Pulse
 from peer.events import (
     Contributed,
     Evaluated,
@@ -91,8 +91,8 @@ class Doing:
             case EndedEarly(round) | Contributed(round):
                 self.round = round
                 self._wait(f"the others' contributions to round {round}")
-            case RoundDone(round) | Resumed(round):
-                self.round, self.step = round + 1, 0
+            case RoundDone(round) | Resumed(round) | CaughtUp(round):
+                self.round, self.step = min(round + 1, self.rounds or round + 1), 0
                 self._wait("the next round")
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain

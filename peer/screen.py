@@ -102,7 +102,7 @@ class PeerScreen:
             self._panel = Live(
                 get_renderable=self.draw,
                 console=self.out,
-                refresh_per_second=2,
+                refresh_per_second=1,
                 transient=True,
                 redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
             )

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Literal
 
-from peer.decisions import Avoided, Counted, Dismissed, EndedEarly, Left, NotCounted, Placed, Pulse, WentOn
+from peer.decisions import Avoided, CaughtUp, Counted, Dismissed, EndedEarly, Left, NotCounted, Placed, Pulse, WentOn
 from peer.events import (
     Audited,
     CertificateRenewed,
@@ -98,8 +98,9 @@ def say(event: Event) -> str | None:
             return f"Others reach this peer by {len(relays)} relay(s): {', '.join(each[-8:] for each in relays)}"
         case Placed(reason=reason):
             return f"Why here: {reason}."
-        case GroupFormed(replica, _, members):
-            return f"In the group of {replica[-8:]}, {len(members)} stages: {', '.join(each[-8:] for each in members)}"
+        case GroupFormed(replica, _, members, reason):
+            names = ", ".join(each[-8:] for each in members)
+            return f"In the group of {replica[-8:]}, {len(members)} stages: {names}" + (f"; {reason}" if reason else "")
         case GroupBroken(_, round, step, reason):
             lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
             return f"{reason}. {lost}; looking for another member."
@@ -118,6 +119,8 @@ def say(event: Event) -> str | None:
             return f"Waiting no longer in round {round} for {', '.join(each[-8:] for each in without)}: {reason}."
         case NotCounted(round, parts, reason):
             return f"Nothing of this peer counts in round {round} ({', '.join(parts)}): {reason}."
+        case CaughtUp(round):
+            return f"Caught up with the others: took from them what counted up to round {round}."
         case Counted(round, parts):
             return f"This peer's contribution to round {round} counts after all ({', '.join(parts)})."
         case CompressionChosen(_, why):

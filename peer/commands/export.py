@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from peer.commands.tables import show
 from peer.compute.evaluation import Evaluator
 from peer.compute.machine import cores
-from peer.data.batches import Text, held_out_batch
+from peer.data.batches import Batch, Text, held_out_batch
 from peer.data.text import open_text
 from peer.data.tokens import open_tokens
 from peer.events import Progress
@@ -65,29 +65,36 @@ def _export_live(options: ExportOptions, out: Path, terminal: Terminal) -> int:
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
     ticket = find(source, Path())
     with locked(peer_folder(ticket, "export")) as folder:
+        held_out: Batch | None = None
 
         async def follow(stop: asyncio.Event) -> None:
+            nonlocal held_out
             threads = options.threads or cores()
-            await bring_up_to_date(ticket, folder, threads, options.evaluate, stop, terminal.emit)
+            held_out = await bring_up_to_date(ticket, folder, threads, options.evaluate, stop, terminal.emit)
 
-        return run(follow, terminal) or _export(options, [folder], out, terminal)
+        return run(follow, terminal) or _export(options, [folder], out, terminal, held_out)
 
 
-def _export(options: ExportOptions, folders: list[Path], out: Path, terminal: Terminal) -> int:
+def _export(
+    options: ExportOptions, folders: list[Path], out: Path, terminal: Terminal, held_out: Batch | None = None
+) -> int:
+    """`held_out`: the batch to evaluate on; None: it is in the folders."""
     collected = collect(folders, options.round, terminal.emit)
-    losses = _losses(collected, terminal) if options.evaluate else None
+    losses = _losses(collected, held_out, terminal) if options.evaluate else None
     written = write(collected, out, losses, terminal.emit)
     row, table = _row(collected, losses, written), _table(collected, losses, written)
     show(terminal, [row], table)
     return 0
 
 
-def _losses(collected: Collected, terminal: Terminal) -> Losses:
-    manifest, held_out = collected.descriptor.manifest, _held_out(collected)
+def _losses(collected: Collected, held_out: Batch | None, terminal: Terminal) -> Losses:
+    manifest = collected.descriptor.manifest
+    if held_out is None:
+        held_out = held_out_batch(_held_out(collected), manifest)
     terminal.emit(Progress(f"evaluating on {manifest.evaluation.sequences} held-out sequences"))
     basis = load_file(collected.file(BASIS))["basis"]
-    batch = torch.from_numpy(held_out_batch(held_out, manifest))
-    return Losses(*Evaluator(manifest, basis, batch, torch.device("cpu")).evaluate(collected.grids))
+    evaluator = Evaluator(manifest, basis, torch.from_numpy(held_out), torch.device("cpu"))
+    return Losses(*evaluator.evaluate(collected.grids))
 
 
 def _held_out(collected: Collected) -> Text:
@@ -98,7 +105,7 @@ def _held_out(collected: Collected) -> Text:
     if folder is None:
         raise UserError(
             "this run is on prepared text, and none of these folders says where that is: give the bootstrap node's "
-            "folder, too, or leave out --evaluate"
+            "folder, too, or the ticket instead, or leave out --evaluate"
         )
     return open_text(descriptor, folder)[1]
 

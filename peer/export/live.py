@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from peer.daemon import run_until
+from peer.data.batches import Batch
 from peer.events import Event, Failed, Joined, Listener
 from peer.joining import PeerOptions
 from peer.swarm.node import Node
@@ -22,9 +23,9 @@ TRIES_ALONE = 5
 
 async def bring_up_to_date(
     ticket: Ticket, folder: Path, threads: int, evaluates: bool, stop: asyncio.Event, emit: Listener
-) -> None:
+) -> Batch | None:
     """Take over what the swarm agrees on: states that more peers than may lie announce alike, and the contributions
-    since, which their authors signed. `evaluates`: also fetch the held-out text.
+    since, which their authors signed. `evaluates`: also read the held-out text, which is returned then.
 
     Raises:
         UnreachableError: nobody is in the run, or those who are do not give the state.
@@ -33,7 +34,13 @@ async def bring_up_to_date(
     without = (TRAIN,) if evaluates else (TRAIN, HELD_OUT)
     settings = PeerOptions(ticket, "observer", folder, threads=threads, without=without)
 
+    held_out: Batch | None = None
+
     async def follow(node: Node) -> None:
+        nonlocal held_out
+        if evaluates:
+            async with node.reading() as reader:
+                held_out = await reader.held_out()
         outer = await node.outer_loop([])
         async with node.in_the_swarm(outer):
             await _catch_up(outer)
@@ -44,6 +51,7 @@ async def bring_up_to_date(
             emit(event)
 
     await run_until(stop, settings, tell, follow)
+    return held_out
 
 
 async def _catch_up(outer: OuterLoop) -> None:

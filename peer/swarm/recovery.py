@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from peer import checkpoint
+from peer.decisions import CaughtUp
 from peer.events import Progress, Resumed, Resynchronised
 from peer.network.snapshots import fetch_snapshot
 from peer.network.spreading import ALL_CONTACTS, some
@@ -100,6 +101,8 @@ async def _catch_up(outer: OuterLoop) -> None:
         return
     for part in outer.followed.parts:
         outer.reconciler.acceptance.reconsider(part)
+    if target >= outer.clock:
+        outer.emit(CaughtUp(target))
     outer.discovery.tell(round=target)
     await outer.settle()
     await outer.save({})

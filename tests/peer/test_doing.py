@@ -1,6 +1,6 @@
 """What a daemon is doing, as its events say."""
 
-from peer.decisions import Left, Pulse
+from peer.decisions import CaughtUp, Left, Pulse
 from peer.doing import Doing
 from peer.events import (
     Contributed,
@@ -34,7 +34,8 @@ JOINED = Joined("QmA", "volunteer", 1, 0, "h:1")
 def test_a_story_from_joining_to_the_end():
     story = [
         (JOINED, "waiting"),
-        (Resumed(2), "waiting"),
+        (Resumed(1), "waiting"),
+        (CaughtUp(2), "waiting"),
         (GroupFormed("QmA", 0, ["QmA"]), "waiting"),
         (StepDone(3, 0, 5.0, 100), "training"),
         (GroupBroken("QmA", 3, 1, "gone"), "waiting"),

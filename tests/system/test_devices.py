@@ -1,6 +1,7 @@
 """A datacenter in two processes beside a group of volunteers: one state, whoever is killed, and nothing left behind."""
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -88,6 +89,18 @@ def test_who_loses_a_worker_does_the_round_again_and_all_end_with_one_state_and_
     for event, row in zip(evaluated, lab(tmp_path), strict=True):
         assert (event.loss, event.loss_plain) == pytest.approx((row["loss"], row["loss_plain"]), abs=2e-3)
     assert {event.round for event in replica.said if isinstance(event, Audited)} >= {1, 2, 3}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+def test_a_replica_in_bf16_and_compiled_holds_the_state_of_volunteers_in_fp32(
+    ticket: Ticket, volunteers: list[Peer], tmp_path: Path
+):
+    own = ["--dir", str(tmp_path / "datacenter"), "--device", "cpu", "--threads", "1"]
+    with Peer("replica", str(ticket), *own, "--precision", "bf16", "--compile") as replica:
+        digests = replica.wait_for(Finished).digests
+        assert {**volunteers[0].wait_for(Finished).digests, **volunteers[1].wait_for(Finished).digests} == digests
+    losses = [event.loss_plain for event in replica.said if isinstance(event, Evaluated)]
+    assert losses[-1] < losses[0]
 
 
 ALONE = """

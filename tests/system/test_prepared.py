@@ -1,5 +1,7 @@
 """A swarm on prepared text has the lab's losses and digests, wherever its blocks come from."""
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from bootstrap.genesis import load_run
 from peer.events import Evaluated, Event, Progress, RoundDone
 from peer.lab.run import Lab
 from tests.reference.mirror import mirror
-from tests.reference.processes import TEXT, finish, serving, start
+from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer, finish, serving, start
 
 RUN = """
 [model]
@@ -87,3 +89,17 @@ def test_without_mirrors_the_operators_node_gives_the_blocks(tmp_path: Path, fol
         check(swarm, expected(tmp_path / "run" / "b"))
     assert list((tmp_path / "join---stage-0" / "blocks").iterdir())
     assert not (tmp_path / "join---stage-1" / "blocks").exists(), "later stages read no text"
+
+
+def test_an_export_from_the_swarm_is_evaluated_on_held_out_text_that_a_node_gives(tmp_path: Path, folder: Path):
+    run = RUN.replace("groups = 1", "groups = 0").replace("rounds = 3", "rounds = 500")
+    with serving(run, tmp_path / "run", data=["--data", str(folder)]) as ticket:
+        own = ["--dir", str(tmp_path / "datacenter"), "--device", "cpu", "--threads", "1"]
+        with Peer("replica", str(ticket), *own) as replica:
+            replica.wait_for(Evaluated, lambda event: event.round == 2)
+            command = [*HETPEER, "export", str(ticket), "--out", str(tmp_path / "model"), "--evaluate", "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+            assert done.returncode == 0, done.stdout + done.stderr
+            row = json.loads(done.stdout.splitlines()[-1])
+            evaluated = replica.wait_for(Evaluated, lambda event: event.round == row["round"])
+        assert (row["loss"], row["loss_plain"]) == pytest.approx((evaluated.loss, evaluated.loss_plain), abs=1e-6)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from peer.decisions import CaughtUp
 from peer.events import Progress, Refused, Resumed, Resynchronised
 from peer.network import snapshots
 from peer.swarm import deadline
@@ -288,6 +289,7 @@ def test_a_newcomer_takes_the_closed_rounds_from_several_peers_and_the_open_ones
         await catch_up(newcomer.outer)
         assert newcomer.outer.clock == 8
         assert agreed(made)
+        assert [event for event in newcomer.said if isinstance(event, CaughtUp)] == [CaughtUp(7)]
         await made.round(8, made.peers)
         assert agreed(made)
         assert len(newcomer.acceptance.ledgers[EMBEDDING].chosen(8)) == 4
