@@ -29,7 +29,7 @@ install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
 testnet: install ## Train a whole swarm on this machine and watch it
 	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
-test: lint ## Check everything: lint, the quick tests side by side, then those with real processes
+test: lint browser ## Check everything: lint, the quick tests side by side, then those with real processes
 	$(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
 	$(BIN)/pytest tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
 
@@ -59,6 +59,17 @@ clean: ## Remove caches, build products and reports; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf report.json loss.png fuzz-findings
 	find protocol peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A browser for the dashboard's tests, of the system's packages: without one they are skipped, and say so.
+.PHONY: browser
+browser:
+	@for name in chromium chromium-browser google-chrome chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium fonts-dejavu-core >/dev/null && exit 0; \
+	fi; \
+	echo "WARNING: no Chromium, and no way to install it from here: the dashboard is not tested in a browser." >&2; \
+	echo "On Debian: sudo apt-get install chromium" >&2
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -101,6 +101,7 @@ async def serve(
     gatekeeper = Gatekeeper(directory)
     interceptors = [Guard(gatekeeper.objection), AnyBytes()]
     peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
+    service = MonitorService(descriptor.manifest, monitor, gatekeeper.objection)
     try:
         door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
@@ -123,7 +124,6 @@ async def serve(
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, peers_server)
-        service = MonitorService(descriptor.manifest, monitor, gatekeeper.objection)
         monitor_pb2_grpc.add_MonitorServicer_to_server(service, peers_server)
         await peers_server.start()
         await door_server.start()
@@ -134,6 +134,7 @@ async def serve(
         tell(ticket)
         await dht.while_alive(_until(stop, dht, register, measuring.pace, monitor))
     finally:
+        service.hang_up()
         await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()
 

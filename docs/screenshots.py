@@ -15,7 +15,7 @@ from tests.reference.browser import CHROMIUM, LACKING, chromium, opened  # noqa:
 from tests.reference.dashboard import dashboard_of  # noqa: E402
 from tests.reference.views import view  # noqa: E402
 
-PICTURES = (("light", 1280, "light", 1560), ("dark", 1280, "dark", 1560), ("phone", 360, "light", 1500))
+PICTURES = (("light", 1280, "light", 1740), ("dark", 1280, "dark", 1740), ("phone", 360, "light", 1500))
 """Name, width, colours, and how much of the page's height."""
 
 

@@ -1,5 +1,6 @@
 """Where peers tell: a service on the node's port for peers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,11 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
     def __init__(self, manifest: Manifest, monitor: Monitor, objection: Callable[[PeerId], str]) -> None:
         self.manifest, self.monitor, self.objection = manifest, monitor, objection
         self.streams: dict[PeerId, int] = {}
+        self._stopping = asyncio.Event()
+
+    def hang_up(self) -> None:
+        """The node stops: end all streams, which would go on for as long as their peers."""
+        self._stopping.set()
 
     async def Tell(self, request_iterator: AsyncIterator[pb.Batch], context: Any) -> None:
         await require_manifest(context, self.manifest)
@@ -33,22 +39,26 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             await refuse(context, f"a peer tells on {STREAMS_OF_PEER} streams at most")
         self.streams[peer] = self.streams.get(peer, 0) + 1
         self.monitor.begin(peer)
+        reading, stopping = asyncio.create_task(self._hear(peer, context)), asyncio.create_task(self._stopping.wait())
         try:
-            await self._hear(peer, context)
+            await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and (reason := reading.result()):
+                await refuse(context, reason)
         finally:
+            reading.cancel()
+            stopping.cancel()
             self.monitor.end(peer)
             self.streams[peer] -= 1
             if not self.streams[peer]:
                 del self.streams[peer]
 
-    async def _hear(self, peer: PeerId, context: Any) -> None:
-        """All that comes, until the stream ends or breaks."""
+    async def _hear(self, peer: PeerId, context: Any) -> str:
+        """All that comes, until the stream ends or breaks; why no more is heard, or empty."""
         reason = ""
         with suppress(grpc.aio.BaseError, grpc.aio.AioRpcError):
             while not reason and (message := await context.read()) is not EOF:
                 reason = self.objection(peer) or self._take(peer, message)
-        if reason:
-            await refuse(context, reason)
+        return reason
 
     def _take(self, peer: PeerId, message: Any) -> str:
         """Hear a message; why it is refused, or empty."""

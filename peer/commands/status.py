@@ -24,6 +24,10 @@ WATCH_SECONDS = 2.0
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8
 
+WIDTH_OF_FILES = 120
+"""Where nobody says how wide a line may be."""
+
+UNUSUAL = ("lost", "gone", "paused", "leaving", "catching up", "on trial")
 COLOURS = {"training": "green", "lost": "bold red", "gone": "dim", "paused": "yellow", "catching up": "cyan"}
 
 
@@ -43,14 +47,19 @@ async def _show(ticket: Ticket, watch: bool, terminal: Terminal, stop: asyncio.E
         if terminal.json:
             print(view.model_dump_json(), flush=True)
         else:
-            Console(highlight=False).print(drawn(view))
+            _console().print(drawn(view))
     elif terminal.json:
         async for view, _ in _views(ticket, stop):
             print(view.model_dump_json(), flush=True)
     else:
-        with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        with Live(console=_console(), auto_refresh=False) as live:
             async for view, trouble in _views(ticket, stop):
                 live.update(drawn(view, trouble), refresh=True)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_FILES)
 
 
 async def _views(ticket: Ticket, stop: asyncio.Event) -> AsyncIterator[tuple[View, str]]:
@@ -78,8 +87,9 @@ def drawn(view: View, trouble: str = "") -> RenderableType:
     done = f"{view.tokens:,} tokens, {view.tokens_per_second:,.0f} a second"
     title = f"Run {view.run_id[:12]}: round {view.round} of {view.rounds}, {done}"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view)]
-    broken = [each for each in view.groups if each.broken]
-    parts += [Text(f"Group of {each.replica[-8:]}: {printable(each.broken)}", style="yellow") for each in broken]
+    whys = [f"{each.id[-8:]} is {each.state}: {each.why}" for each in view.peers if each.state in UNUSUAL]
+    whys += [f"The group of {each.replica[-8:]} does not train: {each.broken}" for each in view.groups if each.broken]
+    parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:
         parts += [Text(""), rounds_table(view)]
     if view.log:
@@ -90,29 +100,25 @@ def drawn(view: View, trouble: str = "") -> RenderableType:
 
 
 def peers_table(view: View) -> Table:
-    """Peers by group and stage, then datacenters and observers."""
-    names = ("peer", "role", "stage", "group", "state", "round", "step", "loss", "tokens/s", "up", "down", "credit")
-    table = _table(*names)
+    """Peers by group and stage, then datacenters and observers; credit where anybody has some."""
+    credit = any(peer.credit for peer in view.peers)
+    names = ("peer", "place", "group", "state", "at", "loss", "tokens/s", "up/s", "down/s")
+    table = _table(*names, *(("credit",) if credit else ()))
     for peer in view.peers:
         volunteer = peer.role == "volunteer"
-        state = Text(peer.state, style=COLOURS.get(peer.state, ""))
-        if peer.why and peer.state != "training":
-            state.append(f": {printable(peer.why)}", style="dim")
-        cells = (
-            peer.id[-8:],
-            peer.role,
-            peer.stage if volunteer else "all",
-            peer.replica[-8:] or "–" if volunteer else "–",
-            state,
-            peer.round,
-            f"{peer.step}/{view.inner_steps}" if peer.role != "observer" else "–",
-            "–" if peer.loss is None else f"{peer.loss:.3f}",
-            f"{peer.tokens_per_second:,.0f}",
-            f"{size(peer.up)}/s",
-            f"{size(peer.down)}/s",
-            f"{peer.credit:,}",
-        )
-        table.add_row(*(each if isinstance(each, Text) else Text(printable(str(each))) for each in cells))
+        cells = [
+            Text(peer.id[-8:]),
+            Text(f"stage {peer.stage}" if volunteer else peer.role),
+            Text(peer.replica[-8:] or "–" if volunteer else "–"),
+            Text(peer.state, style=COLOURS.get(peer.state, "")),
+            Text(f"{peer.round}.{peer.step}" if peer.role != "observer" else f"{peer.round}"),
+            Text("–" if peer.loss is None else f"{peer.loss:.3f}"),
+            Text(f"{peer.tokens_per_second:,.0f}"),
+            Text(size(peer.up)),
+            Text(size(peer.down)),
+            Text(f"{peer.credit:,}"),
+        ]
+        table.add_row(*cells[: len(table.columns)])
     return table
 
 

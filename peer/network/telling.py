@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -256,6 +257,7 @@ def _cut(text: str) -> str:
     return printable(text)[:MOST_WORDS]
 
 
+@cache
 def _version() -> str:
     try:
         return version("hetpeer")[:32]

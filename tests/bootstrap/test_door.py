@@ -22,6 +22,8 @@ from bootstrap.door import GATEWAY_SECONDS, Door
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.invitations import set_closed
 from bootstrap.log import last
+from bootstrap.monitor.status import Status
+from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Standing, as_operator
 from bootstrap.rates import Limit, Rates
 from bootstrap.revoked import RevokedPeer
@@ -34,6 +36,7 @@ from protocol.cards import Authority, Card, Role, issue
 from protocol.channels import Credentials, connect, handshake, knock, listen, options
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.guard import Guard
+from protocol.identity import RunId
 from protocol.keys import Identity
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register, sign
@@ -151,6 +154,19 @@ def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
 def test_a_newcomer_learns_what_the_run_is(tmp_path: Path):
     async def scene(house: House) -> None:
         assert await nodes.describe(house.ticket) == DESCRIPTOR
+
+    play(tmp_path, scene)
+
+
+def test_who_has_the_ticket_may_ask_how_the_run_goes(tmp_path: Path):
+    async def scene(house: House) -> None:
+        with pytest.raises(RefusedError, match="does not watch the run"):
+            await nodes.ask_status(house.ticket)
+        house.door.status = Status(Monitor.of(MANIFEST, DESCRIPTOR.run_id).view)
+        assert (await nodes.ask_status(house.ticket)).rounds == MANIFEST.outer.rounds
+        house.door.status = Status(Monitor.of(MANIFEST, RunId("cd" * 32)).view)
+        with pytest.raises(FormatError, match="another run"):
+            await nodes.ask_status(house.ticket)
 
     play(tmp_path, scene)
 

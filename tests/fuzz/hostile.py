@@ -21,6 +21,7 @@ from protocol.identity import PeerId, ReplicaId
 from protocol.schemas import (
     blobs_pb2,
     group_pb2,
+    monitor_pb2,
     pipeline_pb2,
     reconciliation_pb2,
     run_pb2,
@@ -32,7 +33,16 @@ from tests.reference.loopback_peers import LoopbackPeer
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
-KINDS = (blobs_pb2, group_pb2, pipeline_pb2, reconciliation_pb2, run_pb2, snapshots_pb2, succession_pb2)
+KINDS = (
+    blobs_pb2,
+    group_pb2,
+    monitor_pb2,
+    pipeline_pb2,
+    reconciliation_pb2,
+    run_pb2,
+    snapshots_pb2,
+    succession_pb2,
+)
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
     for kind in KINDS

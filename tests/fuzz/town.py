@@ -13,6 +13,9 @@ import grpc
 from bootstrap.admission import Admission
 from bootstrap.door import Door
 from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.monitor.service import MonitorService
+from bootstrap.monitor.status import Status
+from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
 from bootstrap.rates import Limit, Rates
 from peer.network.group import GroupService
@@ -23,9 +26,9 @@ from protocol.any_bytes import AnyBytes
 from protocol.bequest import Bequest, Heritage
 from protocol.channels import channel_to, knock, listen, options
 from protocol.errors import HetpeerError
-from protocol.guard import Guard
+from protocol.guard import Guard, nobody
 from protocol.history import History
-from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
 from protocol.keys import load_or_create
 from protocol.ledger import Revocation
 from protocol.records import Register
@@ -34,6 +37,8 @@ from protocol.schemas import (
     blobs_pb2,
     group_pb2,
     group_pb2_grpc,
+    monitor_pb2,
+    monitor_pb2_grpc,
     pipeline_pb2,
     pipeline_pb2_grpc,
     reconciliation_pb2,
@@ -42,6 +47,7 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
+from protocol.telling import Batch, Noted, pack
 from tests.fuzz.hostile import MANIFEST, Town
 from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
 
@@ -55,6 +61,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         operator = load_or_create(folder / "operator")
         clock = itertools.count()  # a second a call: nobody's allowance ends
         guard = Guard(clock=lambda: float(next(clock)))
+        monitor = Monitor.of(MANIFEST, RunId("ab" * 32))
         groups: dict[PeerId, GroupService] = {}
         pipelines: dict[PeerId, PipelineService] = {}
 
@@ -63,6 +70,8 @@ async def town(folder: Path) -> AsyncIterator[Town]:
             groups[peer].ready = True
             group_pb2_grpc.add_GroupServicer_to_server(groups[peer], server)
             pipeline_pb2_grpc.add_PipelineServicer_to_server(pipelines[peer], server)
+            service = MonitorService(MANIFEST, monitor, nobody)  # an operator's node has it on a port of this kind
+            monitor_pb2_grpc.add_MonitorServicer_to_server(service, server)
 
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
@@ -71,7 +80,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
             await village.round(round, [caller])
         record = victim.outer.discovery.record
         channel = channel_to(record, MANIFEST, caller.outer.reconciler.contacts.credentials)
-        door = await _serve_door(village, stack)
+        door = await _serve_door(village, stack, monitor)
         snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[PART].state
         snapshots.write(PART, 1, History(), [each.numpy() for each in state.grid.values()])
         known, signed = _material(village, caller, victim)
@@ -96,7 +105,7 @@ async def _follow(group: GroupService) -> None:
                 await reports.receive()
 
 
-async def _serve_door(village: Village, stack: Any) -> grpc.aio.Channel:
+async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.aio.Channel:
     files = [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)]
     descriptor = describe(MANIFEST, village.operator.peer_id, files)
     credentials = as_operator(village.operator, 3600.0).credentials
@@ -107,6 +116,8 @@ async def _serve_door(village: Village, stack: Any) -> grpc.aio.Channel:
     register = Register(village.authority, MANIFEST)
     keeper = Gatekeeper(place, rates)
     door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
+    limit = Limit(2**30, 1e-9)
+    door.status = Status(monitor.view, limit, limit)
     server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     port = listen(server, "127.0.0.1:0", credentials.at_the_door())
     run_pb2_grpc.add_RunServicer_to_server(door, server)
@@ -147,10 +158,12 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
     place = pipeline_pb2.Place(round=3, step=1)
     offered = bequest.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
         "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
         "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
+        "Monitor/Tell": monitor_pb2.Batch(batch_json=pack(Batch(round=1, step=2, loss=5.0, happened=[said]))),
         "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
         "Reconciliation/Compare": mine._comparison(whole=False),
         "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),
@@ -163,6 +176,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         "Run/Register": run_pb2.RegisterRequest(
             signing_request=certificates.request(caller.signer.identity), role=run_pb2.VOLUNTEER
         ),
+        "Run/Status": run_pb2.StatusRequest(),
         "Run/DialBack": run_pb2.DialBackRequest(peer_id=caller.id, address="127.0.0.1:9"),
         "Snapshots/Describe": snapshots_pb2.SnapshotRequest(digest=next(iter(theirs.snapshots.headers))),
         "Succession/Bequeath": succession_pb2.Bequest(proof=offered),

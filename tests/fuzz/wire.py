@@ -10,7 +10,7 @@ from peer.network.duplex import BreachError
 from peer.network.reconciliation_service import _from_wire
 from peer.optim import bequest as bequests
 from peer.swarm.control import Gradients, MemberControl
-from protocol import bitstream, frames, manifest, quantize, records, rice, run_files
+from protocol import bitstream, frames, manifest, quantize, records, rice, run_files, telling
 from protocol import contribution as contributions
 from protocol import snapshot as snapshots
 from protocol.chunks import chunk_grid
@@ -224,6 +224,18 @@ def read_legacy(data: bytes) -> object:
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
+TOLD = telling.Batch(
+    round=2,
+    step=1,
+    loss=5.5,
+    tokens=96,
+    version="0.1.0",
+    happened=[
+        telling.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
+        telling.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
+    ],
+)
+
 WIRE = (
     Reader(
         "manifest",
@@ -261,5 +273,6 @@ WIRE = (
         "json",
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
+    Reader("what a peer tells", telling.unpack, ((telling.pack(TOLD), TOLD),), "json"),
     Reader("bequest's tensors", read_legacy, (legacy(),)),
 )

@@ -43,7 +43,7 @@ class Shown:
     async def serve(self, up: Callable[[str], None], where: str = "0", metrics: bytes = b"") -> None:
         """Serve until the end; `up` is told the URL."""
         self._loop = asyncio.get_running_loop()
-        with taken(where) as place:
+        with taken(where, "train.example.org") as place:
             up(place.url)
             await serve(place, lambda: self.view, self.until_changed, lambda: metrics, self.stop)
 

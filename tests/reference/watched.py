@@ -36,13 +36,15 @@ class Watched:
             return self.objections.get(peer, "")
 
         server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(objection), AnyBytes()])
-        monitor_pb2_grpc.add_MonitorServicer_to_server(MonitorService(MANIFEST, self.monitor, objection), server)
+        service = MonitorService(MANIFEST, self.monitor, objection)
+        monitor_pb2_grpc.add_MonitorServicer_to_server(service, server)
         self.at = there("node", f"127.0.0.1:{listen(server, f'127.0.0.1:{port}', credentials('node').serving())}")
         await server.start()
         try:
             yield self.at
         finally:
-            await server.stop(None)
+            service.hang_up()
+            await server.stop(60.0)  # no call is left
 
     async def until(self, holds: object) -> None:
         """Until a condition holds of what is known; `holds` takes nothing."""

@@ -60,7 +60,9 @@ def test_a_browser_sees_rounds_advance_and_a_killed_peer_turn_red(tmp_path: Path
         ]
         ids = [each.wait_for(Joined).peer_id for each in peers]
         page = opened(browser, serving.dashboard)
-        assert serving.ticket not in page.content()
+        everything = page.context.request.get(f"{serving.dashboard}view.json").text()
+        assert serving.run_id in everything
+        assert serving.ticket not in everything
         for each in ids:
             expect(page.locator(f'.peer[data-peer="{each}"] .state')).to_have_text("training", timeout=SOON)
         peers[1].wait_for(StepDone)

@@ -81,6 +81,9 @@ function line(rounds, of, name, color, dash) {
   };
 }
 
+/** So many rounds between two marks of the axis that there are eight marks at most. */
+const apart = (rounds) => Math.max(1, Math.ceil(((rounds.at(-1) ?? 1) - (rounds[0] ?? 0)) / 8));
+
 function draw(name, words, traces, more) {
   show(document.getElementById(`${name}-words`), words);
   const place = document.getElementById(name);
@@ -99,8 +102,8 @@ function draw(name, words, traces, more) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--surface"), bordercolor: colour("--line"), font: { color: colour("--text") } },
     showlegend: traces.length > 1,
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
-    xaxis: { ...axis, showgrid: false, title: { text: "round", standoff: 8 }, tickformat: "d", nticks: 8, hoverformat: "d" },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemclick: false, itemdoubleclick: false },
+    xaxis: { ...axis, showgrid: false, title: { text: "round", standoff: 8 }, tickformat: "d", tick0: 0, dtick: apart(traces[0].x), hoverformat: "d" },
     yaxis: { ...axis, nticks: 5, ...more.yaxis },
   };
   globalThis.Plotly.react(place, traces, layout, CONFIG);

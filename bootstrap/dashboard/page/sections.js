@@ -35,7 +35,7 @@ function links(peer) {
   ];
 }
 
-const reached = (peer) => (peer.relayed ? "by relay" : "direct");
+const reached = (peer) => (peer.relayed ? "relayed" : "direct");
 
 function card(peer, view) {
   const step = `round ${peer.round}, step ${peer.step} of ${view.inner_steps}`;
@@ -60,7 +60,7 @@ function missing(member, stage) {
 
 /** Groups × stages. */
 export function pipeline(view, known) {
-  if (!view.groups.length) return none("No group of volunteers has formed yet.");
+  if (!view.groups.length) return none("No group of volunteers trains now.");
   const stages = [...Array(view.stages).keys()];
   const rows = view.groups.map((group, index) => ({
     key: group.replica || String(index),
@@ -102,7 +102,7 @@ export function beside(view) {
     key: peer.id,
     cells: [
       id(peer.id),
-      peer.role === "observer" ? "observer" : AWAY.has(peer.state) ? `was at stage ${peer.stage}` : `standby, stage ${peer.stage}`,
+      peer.role === "observer" ? "observer" : AWAY.has(peer.state) ? `was at stage ${peer.stage}` : `volunteer, stage ${peer.stage}`,
       state(peer),
       peer.why ? said(peer.why) : "",
       reached(peer),

@@ -100,9 +100,18 @@ def test_a_name_that_the_node_was_not_given_is_refused(host: str):
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:8080", "127.0.0.1", "192.0.2.7:9", "[::1]:8080", "[2001:db8::1]"]
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:8080",
+        "127.0.0.1",
+        "192.0.2.7:9",
+        "[::1]:8080",
+        "[2001:db8::1]",
+        "Train.example.org:8080",
+    ],
 )
-def test_addresses_cannot_be_pointed_elsewhere_and_are_answered(host: str):
+def test_addresses_and_the_nodes_own_names_are_answered(host: str):
     async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
         assert (await client.get("/view.json", headers={"Host": host})).status_code == 200
 

@@ -1,0 +1,81 @@
+"""The monitor of a node that runs: what it keeps, whom it makes wait, and whom it wakes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bootstrap.monitor import watch
+from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
+from protocol.errors import FormatError, RefusedError
+from protocol.identity import PeerId, RunId
+from protocol.records import PeerRecord
+from protocol.telling import Batch, Noted, pack
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST, RUN, ANN = small_manifest(), RunId("ab" * 32), PeerId("Ann")
+
+
+def monitor(folder: Path | None = None, run: RunId = RUN) -> Monitor:
+    return Monitor.of(MANIFEST, run, folder)
+
+
+def telling(words: str) -> bytes:
+    return pack(Batch(round=1, happened=[Noted(name="Refused", words=words)]))
+
+
+def test_a_peer_that_tells_too_often_waits_and_others_do_not():
+    made = monitor()
+    for _ in range(BATCH_BURST):
+        made.hear(ANN, telling("x"))
+    with pytest.raises(RefusedError, match="too much is told at once"):
+        made.hear(ANN, telling("x"))
+    made.hear(PeerId("Bob"), telling("y"))
+
+
+def test_what_is_no_batch_changes_nothing():
+    made = monitor()
+    with pytest.raises(FormatError):
+        made.hear(ANN, b"{}x")
+    assert not made.fold.peers
+
+
+def test_who_waits_for_change_is_woken_and_so_is_who_waits_for_strangers():
+    async def run() -> None:
+        made = monitor()
+        changed = asyncio.create_task(made.until_changed(60))
+        stranger = asyncio.create_task(made.until_stranger(60))
+        await asyncio.sleep(0)  # both wait now
+        made.hear(ANN, telling("x"))
+        await asyncio.gather(changed, stranger)
+        made.see_records([PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0)])
+        known = asyncio.create_task(made.until_stranger(0.01))
+        made.hear(ANN, telling("x"))
+        await known
+        assert not made._stranger.is_set()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watch, "KEEP_SECONDS", 3600.0)
+
+    async def run() -> Monitor:
+        made = monitor(tmp_path)
+        keeping = asyncio.create_task(made.keep())
+        await asyncio.sleep(0)  # it keeps now
+        made.hear(ANN, telling("something happened"))
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+        return made
+
+    before, after = asyncio.run(run()).view(), monitor(tmp_path).view()
+    assert [line.words for line in before.log] == ["something happened"]
+    assert (after.started, after.log) == (before.started, before.log)
+    assert not monitor(tmp_path, RunId("cd" * 32)).view().log
+
+
+@pytest.mark.parametrize("lying", [b"", b"{", b'{"run_id": 5}', b"\xff"])
+def test_a_damaged_file_is_passed_over(tmp_path: Path, lying: bytes):
+    (tmp_path / KEPT).write_bytes(lying)
+    assert not monitor(tmp_path).view().history
