@@ -107,7 +107,9 @@ class Telling:
             case StepDone(round, step, loss, tokens):
                 self._step = round, step + 1, loss
                 self._tokens += tokens
-            case _ if (told := self._told(event)) is not None:
+            case _:
+                if (told := self._told(event)) is None:
+                    return
                 self.left_out += len(self.waiting) == MOST_WAITING
                 self.waiting.append((time.monotonic(), told))
         self._changed = True

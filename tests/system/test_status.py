@@ -12,7 +12,7 @@ from protocol.ticket import Ticket
 from protocol.view import View
 from tests.fuzz.material import OPERATOR
 from tests.fuzz.material import RUN as RUN_ID
-from tests.reference.processes import HETPEER, RUN, TEXT, Peer
+from tests.reference.processes import HETPEER, RUN, TEXT, Peer, serving
 
 SECONDS = 60
 
@@ -90,3 +90,18 @@ def test_who_asks_a_node_that_is_not_there_is_told_so(tmp_path: Path):
     done = subprocess.run([*HETPEER, "status", str(ticket)], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode != 0
     assert "bootstrap node at 127.0.0.1:1 does not answer" in " ".join((done.stdout + done.stderr).split())
+
+
+def test_who_watches_sees_the_run_again_and_again_until_ctrl_c(tmp_path: Path):
+    with (
+        serving(RUN.format(datacenters=1, sequences=2), tmp_path / "run") as ticket,
+        subprocess.Popen(
+            [*HETPEER, "status", str(ticket), "--watch", "--json"], stdout=subprocess.PIPE, text=True
+        ) as watching,
+    ):
+        assert watching.stdout is not None
+        views = [View.model_validate_json(watching.stdout.readline()) for _ in range(2)]
+        assert views[0].now < views[1].now
+        assert [view.run_id for view in views] == [ticket.run_id] * 2
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(SECONDS) == 130

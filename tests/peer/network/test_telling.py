@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,7 +22,7 @@ from peer.events import (
 )
 from peer.network import telling
 from peer.network.telling import MOST_WAITING, Telling
-from protocol.telling import BATCH_BYTES, Batch, Noted, RoundEnded, unpack
+from protocol.telling import BATCH_BYTES, Batch, EndedShort, Going, NotAwaited, Noted, RoundEnded, unpack
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 
@@ -167,6 +168,45 @@ def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
         teller(event)
     kinds = [each.kind for each in batch_of(teller).happened]
     assert kinds == ["group", "broken", "contributed", "loss", "noted", "noted"]
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """A decision as `peer/decisions.py` has it: it is known by its name."""
+
+    round: int
+    without: list[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndedEarly:
+    """Another."""
+
+    round: int
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """Another."""
+
+    replica: str
+    reason: str
+
+
+def test_decisions_are_told_with_their_reasons():
+    teller = Telling(deaf)
+    for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
+        teller(each)  # type: ignore[arg-type]
+    went_on, ended, left = batch_of(teller).happened
+    assert isinstance(went_on, NotAwaited)
+    assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")
+    assert isinstance(ended, EndedShort)
+    assert (ended.round, ended.steps, ended.why) == (2, 1, "others wait")
+    assert isinstance(left, Going)
+    assert (left.how, left.why) == ("leaving", "stopped")
 
 
 def test_what_is_no_number_is_not_told_and_harms_nobody():
