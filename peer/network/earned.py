@@ -20,6 +20,7 @@ from protocol.channels import handshake
 from protocol.credit import by_round, standing
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.layout import parts_authored
 from protocol.receipts import Counted, Receipt, Work, read
 from protocol.records import PeerRecord
 from protocol.schemas import credit_pb2 as pb
@@ -165,7 +166,7 @@ class Earned:
             others = [
                 peer
                 for peer in self.reconciler.followers(own.part)
-                if peer.role != "observer" and not peer.on_trial and peer.peer_id not in known
+                if _may_witness(peer, own.part) and peer.peer_id not in known
             ]
             own.tries += 1
             found += [(peer.peer_id, round) for peer in some(others, WITNESSES - len(known), random)]
@@ -234,3 +235,10 @@ class Earned:
 def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
     """The microbatches for which a neighbour signed."""
     return sum(each.forward for each in receipts if isinstance(each, Work) and each.signer == neighbour)
+
+
+def _may_witness(peer: PeerRecord, part: Part) -> bool:
+    """Whether a peer's word for a part counts: of those who may contribute to it."""
+    if peer.on_trial:
+        return False
+    return peer.role == "datacenter" or (peer.role == "volunteer" and part in parts_authored(peer.stage))

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from peer.events import (
     CompressionChosen,
     Contributed,
+    Credited,
     Evaluated,
     Event,
     Finished,
@@ -83,12 +84,14 @@ class Telling:
 
     listener: Listener
     credit: int = 0
-    """Tokens of work that this peer's receipts show."""
+    """Tokens of work that receipts show of this process."""
     waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
     _step: tuple[int, int, float | None] = (0, 0, None)
     _tokens: int = 0
     _compression: int = 0
+    _credited: dict[int, int] = field(default_factory=dict)
+    """Tokens by round: each event has all that those of its round before had."""
     _sent: tuple[int, int] = (0, 0)
     """Bytes in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
@@ -107,6 +110,9 @@ class Telling:
             case StepDone(round, step, loss, tokens):
                 self._step = round, step + 1, loss
                 self._tokens += tokens
+            case Credited(round, tokens):
+                self.credit += tokens - self._credited.get(round, 0)
+                self._credited[round] = tokens
             case _:
                 if (told := self._told(event)) is None:
                     return
