@@ -210,6 +210,9 @@ def test_states_of_peers_at_work():
     assert (group.replica, group.members, group.broken) == (LEADER, [LEADER, MEMBER], "")
     scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
     assert scene.state(LEADER) == ("waiting", "stage 1 is gone")
+    scene.tells(MEMBER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 0 is gone"))
+    (group,) = scene.fold.view(scene.now).groups  # who is lost is shown in its place
+    assert (group.members, group.broken) == ([LEADER, MEMBER], "stage 1 is gone")
     scene.says(MEMBER, on_trial=True)
     scene.later(1)
     scene.says(MEMBER, on_trial=True)
