@@ -1,12 +1,16 @@
 """What every test stands on: gRPC's environment, one torch thread, a home of its own, quick tests first."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when grpc is imported: its fork handlers crash p2pd
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would ask a server about models that lie here
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: children would never hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings

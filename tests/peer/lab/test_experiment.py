@@ -8,7 +8,7 @@ from peer.lab.experiment import PAPER, Case, cases, load
 from protocol.errors import ManifestError
 
 ROOT = Path(__file__).parents[3]
-RUNS = ("first-run", "runs")
+RUNS = ("docker", "first-run", "runs")
 """Folders of the examples that are no experiments, but manifests of runs."""
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/*.toml"))
