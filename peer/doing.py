@@ -54,11 +54,14 @@ class Doing:
     down: float = 0.0
     peers: int = 0
     lost: int = 0
-    credit: int = 0
-    """Tokens of work that receipts show, of the rounds since this process began."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _credited: dict[int, int] = field(default_factory=dict)
     _pulse: tuple[float, Pulse] | None = None
+
+    @property
+    def credit(self) -> int:
+        """Tokens of work that receipts show, of the rounds since this process began."""
+        return sum(self._credited.values())
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,7 +102,6 @@ class Doing:
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
             case Credited(round, tokens):
-                self.credit += tokens - self._credited.get(round, 0)
                 self._credited[round] = tokens
             case Pulse():
                 self._feel(event, now)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from peer.decisions import Avoided, NotCounted, Pulse
 from peer.doing import Doing, State
 from peer.events import Evaluated, Event, GroupBroken, Joined, Refused, Resynchronised, RoundDone, StepDone
-from protocol.addresses import join, split
+from protocol.addresses import join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 
 STEP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -126,7 +126,7 @@ def where(text: str) -> tuple[str, int]:
         UserError: it is neither.
     """
     try:
-        return split(f"127.0.0.1:{text}" if text.isdigit() else text)
+        return read_place(text)
     except FormatError as error:
         raise UserError(f"--metrics takes PORT or HOST:PORT: {error}") from None
 

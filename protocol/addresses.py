@@ -10,6 +10,8 @@ WILDCARDS = ("0.0.0.0", "::")
 
 MOST_CHARACTERS = 256
 
+LOOPBACK = "127.0.0.1"
+
 
 def split(address: str) -> tuple[str, int]:
     """Host, without brackets, and port.
@@ -28,6 +30,15 @@ def split(address: str) -> tuple[str, int]:
     ):
         raise FormatError(f"{address[:80]!r} is no HOST:PORT (an IPv6 host is in brackets, as in [::1]:7700)")
     return host, int(port)
+
+
+def read_place(text: str) -> tuple[str, int]:
+    """`PORT`, on loopback, or `HOST:PORT`.
+
+    Raises:
+        FormatError: it is neither.
+    """
+    return split(text if ":" in text else f"{LOOPBACK}:{text}")
 
 
 def join(host: str, port: int) -> str:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import uvicorn
 
 from bootstrap.dashboard.app import app
-from protocol.addresses import WILDCARDS, is_loopback, join, split
+from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.view import View
-
-LOOPBACK = "127.0.0.1"
 
 MOST_CONNECTIONS = 200
 """Who comes when there are so many is told to come again (503); a browser needs up to six."""
@@ -58,7 +56,7 @@ def taken(where: str, announced: str | None = None) -> Iterator[Place]:
         ResourceError: the port is taken, or the host is not this machine's.
     """
     try:
-        host, port = split(where if ":" in where else f"{LOOPBACK}:{where}")
+        host, port = read_place(where)
     except FormatError as error:
         raise UserError(f"--dashboard takes [HOST:]PORT, as in 8080 or 0.0.0.0:8080: {error}") from None
     try:

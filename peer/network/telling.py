@@ -83,15 +83,13 @@ class Telling:
     """Stands between a peer and who hears its events: a listener itself."""
 
     listener: Listener
-    credit: int = 0
-    """Tokens of work that receipts show of this process."""
     waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
     _step: tuple[int, int, float | None] = (0, 0, None)
     _tokens: int = 0
     _compression: int = 0
     _credited: dict[int, int] = field(default_factory=dict)
-    """Tokens by round: each event has all that those of its round before had."""
+    """Tokens of work that receipts show, by round: each event has all that those of its round before had."""
     _sent: tuple[int, int] = (0, 0)
     """Bytes in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
@@ -111,7 +109,6 @@ class Telling:
                 self._step = round, step + 1, loss
                 self._tokens += tokens
             case Credited(round, tokens):
-                self.credit += tokens - self._credited.get(round, 0)
                 self._credited[round] = tokens
             case _:
                 if (told := self._told(event)) is None:
@@ -200,7 +197,7 @@ class Telling:
             up=bandwidth.up.frames_carried + bandwidth.up.bulk_carried if bandwidth else 0,
             down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
             compression=self._compression,
-            credit=self.credit,
+            credit=sum(self._credited.values()),
             happened=happened,
             left_out=self.left_out,
         )

@@ -75,11 +75,11 @@ class Credited:
             emit(NotCounted(at, names, why) if why else Counted(at, names))
 
     def go_on(
-        self, emit: Listener, awaited: Mapping[Part, frozenset[PeerId]], parts: Parts, round: int, seconds: float
+        self, emit: Listener, awaited: Mapping[Part, frozenset[PeerId]], parts: Parts, round: int, why: str
     ) -> None:
-        """This peer waits no longer for those whose contributions are due, so many seconds after the round began."""
+        """This peer waits no longer for those whose contributions are due."""
         here = {part: each.ledger.accepted.get(round, {}).keys() for part, each in parts.items()}
         without = sorted({str(peer) for part, due in awaited.items() for peer in due - here[part]})
         if without and round not in self.given_up:
             self.given_up = {each for each in self.given_up if each > round - TOLD} | {round}
-            emit(WentOn(round, without, f"most contributions are here, and the round has lasted {seconds:.0f} s"))
+            emit(WentOn(round, without, why))

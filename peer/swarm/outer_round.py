@@ -234,19 +234,19 @@ class OuterLoop:
 
     def _go_on_without(self, round: int) -> None:
         due = {part: self._awaited(part, round) - {self.followed.me} for part in self.followed.parts}
-        lasted = time.monotonic() - self._seen(round).started
-        self.credited.go_on(self.emit, due, self.followed.parts, round, lasted)
+        seen = self._seen(round)
+        why = "the others have gone on" if seen.passed else "most contributions are here"
+        why += f", and the round has lasted {time.monotonic() - seen.started:.0f} s"
+        self.credited.go_on(self.emit, due, self.followed.parts, round, why)
 
     def _left(self, round: int) -> float | None:
         """Seconds until this peer goes on without the contributions that are missing; None: nothing says so yet."""
         self.note_arrivals()
-        seen, now = self._seen(round), time.monotonic()
+        seen, now, parts = self._seen(round), time.monotonic(), self.followed.parts
         last = round == self.manifest.outer.rounds
-        parts = self.followed.parts
         waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
-        known = [wait for wait in waits if wait is not None]
-        if len(known) == len(waits):
-            return max(known) - now
+        if None not in waits:
+            return max(wait for wait in waits if wait is not None) - now
         if self.others_at() >= round + self.manifest.outer.delay:  # nobody works on it: what exists of it comes soon
             seen.passed = seen.passed or now
             return seen.passed + self.pace.grace - now
