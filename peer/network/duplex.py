@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -71,8 +70,6 @@ class Duplex(Generic[Outgoing, Incoming]):
         self.beat = beat
         self.bandwidth = bandwidth
         self.bytes_sent = 0
-        self.writing = 0.0
-        """Seconds for which a message was held up on its way out: the link, or the other side, was busy."""
         self.ended = False
         self.awaited = False
         """Whether somebody waits for its next message now."""
@@ -152,9 +149,7 @@ class Duplex(Generic[Outgoing, Incoming]):
         """Write what is queued, until there is nothing more to say; whether the stream broke before."""
         try:
             while (message := await self._next()) is not None:
-                begun = time.monotonic()
                 await self._put(call, message)
-                self.writing += time.monotonic() - begun
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
         except (*BROKEN, asyncio.CancelledError):

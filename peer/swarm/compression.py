@@ -1,27 +1,42 @@
-"""How a group finds its k where the run leaves it to its groups: the largest that its links carry while it computes.
+"""How a group finds its k where the run leaves it to its groups: the largest whose frames hide behind its passes.
 
-What counts is whether frames are held up on their way out. A stage measures for which share of a step they were, on the
-busier of its two links; the leader keeps the largest of all stages'. A link that is hardly busy has room: twice the k
-is tried. One that is busy all the time is what the group waits for: half the k. What proved too much is not tried again
-for some rounds, and nothing changes within a round.
+What counts is how much longer a step takes than the passes that it is made of, its *stretch*: 1 where no pass waits for
+a frame. Where links are what a step waits for, its stretch goes with k; whatever else it waits for stays the same at
+another k. So a group tries, a round at a time, and has the largest k with which a step is as quick as with any. What it
+knows of a k is forgotten after some rounds, later each time: links change. Nothing changes within a round.
+
+Nobody's line is measured beforehand, with traffic that is worth nothing: an idle link's rate is not the one that is
+there while the household uses it, and what frames wait for does not show at their sender, where sockets take megabytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 from protocol.manifest import Manifest
 
 START = 8
 """Where a group begins: what the paper has for most of its tables."""
 
-ROOM = 0.4
-"""Twice as many bytes keep a link busy for twice as long, and some is left for the outer exchange."""
+SLOWER = 1.15
+"""What counts as slower: clocks and neighbours, and filling and draining the pipeline once a step, make this much of a
+difference."""
 
-FULL = 0.9
-"""The link decides how long a step takes. Between the two nothing changes."""
+CHANGED = 1.5
+"""A k whose stretch is another by more than this finds other links, or other members."""
 
-PATIENCE = 8
-"""Rounds until what was too much is tried again: links change."""
+PATIENCE, MOST_PATIENCE = 8, 64
+"""Rounds for which a measurement counts: twice as long each time it is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a group knows of one k: the stretch of its steps, until which round that counts, and how often it was
+    found out."""
+
+    stretch: float
+    until: int
+    times: int
 
 
 @dataclass(slots=True)
@@ -29,37 +44,64 @@ class Choice:
     """d / k of one group, between rounds. With one of `compressions` there is nothing to choose."""
 
     compressions: tuple[int, ...]
+    """The possible ones, the smallest first: it has the largest k."""
+    microbatches: int
     current: int
-    sending: list[float] = field(default_factory=list)
-    """Of each inner step of this round: the share in which frames of the busiest link were held up."""
-    too_much: int = 0
-    """A k of d by this, and any larger one, was more than the links carry; 0: none was."""
-    patience: int = 0
+    steps: list[float] = field(default_factory=list)
+    """The stretch of each inner step of this round."""
+    rounds: int = 0
+    tried: dict[int, Tried] = field(default_factory=dict)
 
     @staticmethod
     def of(manifest: Manifest) -> "Choice":
         """As a group begins."""
-        compressions = manifest.compressions
-        return Choice(compressions, min(compressions, key=lambda each: abs(each - START)))
+        compressions = tuple(sorted(manifest.compressions))
+        start = min(compressions, key=lambda each: abs(each - START))
+        return Choice(compressions, manifest.inner.microbatches, start)
 
-    def note(self, sending: float) -> None:
-        """An inner step has ended."""
-        self.sending.append(sending)
+    def note(self, seconds: float, passes: Sequence[float]) -> None:
+        """An inner step has ended, `seconds` after it began; `passes` are the seconds that the passes of one
+        microbatch took on each of the stages."""
+        self.steps.append(stretch(seconds, passes, self.microbatches))
 
     def decide(self) -> str:
         """The round has ended: choose for the next one; what is new, and why, in words. Empty: nothing is."""
-        steps, self.sending = self.sending, []
-        self.patience -= bool(steps)
-        if not steps:
+        steps, self.steps = self.steps, []
+        if not steps or len(self.compressions) == 1:
             return ""
-        busy, place = median(steps), self.compressions.index(self.current)
-        if busy >= FULL and place + 1 < len(self.compressions):
-            self.too_much, self.patience = self.current, PATIENCE
-            return self._change(place + 1, f"at d/{self.current} the slowest link was busy {busy:.0%} of the time")
-        if busy <= ROOM and place and (self.patience <= 0 or self.compressions[place - 1] > self.too_much):
-            return self._change(place - 1, f"at d/{self.current} the slowest link was busy {busy:.0%} of the time")
+        now = median_low(steps)
+        self._learn(now)
+        known = {each: tried.stretch for each, tried in self.tried.items() if tried.until >= self.rounds}
+        best = min(c for c, each in known.items() if each <= SLOWER * min(known.values()))
+        if best != self.current:
+            than = f"{known[best]:.1f} times at d/{best}"
+            return self._change(best, f"at d/{self.current} a step took {now:.1f} times its passes, and {than}")
+        at, found = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
+        larger, smaller = self.compressions[:at], self.compressions[at + 1 :]
+        if now > SLOWER and smaller and known.keys().isdisjoint(smaller):
+            enough = next((each for each in smaller if each * SLOWER >= best * now), smaller[-1])
+            return self._change(enough, found)
+        if larger and larger[-1] not in known:
+            return self._change(larger[-1], f"to see whether it hides; {found}")
         return ""
 
-    def _change(self, place: int, why: str) -> str:
-        self.current = self.compressions[place]
-        return f"k = d/{self.current} from the next round on: {why}"
+    def _learn(self, now: float) -> None:
+        """What this round's steps say of the current k."""
+        self.rounds += 1
+        before = self.tried.get(self.current)
+        if before and not 1 / CHANGED <= now / before.stretch <= CHANGED:
+            self.tried, before = {}, None
+        times = 1 if before is None else before.times + (before.until < self.rounds)
+        patience = min(PATIENCE * 2 ** (times - 1), MOST_PATIENCE)
+        self.tried[self.current] = Tried(now, self.rounds + patience, times)
+
+    def _change(self, compression: int, why: str) -> str:
+        self.current = compression
+        return f"k = d/{compression} from the next round on: {why}"
+
+
+def stretch(seconds: float, passes: Sequence[float], microbatches: int) -> float:
+    """How many times longer than its passes a step took, 1 at least: Σₛ pₛ + (M − 1) maxₛ pₛ is what 1F1B takes over
+    links that take nothing, where the passes of a microbatch take pₛ seconds on stage s."""
+    least = sum(passes) + (microbatches - 1) * max(passes)
+    return max(1.0, seconds / least) if least > 0.0 else 1.0

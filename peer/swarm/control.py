@@ -5,7 +5,7 @@ replica in one process would compute.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +25,12 @@ class HaltedError(LostMemberError):
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What a stage knows when its backward passes of an inner step are done: Σ g², the mean loss if it is the last
-    stage, and the share of the step in which its frames were held up on their way out."""
+    stage, the seconds that its passes of a microbatch took, and those from its first pass to its last."""
 
     squared_norm: float
     loss: float | None = None
-    sending: float = 0.0
+    passes: float = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,29 @@ class Control(Protocol):
 
 @dataclass(slots=True)
 class LeaderControl:
-    """Stage 0's side. `orders` are the control streams by stage; `last` is asked once all gradients are in. `sending`
-    is that of the stage whose links were busiest in the last step."""
+    """Stage 0's side. `orders` are the control streams by stage; `last` is asked once all gradients are in. The
+    last step took this stage `seconds`, of which a microbatch's `passes` took so many on each stage."""
 
     orders: Mapping[int, Orders]
     clip: float
     last: Callable[[], bool] = lambda: False
-    sending: float = 0.0
+    seconds: float = 0.0
+    passes: Sequence[float] = ()
 
     async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
-        squared_norms, loss, sending = [own.squared_norm], own.loss, [own.sending]
+        squared_norms, loss, passes = [own.squared_norm], own.loss, [own.passes]
         for _, stream in sorted(self.orders.items()):
             gradients = (await report(stream, "gradients")).gradients
             if (gradients.round, gradients.step) != (round, step):
                 raise stream.breach(f"did not report the gradients of round {round}, step {step}")
             if not (0.0 <= gradients.squared_norm <= MOST_SQUARED_NORM and math.isfinite(gradients.loss)):
                 raise stream.breach("reported gradients, or a loss, that are no numbers")
-            if not 0.0 <= gradients.sending <= 1.0:
-                raise stream.breach("reported a share that is none")
+            if not 0.0 <= gradients.passes < math.inf:
+                raise stream.breach("reported passes that took no time there is")
             squared_norms.append(gradients.squared_norm)
-            sending.append(gradients.sending)
+            passes.append(gradients.passes)
             loss = gradients.loss
-        self.sending = max(sending)
+        self.seconds, self.passes = own.seconds, passes
         factor, last = clip_factor(squared_norms, self.clip), self.last()
         order = pb.Order(step=pb.Step(round=round, step=step, clip_factor=factor, last=last))
         for stream in self.orders.values():
@@ -93,7 +95,7 @@ class MemberControl:
 
     async def agree(self, round: int, step: int, own: Gradients) -> Agreed:
         gradients = pb.Gradients(
-            round=round, step=step, squared_norm=own.squared_norm, loss=own.loss or 0.0, sending=own.sending
+            round=round, step=step, squared_norm=own.squared_norm, loss=own.loss or 0.0, passes=own.passes
         )
         self.reports.send(pb.Report(gradients=gradients))
         order = await self.reports.receive()

@@ -118,8 +118,8 @@ class PipelineStage:
     """Whether gradients of weights are left for when this stage would wait; its trainer must be of the same mind."""
     depth: int = 0
     """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
-    sending: float = 0.0
-    """Share of the last step's passes in which frames were held up on their way out, on the busier link."""
+    passes: float = 0.0
+    """Seconds that this stage's own passes of a microbatch took in the last step: their median."""
     speed: float = 0.0
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     waiting: Link | None = None
@@ -134,11 +134,12 @@ class PipelineStage:
             BreachError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
-        with self._links_timed():
-            losses = await self._pass_all(round, step, batch)
+        begun = time.monotonic()
+        losses = await self._pass_all(round, step, batch)
+        seconds = time.monotonic() - begun
         squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
         loss = sum(losses) / len(losses) if losses else None
-        agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.sending))
+        agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.passes, seconds))
         overall = (round - 1) * manifest.inner.steps + step
         await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
         return agreed
@@ -169,22 +170,12 @@ class PipelineStage:
             for incoming in (before, behind):
                 if incoming is not None:
                     incoming.stop()
-        passes = median(timing.passes.values())
-        self.speed = self.rules.sequences * manifest.model.context / max(passes, SHORTEST_SECONDS)
+        self.passes = max(median(timing.passes.values()), SHORTEST_SECONDS)
+        self.speed = self.rules.sequences * manifest.model.context / self.passes
         if behind is not None:
             trip = behind.came[0] - timing.sent
-            self.depth = depth_for(trip, passes, stage, stages, self.room)
+            self.depth = depth_for(trip, self.passes, stage, stages, self.room)
         return losses
-
-    @contextmanager
-    def _links_timed(self) -> Iterator[None]:
-        """Measure `sending`."""
-        links = [each for each in (self.upstream, self.downstream) if each is not None]
-        begun, before = time.monotonic(), [each.writing for each in links]
-        yield
-        seconds = time.monotonic() - begun
-        held_up = (each.writing - was for each, was in zip(links, before, strict=True))
-        self.sending = min(1.0, max(held_up, default=0.0) / seconds) if seconds else 0.0
 
     def _incoming(
         self, link: Link | None, payload: Payload, round: int, step: int, read: Read[Frame]

@@ -249,7 +249,7 @@ class Leader:
         while not last:
             coming = here.outer.upcoming(here.round, here.share, here.own_steps)
             last = (await here.step(await self.reader.batch(coming), control)).last
-            self.choice.note(control.sending)
+            self.choice.note(control.seconds, control.passes)
 
     async def _end_round(self) -> None:
         """Contribute, finish, and see that the members have."""

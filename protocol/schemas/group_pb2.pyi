@@ -130,18 +130,18 @@ class Ready(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Gradients(_message.Message):
-    __slots__ = ("round", "step", "squared_norm", "loss", "sending")
+    __slots__ = ("round", "step", "squared_norm", "loss", "passes")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
-    SENDING_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     squared_norm: float
     loss: float
-    sending: float
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ..., sending: _Optional[float] = ...) -> None: ...
+    passes: float
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ..., passes: _Optional[float] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("attempt", "reason", "culprit")

@@ -149,31 +149,6 @@ def test_whether_somebody_waits_for_a_message_can_be_seen():
     run(scene())
 
 
-def test_for_how_long_messages_were_held_up_on_their_way_out_is_counted():
-    held = 0.5
-    count = 200  # more than gRPC holds for a reader that does not come
-
-    async def scene() -> None:
-        reading, read = asyncio.Event(), asyncio.Event()
-
-        async def late(requests: Any, context: Any) -> None:
-            await reading.wait()
-            for _ in range(count):
-                await context.read()
-            read.set()
-
-        async with calling(late) as (downstream, carrying):
-            for _ in range(count):
-                downstream.send(pb.Frame(forward=pb.Forward(tokens=bytes(60_000))))
-            asyncio.get_running_loop().call_later(held, reading.set)
-            await read.wait()
-            downstream.close()
-            await carrying
-            assert downstream.writing > held / 2
-
-    run(scene())
-
-
 def test_frames_take_their_turn_on_this_peers_own_line_both_ways():
     """Never faster than the limit; how much slower is the machine's affair."""
     there, back, size = 20, 8, 50_000

@@ -59,7 +59,7 @@ class Group:
         self.distrust = Distrust(self.said.append)
         node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust), emit=self.said.append)
         self.here = Here(node)
-        self.leader = Leader(self.here, None, Choice((8,), 8), attempt=ATTEMPT)  # type: ignore[arg-type]
+        self.leader = Leader(self.here, None, Choice((8,), 1, 8), attempt=ATTEMPT)  # type: ignore[arg-type]
         self.members: dict[int, Reports] = {}
         for stage in (1, 2, 3):
             seat = Seat(named(stage), "")
