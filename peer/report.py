@@ -94,11 +94,19 @@ class Report:
             if missing or not entry.done:
                 yield f"round {round} was not completed by {', '.join(missing) or 'anybody'}"
             for part, digests in entry.digests.items():
-                if len(set(digests.values())) > 1:
+                if len(set(digests.values())) > 1 and not self._settled(part, round):
                     yield f"after round {round} the peers of {part} hold {len(set(digests.values()))} different states"
             if entry.evaluated is None:
                 yield f"round {round} was not evaluated"
         yield from self._rising_loss()
+
+    def _settled(self, part: str, since: int) -> bool:
+        """Whether all of a part's peers agree after a later round: a contribution that came late had not come to all
+        yet. Who is split from others stays so, as a state is the sum of all contributions there were."""
+        later = (self.rounds.get(round, RoundEntry()) for round in range(since + 1, self.manifest.outer.rounds + 1))
+        peers = self.rounds[since].digests[part].keys()
+        held = (entry.digests.get(part, {}) for entry in later)
+        return any(digests.keys() >= peers and len(set(digests.values())) == 1 for digests in held)
 
     def _faults_after_chaos(self, chaos: Chaos) -> Iterator[str]:
         """Who came late or was away for a while need not have all rounds; at the end all that are there agree."""

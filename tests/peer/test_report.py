@@ -17,13 +17,14 @@ def done(round: int, digest: str = "aa", tokens: int = 100, seconds: float = 2.0
     return RoundDone(round, seconds, tokens, {"stage-0": 2}, {"stage-0": digest}, 10 * round, round)
 
 
-def report(losses: tuple[float, ...] = (5.0, 4.0), digest_in_round_one: str = "aa") -> Report:
+def report(losses: tuple[float, ...] = (5.0, 4.0), others: tuple[str, ...] = ("aa", "aa")) -> Report:
+    """Of two rounds; `others` are the datacenter's digests after each, where the volunteer's are all "aa"."""
     made = Report(MANIFEST)
     for process, peer in PROCESSES.items():
         made.take(process, Joined(peer, process, 0, 0, "h:1"))
     for round, loss in enumerate(losses, start=1):
         made.take("volunteer", done(round))
-        made.take("datacenter", done(round, digest_in_round_one if round == 1 else "aa", seconds=3.0))
+        made.take("datacenter", done(round, others[round - 1], seconds=3.0))
         made.take("datacenter", Evaluated(round, loss, loss - 0.1))
     return made
 
@@ -38,13 +39,25 @@ def test_a_whole_run_is_completed():
         (report(losses=(4.0, 5.0)), "the loss did not fall: 4.000 after round 1, 5.000 at the end"),
         (report(losses=(4.0, float("nan"))), "the loss did not fall"),
         (report(losses=(5.0,)), "round 2 was not completed by datacenter, volunteer"),
-        (report(digest_in_round_one="bb"), "after round 1 the peers of stage-0 hold 2 different states"),
+        (report(others=("bb", "bb")), "after round 1 the peers of stage-0 hold 2 different states"),
+        (report(others=("aa", "bb")), "after round 2 the peers of stage-0 hold 2 different states"),
         (Report(MANIFEST), "round 1 was not completed by anybody"),
     ],
-    ids=["loss rose", "loss is no number", "a round is missing", "states differed once", "nothing happened"],
+    ids=[
+        "loss rose",
+        "loss is no number",
+        "a round is missing",
+        "states split",
+        "states split at the end",
+        "nothing happened",
+    ],
 )
 def test_anything_else_is_named(made: Report, words: str):
     assert words in made.verdict()
+
+
+def test_states_that_differ_until_a_late_contribution_is_everywhere_are_no_split():
+    assert report(others=("bb", "aa")).verdict() == "completed"
 
 
 def test_a_process_that_missed_a_round_is_named():
@@ -113,7 +126,7 @@ def test_who_was_away_for_a_while_need_not_have_all_rounds():
 
 
 def test_states_may_differ_before_the_end():
-    made = report(digest_in_round_one="bb")
+    made = report(others=("bb", "aa"))
     made.chaos = Chaos([], frozenset(PROCESSES))
     assert made.verdict() == "completed"
 
