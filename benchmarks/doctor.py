@@ -2,8 +2,9 @@
 
 A bootstrap node and one group of volunteers, a stage each, all on this machine, with one core for each stage's tensors.
 First as many doctors as there will be stages, at the same time, since stages share this machine's memory and caches as
-well: each says of its own stage what a step and a round would take. Then the volunteers join and train. Then the plan's
-model is given the doctors' speed and link as its options, as a user would type them.
+well: each says of its own stage what a step and a round would take. Then the volunteers join and train, and the doctors
+come again: machines whose host is shared change their speed by half within a minute, so what was said is the mean of both.
+Then the plan's model is given the doctors' speed and link as its options, as a user would type them.
 
 With `--mbps` every volunteer has a host of its own (a network namespace) whose link has that rate, the same up and
 down, and 20 ms to the others; that needs root and `/dev/net/tun`.
@@ -183,9 +184,9 @@ def measure(case: Case, mbps: float | None) -> Row:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetpeer-doctor-")))
         place = stack.enter_context(places(case.stages, mbps))
         ticket = stack.enter_context(served(case, place, folder))
-        found = doctors(case, place, ticket)
-        load = os.getloadavg()[0]
+        before, load = doctors(case, place, ticket), os.getloadavg()[0]
         step, round = trained(case, place, ticket, folder)
+        found = before + doctors(case, place, ticket)
         return beside(case, folder / RUN_TOML, found, mbps, load, step, round)
 
 
