@@ -37,6 +37,7 @@ class World:
     network: Namespaces
     stack: ExitStack
     peers: dict[str, Peer] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
 
     @property
     def ticket(self) -> str:
@@ -66,11 +67,12 @@ class World:
         """The relays that a peer names now."""
         return [said.relays for said in peer.said if isinstance(said, Reached)][-1]
 
-    def replaced(self, peer: Peer, dying: str) -> float:
-        """Kill a relay; the seconds until a peer names as many as there can be without it."""
+    def replaced(self, peer: Peer, dying: str, end: signal.Signals) -> float:
+        """End a relay, or let it fall silent; the seconds until a peer names as many as there can be without it."""
         heard, began = len(peer.said), time.monotonic()
-        self.peers[self.named(dying)].process.kill()
-        left = sum(self.peers[name].process.poll() is None for name in RELAYS if name != self.named(dying))
+        self.gone.add(self.named(dying))
+        self.peers[self.named(dying)].process.send_signal(end)
+        left = len(set(RELAYS) - self.gone)
         peer.wait_for(
             Reached,
             lambda said: said in peer.said[heard:] and dying not in said.relays and len(said.relays) == min(2, left),
@@ -94,6 +96,8 @@ def world(tmp_path: Path) -> Iterator[World]:
         made = World(tmp_path, network, stack)
         made.begin()
         yield made
+        for name in made.gone:
+            made.peers[name].process.kill()  # who has been stopped cannot leave
         for peer in made.peers.values():  # all at once: nobody waits for another to say goodbye
             peer.leave()
 
@@ -115,7 +119,7 @@ def digests_after(round: int, *peers: Peer) -> list[dict[str, str]]:
 
 
 @needs_namespaces
-def test_two_volunteers_behind_routers_train_through_a_relay_and_its_death_costs_the_step_in_flight(world: World):
+def test_two_volunteers_behind_routers_train_through_a_relay_and_its_end_costs_the_step_in_flight(world: World):
     for name in RELAYS[1:]:
         world.join(name, "observe", "--relay").wait_for(Joined)
     leader = world.join("leader", "join", "--stage", "0", behind_router=True)
@@ -128,9 +132,10 @@ def test_two_volunteers_behind_routers_train_through_a_relay_and_its_death_costs
     one, other = digests_after(first, leader, member)
     assert one["embedding"] == other["embedding"]
 
-    for dying in world.held(member):  # one of the two carries their streams
-        took = world.replaced(member, dying)
-        print(f"{world.named(dying)} was killed; after {took:.1f} s: {[*map(world.named, world.held(member))]}")
+    ends = (signal.SIGKILL, signal.SIGSTOP)  # of a stopped one the connections stay, and nothing comes over them
+    for dying, end in zip(world.held(member), ends, strict=True):  # one of the two carries their streams
+        took = world.replaced(member, dying, end)
+        print(f"{world.named(dying)} got {end.name}; after {took:.1f} s: {[*map(world.named, world.held(member))]}")
         assert took < REPLACED_SECONDS
         last = max(said.round for said in leader.said if isinstance(said, RoundDone))
         one, other = digests_after(last + 2, leader, member)
