@@ -1,7 +1,9 @@
 """What a peer's own connection carries: a limit each way, and the pipeline's frames before everything else.
 
 Everything that is large takes its turn here, piece by piece, before it goes out and before it is read. What is read
-slowly is sent slowly: HTTP/2 holds the sender back, whose time-outs are for whole seconds without a single piece.
+slowly is sent slowly: HTTP/2 holds the sender back, whose time-outs are for whole seconds without a single piece. But
+first it lets megabytes through, which would all be in a frame's way. So while inner steps run, blobs are asked for one
+`Way.stretch` after the other, each when its turn has come.
 
 - With a limit, each piece is paid for with the time that it takes at that rate, packet headers and the acknowledgements
   that go the other way included. A frame goes before all *bulk* that waits, contributions and states; bulk still gets
@@ -92,6 +94,14 @@ class Way:
         if rate is None:
             return CHUNK_BYTES
         return min(CHUNK_BYTES, max(LEAST_PIECE_BYTES, int(rate * PIECE_SECONDS)))
+
+    @property
+    def stretch(self) -> int:
+        """How many bytes of bulk to ask others for at a time; 0: all that there are. So many that nobody is asked more
+        than twenty times a second, however fast the link: others allow `CALLS_PER_SECOND`."""
+        if not self.stepping:
+            return 0
+        return max(LEAST_PIECE_BYTES, int(min(self.spread, self.rate or self.spread) * PIECE_SECONDS))
 
     @property
     def spread(self) -> float:

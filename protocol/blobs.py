@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
             return
         try:
-            async for data in _chunks(blob, request.offset, lambda: self.bandwidth.up.piece):
+            async for data in _chunks(blob, request.offset, request.length, lambda: self.bandwidth.up.piece):
                 await self.bandwidth.send(len(data))
                 self.bytes_sent += len(data)
                 yield pb.Chunk(data=data)
@@ -58,16 +59,18 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {request.sha256[:16]} cannot be read here")
 
 
-async def _chunks(blob: Blob, offset: int, piece: Callable[[], int]) -> AsyncIterator[bytes]:
-    """The bytes from `offset` on, each time as many as `piece` says."""
+async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]) -> AsyncIterator[bytes]:
+    """`length` bytes from `offset` on, 0: all of them; each time as many as `piece` says."""
     if isinstance(blob, bytes):
-        while data := blob[offset : offset + piece()]:
+        end = min(len(blob), offset + length) if length else len(blob)
+        while data := blob[offset : min(end, offset + piece())]:
             offset += len(data)
             yield data
         return
     path, start, size = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
     with path.open("rb") as file:
         left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
+        left = min(left, length) if length else left
         file.seek(start + offset if left else 0)
         while data := await asyncio.to_thread(file.read, min(left, piece())):
             left -= len(data)
@@ -150,24 +153,55 @@ def is_file(path: Path, file: RunFile) -> bool:
 async def _stream(
     channel: grpc.aio.Channel, manifest: Manifest, sha256: str, wanted: range, bandwidth: Bandwidth | None
 ) -> AsyncIterator[bytes]:
-    """The bytes of a blob in `wanted`. More may come: whoever reads them looks. Each chunk has taken its turn before it
-    is read, and the first before it is asked for."""
-    request = pb.FetchRequest(sha256=sha256, offset=wanted.start)
-    left, paid, expected = len(wanted), 0, CHUNK_BYTES
-    call = None
-    while True:
-        while bandwidth is not None and paid < min(left, expected):
-            turn = min(left - paid, bandwidth.down.piece)
-            await bandwidth.take(turn)
-            paid += turn
-        if call is None:
-            call = blobs_pb2_grpc.BlobsStub(channel).Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
-        async with asyncio.timeout(CALL_SECONDS):
-            chunk = await call.read()
-        if chunk is EOF:
-            return
-        if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
-            raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
-        expected = len(chunk.data)
-        left, paid = max(0, left - expected), paid - expected
-        yield chunk.data
+    """The bytes of a blob in `wanted`, in one answer, of which more may come: whoever reads them looks. Each chunk has
+    taken its turn before it is read, and the first before it is asked for.
+
+    While inner steps run, in an answer for each stretch, all of which has taken its turn before it is asked for: then
+    nothing else is on its way, whatever the sender does.
+    """
+    stub, line = blobs_pb2_grpc.BlobsStub(channel), bandwidth or Bandwidth()
+    at, paid = wanted.start, 0
+    while at < wanted.stop:
+        length = min(line.down.stretch, wanted.stop - at)  # 0: all that is left
+        end = at + length
+        paid += await _pay(line, (length or min(CHUNK_BYTES, wanted.stop - at)) - paid)
+        request = pb.FetchRequest(sha256=sha256, offset=at, length=length)
+        call = stub.Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
+        async with aclosing(_answer(call)) as answer:
+            async for data in answer:
+                at, paid = at + len(data), paid - len(data)
+                if length and at > end:
+                    raise FormatError(f"more came than the {length} bytes of blob {sha256[:16]} that were asked for")
+                yield data
+                if not length:
+                    if line.down.stepping:
+                        break  # the rest in stretches
+                    paid += await _pay(line, min(len(data), wanted.stop - at) - paid)
+            else:
+                if not length or at < end:  # the blob has no more
+                    return
+
+
+async def _pay(line: Bandwidth, count: int) -> int:
+    """Take the turns of so many bytes; how many were paid for."""
+    paid = 0
+    while paid < count:
+        turn = min(count - paid, line.down.piece)
+        await line.take(turn)
+        paid += turn
+    return paid
+
+
+async def _answer(call: Any) -> AsyncGenerator[bytes]:
+    """The chunks of a call, which is cancelled if they are not read to their end."""
+    try:
+        while True:
+            async with asyncio.timeout(CALL_SECONDS):
+                chunk = await call.read()
+            if chunk is EOF:
+                return
+            if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
+                raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
+            yield chunk.data
+    finally:
+        call.cancel()

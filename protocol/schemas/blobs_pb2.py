@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotocol/schemas/blobs.proto\x12\nhetpeer.v1\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32?\n\x05\x42lobs\x12\x36\n\x05\x46\x65tch\x12\x18.hetpeer.v1.FetchRequest\x1a\x11.hetpeer.v1.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotocol/schemas/blobs.proto\x12\nhetpeer.v1\">\n\x0c\x46\x65tchRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32?\n\x05\x42lobs\x12\x36\n\x05\x46\x65tch\x12\x18.hetpeer.v1.FetchRequest\x1a\x11.hetpeer.v1.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.schemas.blobs_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FETCHREQUEST']._serialized_start=44
-  _globals['_FETCHREQUEST']._serialized_end=90
-  _globals['_CHUNK']._serialized_start=92
-  _globals['_CHUNK']._serialized_end=113
-  _globals['_BLOBS']._serialized_start=115
-  _globals['_BLOBS']._serialized_end=178
+  _globals['_FETCHREQUEST']._serialized_end=106
+  _globals['_CHUNK']._serialized_start=108
+  _globals['_CHUNK']._serialized_end=129
+  _globals['_BLOBS']._serialized_start=131
+  _globals['_BLOBS']._serialized_end=194
 # @@protoc_insertion_point(module_scope)

@@ -76,8 +76,9 @@ def test_an_offset_beyond_a_file_is_its_end(here: Here):
     """The file would be sought at a place that no file has."""
     for piece in here.town.victim.outer.followed.snapshots.pieces:
         for offset in (2**31, 2**63, 2**64 - 1):
-            request = FetchRequest(sha256=piece, offset=offset).SerializeToString()
-            assert here.attempt(Call("/hetpeer.v1.Blobs/Fetch", [request], handshake(MANIFEST))) == "OK"
+            for length in (0, 1, 2**64 - 1):
+                request = FetchRequest(sha256=piece, offset=offset, length=length).SerializeToString()
+                assert here.attempt(Call("/hetpeer.v1.Blobs/Fetch", [request], handshake(MANIFEST))) == "OK"
 
 
 def test_an_attempt_of_thousands_of_digits_is_one_that_nobody_expects(here: Here):

@@ -16,7 +16,7 @@ from protocol.bandwidth import (
     Bandwidth,
 )
 from protocol.errors import UserError
-from protocol.limits import CHUNK_BYTES
+from protocol.limits import CALLS_PER_SECOND, CHUNK_BYTES
 from tests.reference.virtual_time import run
 
 SECONDS = 60.0
@@ -142,6 +142,31 @@ def test_while_steps_run_bulk_is_spread_and_its_pieces_are_small():
         for _ in range(1000):
             await bandwidth.send(CHUNK_BYTES)
         assert now() == began
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("frames", "limit"), [(0.0, None), (1e6, None), (100e6, None), (0.0, 1), (0.0, 40), (10e6, 1000)]
+)
+def test_while_steps_run_bulk_is_asked_for_at_its_rate_and_no_more_often_than_others_allow(
+    frames: float, limit: float | None
+):
+    async def scene() -> None:
+        bandwidth = Bandwidth.of(None, limit)
+        assert bandwidth.down.stretch == 0
+        bandwidth.begin_steps()
+        await bandwidth.take_frame(int(frames))
+        await asyncio.sleep(1.0)
+        bandwidth.end_steps()
+        bandwidth.begin_steps()
+        asked, began = 0, now()
+        while now() - began < SECONDS:
+            await bandwidth.take(bandwidth.down.stretch)
+            asked += 1
+        assert asked / SECONDS < CALLS_PER_SECOND / 2
+        rate = min(bandwidth.down.spread, bandwidth.down.rate or bandwidth.down.spread)
+        assert asked * bandwidth.down.stretch == pytest.approx(rate * SECONDS, rel=0.1)
 
     run(scene())
 
