@@ -7,7 +7,8 @@ is one limit and one kind of traffic; the other side always has more to send tha
 
 And without limits: what an exchange adds to the way of a frame. Over a link of 10 Mb/s a frame of 40 kB goes out every
 172 ms (the paper's case, scaled as in `utilization.py`), while the other side fetches blobs all the time, seven at
-once; where bulk gives way as it does while inner steps run, where it does not, and with no blobs at all.
+once; where bulk gives way as it does while inner steps run, at the one who sends it or at the one who fetches it from a
+sender that does not train, where it does not, and with no blobs at all.
 """
 
 import argparse
@@ -64,7 +65,7 @@ BLOB_BYTES = 4 << 20
 HOME, AWAY = 0, 1
 
 DELAY_MEGABITS, DELAY_BYTES, DELAY_SECONDS, DELAY_FETCHES = 10.0, 40_000, 0.172, 7
-MODES = ("no blobs", "at once", "giving way")
+MODES = ("no blobs", "at once", "giving way", "fetching slowly")
 
 Kind = Literal["blobs", "frames", "both"]
 KINDS: tuple[Kind, ...] = ("blobs", "frames", "both")
@@ -219,7 +220,12 @@ def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
     """One way of treating blobs beside frames."""
     with pair(on, folder, FREE, FREE) as peers:
         home = {"carry": True, "send": True, "regularly": True, "fetch": 0, "step": mode == "giving way"}
-        away = {"carry": True, "send": False, "fetch": 0 if mode == "no blobs" else DELAY_FETCHES}
+        away = {
+            "carry": True,
+            "send": False,
+            "fetch": 0 if mode == "no blobs" else DELAY_FETCHES,
+            "step": mode == "fetching slowly",
+        }
         peers.order((home, away))
         time.sleep(SETTLING)
         first = peers.tell({})
@@ -233,7 +239,7 @@ def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
 def delay_table(rows: list[Delay]) -> str:
     """Lines of text."""
     return "\n".join(
-        f"frames beside blobs, {each.mode:10}: median {each.median_ms:5.0f} ms, a tenth over {each.tenth_ms:5.0f} ms; "
+        f"frames beside blobs, {each.mode:15}: median {each.median_ms:5.0f} ms, a tenth over {each.tenth_ms:5.0f} ms; "
         f"blobs {each.blobs_mbps:5.2f} Mb/s"
         for each in rows
     )
