@@ -33,3 +33,8 @@ def test_every_page_is_reached_from_the_readme():
         links = (link.partition("#")[0] for link in LINK.findall(prose(page)))
         waiting += [(page.parent / path).resolve() for path in links if path and ":" not in path]
     assert not set(PAGES) - reached - {ROOT / "CHANGELOG.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_has_what_a_merge_left_behind(page: Path):
+    assert not re.search(r"^(<{7}|={7}|>{7})", page.read_text(), re.MULTILINE)
