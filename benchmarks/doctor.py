@@ -1,10 +1,10 @@
 """Whether what `hetpeer doctor` and `hetpeer plan` say of a round is what a round then takes: real processes, measured.
 
-A bootstrap node and one group of volunteers, a stage each, all on this machine, with one core for each stage's tensors.
-First as many doctors as there will be stages, at the same time, since stages share this machine's memory and caches as
-well: each says of its own stage what a step and a round would take. Then the volunteers join and train, and the doctors
-come again: machines whose host is shared change their speed by half within a minute, so what was said is the mean of both.
-Then the plan's model is given the doctors' speed and link as its options, as a user would type them.
+A bootstrap node and one group of volunteers, a stage each, all on this machine, with one core for each stage's
+tensors. First as many doctors as there will be stages, at the same time, since stages share this machine's memory and
+caches as well: each says of its own stage what a step and a round would take. Then the volunteers join and train, and
+the doctors come again: machines whose host is shared change their speed by half within a minute, so what was said is
+the mean of both. Then the plan's model is given the doctors' speed and link as its options, as a user would type them.
 
 With `--mbps` every volunteer has a host of its own (a network namespace) whose link has that rate, the same up and
 down, and 20 ms to the others; that needs root and `/dev/net/tun`.

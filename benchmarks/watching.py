@@ -1,11 +1,12 @@
-"""What it costs a peer to be watched: its log of events, metrics, log lines and live panel, of its own time.
+"""What it costs a peer to be watched: its log of events, metrics, log lines, live panel and dashboard, of its own time.
 
 A datacenter replica takes inner steps on this machine's CPU and says so, as `peer/swarm/whole.py` does, in blocks that
 are in turn watched and not. Watched, the same listeners hear it as of a daemon: `events.jsonl` in a folder, metrics
-that are asked for over HTTP, log lines, and the panel on a pseudo-terminal, whose other end is read. Two numbers come
-out: how much longer a step takes (the median over pairs of neighbouring blocks, as loads of the machine change), and
-which part of all CPU time the listeners and the threads that draw and serve take, which other work on the machine
-hardly changes.
+that are asked for over HTTP, log lines, the panel on a pseudo-terminal, whose other end is read, and an operator's
+node, which is told what this peer does, and whose dashboard somebody has open. Three numbers come out: how much longer
+a step takes (the median over pairs of neighbouring blocks, as loads of the machine change), and which part of all CPU
+time the listeners and the threads that draw, serve and tell take, which other work on the machine hardly changes; and
+the share of a core that the node takes, for this peer and that page.
 """
 
 import argparse
@@ -24,9 +25,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
+
 import torch
 from rich.console import Console
 from rich.live import Live
+from watched.node import Node, node, telling
 
 from peer.compute.machine import family_bytes
 from peer.compute.replica import WholeReplica
@@ -46,17 +50,19 @@ SCRAPE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`slower`: steps of watched blocks take so much longer, as a share; `cpu`: watching's part of all CPU time."""
+    """`slower`: steps of watched blocks take so much longer, as a share; `cpu`: watching's part of all CPU time;
+    `node`: the share of a core that the operator's node took meanwhile."""
 
     preset: str
     step_seconds: float
     slower: float
     cpu: float
+    node: float
     aim: float = 0.01
 
 
 @contextlib.contextmanager
-def watchers(folder: Path) -> Iterator[tuple[Listener, Callable[[], Live], str]]:
+def watchers(folder: Path, manifest: Manifest, node: Node) -> Iterator[tuple[Listener, Callable[[], Live], str]]:
     """All that a daemon can have; its panel, once it is there; and the URL of its metrics."""
     master, slave = pty.openpty()
     reading = threading.Thread(target=drain, args=(master,), daemon=True)
@@ -74,7 +80,8 @@ def watchers(folder: Path) -> Iterator[tuple[Listener, Callable[[], Live], str]]
             assert screen._panel is not None
             return screen._panel
 
-        yield Listeners([screen, Journal(folder, screen), LogLines(), metrics]), panel, url
+        listeners = Listeners([screen, Journal(folder, screen), LogLines(), metrics])
+        yield stack.enter_context(telling(manifest, node, listeners)), panel, url
 
 
 def drain(master: int) -> None:
@@ -116,9 +123,12 @@ class Peer:
         return (time.perf_counter() - began) / steps
 
 
-def peer_of(preset: str) -> Peer:
+def manifest_of(preset: str) -> Manifest:
     inner = {"sequences": 4, "microbatch": 2, "steps": 20}
-    manifest = check({"model": {"preset": preset}, "inner": inner, "replicas": {"stages": 2, "groups": 0}})
+    return check({"model": {"preset": preset}, "inner": inner, "replicas": {"stages": 2, "groups": 0}})
+
+
+def peer_of(manifest: Manifest) -> Peer:
     replica = WholeReplica(manifest, "datacenter", None, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     grids = {
@@ -156,13 +166,19 @@ class Spent:
 
 
 def measure(preset: str, pairs: int, steps: int) -> Result:
-    peer = peer_of(preset)
+    manifest = manifest_of(preset)
+    with tempfile.TemporaryDirectory() as folder, node(manifest, Path(folder)) as operators:
+        return measure_beside(operators, Path(folder), peer_of(manifest), preset, pairs, steps)
+
+
+def measure_beside(node: Node, folder: Path, peer: Peer, preset: str, pairs: int, steps: int) -> Result:
     peer.block(lambda event: None, steps)  # warm
     ratios, seconds, bare, watched = [], [], Spent(), Spent()
-    with tempfile.TemporaryDirectory() as folder, watchers(Path(folder)) as (emit, panel, url):
+    with watchers(folder, peer.manifest, node) as (emit, panel, url):
         emit(Joined("Qm" + "A" * 44, "datacenter", 0, 0, "127.0.0.1:1"))
         emit(Placed(0, 100, peer.manifest.inner.steps, "datacenters hold all stages"))
-        scraped = time.monotonic()
+        began = scraped = time.monotonic()
+        before, _ = node.spent()
         for _ in range(pairs):
             panel().stop()
             with bare.counting(peer):
@@ -173,8 +189,12 @@ def measure(preset: str, pairs: int, steps: int) -> Result:
                 if time.monotonic() - scraped > SCRAPE_SECONDS:
                     scraped = time.monotonic()
                     urllib.request.urlopen(url, timeout=10).read()
+        spent, told = node.spent()
+        share = (spent - before) / (time.monotonic() - began)
+    if not told:
+        raise RuntimeError("the node was told nothing")
     slower = statistics.median(ratios) - 1
-    return Result(preset, statistics.median(seconds), slower, watched.share - bare.share)
+    return Result(preset, statistics.median(seconds), slower, watched.share - bare.share, share)
 
 
 def main() -> None:
@@ -189,9 +209,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"watching": [asdict(each) for each in results]}))
         return
-    print("model      a step (ms)   longer   of CPU time   aim")
+    print("model      a step (ms)   longer   of CPU time   aim   the node, of a core")
     for each in results:
-        shares = f"{each.slower:8.2%} {each.cpu:13.2%} {each.aim:5.0%}"
+        shares = f"{each.slower:8.2%} {each.cpu:13.2%} {each.aim:5.0%} {each.node:21.2%}"
         print(f"{each.preset:10} {1000 * each.step_seconds:11.1f} {shares}")
 
 

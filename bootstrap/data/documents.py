@@ -49,8 +49,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the user named: how many bytes there are to read (0: nobody knows), and pieces of its documents."""
+    """What the user named, by a word that changes with it: how many bytes there are to read (0: nobody knows), and
+    pieces of its documents."""
 
+    stamp: str
     size: int
     pieces: Callable[[Meter], Iterator[Piece]]
 
@@ -69,6 +71,18 @@ def find(named: Iterable[str], text_field: str) -> list[Source]:
         else:
             found += [_file(path, text_field) for path in _files(Path(name))]
     return found
+
+
+def after(pieces: Iterable[Piece], documents: int) -> Iterator[Piece]:
+    """What comes behind so many documents; those without text are not counted."""
+    text = False
+    for piece in pieces:
+        if documents > 0:
+            text = text or bool(piece.text.strip())
+            if piece.ends:
+                documents, text = documents - text, False
+        else:
+            yield piece
 
 
 def _files(path: Path) -> list[Path]:
@@ -106,7 +120,8 @@ def _file(path: Path, text_field: str) -> Source:
             raise ResourceError(f"{path} is not text in UTF-8: convert it, or leave it out") from None
         meter.before = meter.done = meter.before + path.stat().st_size
 
-    return Source(path.stat().st_size, pieces)
+    there = path.stat()
+    return Source(f"{path.absolute()} {there.st_size} {there.st_mtime_ns}", there.st_size, pieces)
 
 
 def _require(library: str, what: object, extra: str) -> None:
@@ -204,4 +219,4 @@ def _hugging_face(name: str, text_field: str) -> Source:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise ResourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from None
 
-    return Source(0, pieces)
+    return Source(name, 0, pieces)

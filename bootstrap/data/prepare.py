@@ -1,6 +1,10 @@
-"""From anybody's text to a folder of shards that a run can train on. It is there whole, or not at all."""
+"""From anybody's text to a folder of shards that a run can train on. It is there whole, or not at all.
+
+Most of the time goes into tokenizing; one that was stopped in it goes on where it was.
+"""
 
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -10,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.data.documents import Meter, Piece, Source, find
+from bootstrap.data.documents import Meter, Piece, Source, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
-from bootstrap.data.shuffle import Ids, Shuffle
+from bootstrap.data.shuffle import KEPT, Ids, Shuffle
 from protocol.atomic import sync_folder, write_atomically
 from protocol.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
 from protocol.errors import ResourceError, UserError
@@ -21,6 +25,11 @@ from protocol.run_files import TOKENIZER, token_dtype
 
 SAY_SECONDS = 0.5
 """Between two words on how far it has come."""
+
+KEEP_SECONDS = 30.0
+"""Who is stopped loses no more."""
+
+WANTED, SHUFFLE = "wanted.json", "shuffle"
 
 LEAST_VOCABULARY = 258
 """256 bytes, the end of a text, and one that is trained."""
@@ -47,7 +56,8 @@ class Wanted:
 
 
 def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
-    """Read, tokenize, shuffle and write. Until all is done it is in a folder beside `out`, which goes if it fails.
+    """Read, tokenize, shuffle and write. Until all is done it is in a folder beside `out`, from which the same call
+    goes on after one that was stopped, or failed, while it tokenized.
 
     Raises:
         UserError: what is wanted does not fit together.
@@ -63,8 +73,7 @@ def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
     sources = find(wanted.sources, wanted.field)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
-        partial.mkdir(parents=True)
+        _begin(partial, _asked(wanted, sources))
         manifest = _write(wanted, sources, mirrors, partial, progress)
         if out.exists():
             out.rmdir()
@@ -73,20 +82,34 @@ def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
     except OSError as error:
         raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if (partial / SHUFFLE / KEPT).exists():
+            progress(f"the same command goes on from what is in {partial}; delete that if you do not want it", 0, 0)
+        else:
+            shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+def _asked(wanted: Wanted, sources: list[Source]) -> bytes:
+    """All that the shuffled documents depend on."""
+    tokenizer = read_encoder(wanted.tokenizer, wanted.end_of_text).sha256 if wanted.tokenizer else ""
+    how = [wanted.field, wanted.seed, wanted.train_tokenizer, wanted.end_of_text, tokenizer]
+    return json.dumps([how, [source.stamp for source in sources]]).encode()
+
+
+def _begin(partial: Path, asked: bytes) -> None:
+    """The folder to work in, with what another call has left there if it asked the same."""
+    if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == asked):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_atomically(partial / WANTED, asked)
 
 
 def _write(
     wanted: Wanted, sources: list[Source], mirrors: tuple[str, ...], folder: Path, progress: Progress
 ) -> DataManifest:
-    if wanted.tokenizer is not None:
-        encoder = read_encoder(wanted.tokenizer, wanted.end_of_text)
-    else:
-        progress(f"training a tokenizer of {wanted.train_tokenizer} tokens", 0, 0)
-        encoder = train_encoder(sources, wanted.train_tokenizer or 0)
+    encoder = _encoder(wanted, sources, folder / TOKENIZER, progress)
     dtype = token_dtype(encoder.vocabulary)
-    shuffle = Shuffle(folder / "shuffle", dtype, wanted.seed)
+    shuffle = Shuffle(folder / SHUFFLE, dtype, wanted.seed)
     _tokenize(sources, encoder, shuffle, progress)
     if shuffle.documents == 0:
         raise ResourceError(f"there is no text in {', '.join(wanted.sources)}"[:300])
@@ -113,23 +136,41 @@ def _write(
         blocks=hashlib.sha256(digests).hexdigest(),
         mirrors=mirrors,
     )
-    write_atomically(folder / TOKENIZER, encoder.file)
     write_atomically(folder / BLOCKS, digests)
     write_atomically(folder / DATA, manifest.canonical())
+    (folder / WANTED).unlink()
     return manifest
+
+
+def _encoder(wanted: Wanted, sources: list[Source], kept: Path, progress: Progress) -> Encoder:
+    """The tokenizer that is wanted, of which the file is `kept`, unless it was already."""
+    if wanted.tokenizer is not None:
+        encoder = read_encoder(wanted.tokenizer, wanted.end_of_text)
+    elif kept.exists():
+        return read_encoder(kept, None)
+    else:
+        progress(f"training a tokenizer of {wanted.train_tokenizer} tokens", 0, 0)
+        encoder = train_encoder(sources, wanted.train_tokenizer or 0)
+    write_atomically(kept, encoder.file)
+    return encoder
 
 
 def _tokenize(sources: list[Source], encoder: Encoder, shuffle: Shuffle, progress: Progress) -> None:
     """All documents of all sources, each with the end of a text behind it."""
     known = all(source.size for source in sources)
-    meter, said = Meter(sum(source.size for source in sources) if known else 0), 0.0
+    meter, said, kept = Meter(sum(source.size for source in sources) if known else 0), 0.0, time.monotonic()
+    if shuffle.documents:
+        progress(f"going on after {shuffle.documents} documents, where it was stopped", 0, 0)
 
     def pieces() -> Iterator[Piece]:
         for source in sources:
             yield from source.pieces(meter)
 
-    for tokens, ends in encode(encoder, pieces()):
+    for tokens, ends in encode(encoder, after(pieces(), shuffle.documents)):
         shuffle.add(_with(tokens, encoder.end_of_text) if ends else tokens, ends)
+        if ends and (now := time.monotonic()) >= kept + KEEP_SECONDS:
+            shuffle.keep()
+            kept = now
         if (now := time.monotonic()) >= said + (SAY_SECONDS if meter.total else 20 * SAY_SECONDS):
             said = now
             words = f"tokenizing: {shuffle.documents} documents, {shuffle.tokens / 1e6:.1f} million tokens"

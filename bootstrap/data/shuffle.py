@@ -2,15 +2,21 @@
 
 Each document goes to one of 256 files, drawn at random; then the files are read one after the other, each in a random
 order of its documents. That is a uniformly random order of all, and each file is read while it is in the page cache.
+
+Hours may go into it. What is kept now and then is where another one goes on, whatever became of this one.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
+from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
 
 Ids = NDArray[np.unsignedinteger]
@@ -23,19 +29,31 @@ BUFFERED_TOKENS = 2**24
 DRAWS = 4096
 """Made at once."""
 
+KEPT = "kept.json"
+
+
+class Kept(BaseModel):
+    """What is in the files: so many documents and tokens, and so many bytes of each file, by its name."""
+
+    documents: int = 0
+    tokens: int = 0
+    sizes: dict[str, int] = {}
+
 
 class Shuffle:
-    """Takes tokens of one document after the other, and gives the documents back in another order. `folder` is its own;
-    the same documents and seed give the same order."""
+    """Takes tokens of one document after the other, and gives the documents back in another order. `folder` is its own,
+    and may hold what another one of the same `dtype` and `seed` has kept: `documents` of them are there from the start.
+    The same documents and seed give the same order."""
 
     def __init__(self, folder: Path, dtype: "np.dtype[np.unsignedinteger]", seed: int) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.folder, self.dtype, self.seed = folder, dtype, seed
-        self.documents = self.tokens = 0
+        kept = self._recall()
+        self.documents, self.tokens = kept.documents, kept.tokens
         self._waiting: list[list[Ids]] = [[] for _ in range(FILES)]
         self._lengths: list[list[int]] = [[] for _ in range(FILES)]
         self._buffered, self._length = 0, 0
-        self._files = _numbers(_random(seed, "files"))
+        self._files = islice(_numbers(_random(seed, "files")), self.documents, None)
         self._file = next(self._files)
 
     def add(self, tokens: Ids, ends: bool) -> None:
@@ -56,9 +74,24 @@ class Shuffle:
         if self._buffered >= BUFFERED_TOKENS:
             self._write()
 
-    def shuffled(self) -> Iterator[Ids]:
-        """The documents, each [tokens], in their new order. The files go as they are read."""
+    def keep(self) -> None:
+        """Whatever happens from now on, the documents until here are on disk. Between two documents.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
         self._write()
+        sizes = {path.name: path.stat().st_size for path in self.folder.iterdir() if path.name != KEPT}
+        for name in sizes:
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        kept = Kept(documents=self.documents, tokens=self.tokens, sizes=sizes)
+        write_atomically(self.folder / KEPT, kept.model_dump_json().encode())
+
+    def shuffled(self) -> Iterator[Ids]:
+        """The documents, each [tokens], in their new order. The files go as they are read: nothing is kept any more."""
+        self._write()
+        (self.folder / KEPT).unlink(missing_ok=True)
         for number in range(FILES):
             tokens_path, lengths_path = self._paths(number)
             if lengths_path.exists():
@@ -69,6 +102,22 @@ class Shuffle:
                     yield tokens[starts[document] : starts[document] + lengths[document]]
                 del tokens
                 tokens_path.unlink()
+
+    def _recall(self) -> Kept:
+        """What is kept here; whatever else there is goes."""
+        there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
+        try:
+            kept = Kept.model_validate_json((self.folder / KEPT).read_bytes())
+        except (OSError, ValidationError):
+            kept = Kept()
+        if any(there.get(name, 0) < size for name, size in kept.sizes.items()):
+            kept = Kept()
+        for name in there.keys() - {KEPT}:
+            if name in kept.sizes:
+                os.truncate(self.folder / name, kept.sizes[name])
+            else:
+                (self.folder / name).unlink()
+        return kept
 
     def _paths(self, number: int) -> tuple[Path, Path]:
         return self.folder / f"{number}.tokens", self.folder / f"{number}.lengths"

@@ -55,9 +55,8 @@ class Choice:
     @staticmethod
     def of(manifest: Manifest) -> "Choice":
         """As a group begins."""
-        compressions = tuple(sorted(manifest.compressions))
-        start = min(compressions, key=lambda each: abs(each - START))
-        return Choice(compressions, manifest.inner.microbatches, start)
+        start = min(manifest.compressions, key=lambda each: abs(each - START))
+        return Choice(manifest.compressions, manifest.inner.microbatches, start)
 
     def note(self, seconds: float, passes: Sequence[float]) -> None:
         """An inner step has ended, `seconds` after it began; `passes` are the seconds that the passes of one

@@ -262,3 +262,70 @@ def test_whoever_is_stopped_leaves_nothing_that_looks_whole(tmp_path: Path, when
         assert [path.name for path in tmp_path.iterdir()] == ["texts"]
     prepare(Wanted([str(texts)], train_tokenizer=300), out, quietly)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
+
+
+class Stopped:
+    """Who listens, and presses Ctrl-C when so many documents are tokenized."""
+
+    def __init__(self, documents: int) -> None:
+        self.documents = documents
+        self.heard: list[str] = []
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        self.heard.append(doing)
+        if doing.startswith("tokenizing:") and int(doing.split()[1]) >= self.documents:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done is kept, and told, document by document."""
+    monkeypatch.setattr("bootstrap.data.prepare.KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("bootstrap.data.prepare.SAY_SECONDS", 0.0)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_one_that_was_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts", 40)
+    (texts / "000-blank.txt").write_text(" \n")
+    wanted = Wanted([str(texts)], train_tokenizer=300)
+    whole = prepare(wanted, tmp_path / "whole", quietly)
+    first, second, third = Stopped(10), Stopped(25), Stopped(1000)
+    for listener in (first, second):
+        with pytest.raises(KeyboardInterrupt):
+            prepare(wanted, tmp_path / "out", listener)
+        assert not (tmp_path / "out").exists()
+        assert f"the same command goes on from what is in {tmp_path / '.out.partial'}" in listener.heard[-1]
+    assert prepare(wanted, tmp_path / "out", third) == whole
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
+    assert "training a tokenizer of 300 tokens" in first.heard
+    assert "training a tokenizer of 300 tokens" not in third.heard
+    assert "going on after 25 documents, where it was stopped" in third.heard
+
+
+@pytest.mark.usefixtures("kept_at_once")
+@pytest.mark.parametrize("change", ["seed", "text", "damage"])
+def test_it_begins_anew_where_something_else_is_asked_for_or_what_was_kept_is_damaged(
+    tmp_path: Path, change: str
+) -> None:
+    texts = write_texts(tmp_path / "texts", 20)
+    wanted = Wanted([str(texts)], train_tokenizer=300)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted, tmp_path / "out", Stopped(10))
+    match change:
+        case "seed":
+            wanted = Wanted([str(texts)], train_tokenizer=300, seed=2)
+        case "text":
+            (next(texts.iterdir())).write_text("Something else is written here now.")
+        case "damage":
+            next((tmp_path / ".out.partial/shuffle").glob("*.tokens")).write_bytes(b"")
+    listener = Stopped(1000)
+    prepare(wanted, tmp_path / "out", listener)
+    assert not [said for said in listener.heard if said.startswith("going on")]
+    prepare(wanted, tmp_path / "whole", quietly)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")

@@ -1,0 +1,1 @@
+"""Processes around a peer that is watched."""
