@@ -128,7 +128,8 @@ def say(event: Event) -> str | None:
             return f"{why[0].upper()}{why[1:]}."
         case Credited(round, tokens, signers, counted):
             counts = "; its contribution counts" if counted else ""
-            return f"Credit for round {round}: {tokens:,} tokens, signed by {len(signers)} peer(s){counts}."
+            by = "1 peer" if len(signers) == 1 else f"{len(signers)} peers"
+            return f"Credit for round {round}: {tokens:,} tokens, signed by {by}{counts}."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Paused(reason):
