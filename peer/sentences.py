@@ -90,6 +90,8 @@ def say(event: Event) -> str | None:
             )
         case Progress(doing, 0, 0):
             return doing[0].upper() + doing[1:]
+        case Joined(role="lab"):
+            return None  # there is nobody to join
         case Joined(peer_id, role, stage, slot, address):
             where = f" of stage {stage}" if role == "volunteer" else ""
             return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"

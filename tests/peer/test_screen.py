@@ -75,6 +75,7 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
+    assert say(Joined("lab", "lab", 0, 0, "")) is None
     assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
     assert (say(Credited(3, 0, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
 
