@@ -98,7 +98,7 @@ def find(given: str | None, directory: Path) -> Ticket:
     source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
-    if source.startswith(PREFIX):
+    if source.lstrip().startswith(PREFIX):
         return parse(source)
     text = _in_file(Path(source))
     if text is None:
