@@ -11,8 +11,11 @@ BIN = .venv/bin
 INSTALLED = .venv/installed
 FUZZED = .venv/fuzzed
 ARGS =
-# What pytest ends with if ARGS leave it no test to run.
+# What pytest ends with if ARGS leave it no test to run. ARGS that name files run these alone.
 NONE_CHOSEN = 5
+QUICK_TESTS = $(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS)
+ALL_TESTS = { $(QUICK_TESTS) || [ $$? = $(NONE_CHOSEN) ]; } && \
+	{ $(BIN)/pytest tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
 
 TIME = 600
 READER =
@@ -30,8 +33,7 @@ testnet: install ## Train a whole swarm on this machine and watch it
 	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
 test: lint browser ## Check everything: lint, the quick tests side by side, then those with real processes
-	$(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
-	$(BIN)/pytest tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]
+	$(if $(findstring tests/,$(ARGS)),$(BIN)/pytest $(ARGS),$(ALL_TESTS))
 
 lint: install ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

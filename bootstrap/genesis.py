@@ -194,7 +194,8 @@ def _write_text(
                 f"{text.source} Give more text."
             )
         write_atomically(directory / name, tokens.tobytes())
-        progress(f"{name}: {len(tokens)} tokens in {(len(tokens) - 1) // context} sequences.")
+        use = "to train on" if name == TRAIN else "held out"
+        progress(f"Text {use}: {len(tokens):,} tokens in {(len(tokens) - 1) // context:,} sequences.")
 
 
 def _write_weights(

@@ -46,7 +46,10 @@ def operators_folder(given: Path | None) -> Path:
     """
     found = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
     if len(found) != 1 or not (found[0] / DESCRIPTOR).exists():
-        raise ResourceError("name the bootstrap node's folder with --dir: the one that holds its key and run.json")
+        among = f" (there are {', '.join(map(str, found))})" if len(found) > 1 else ""
+        raise ResourceError(
+            f"name the bootstrap node's folder with --dir: the one that holds its key and run.json{among}"
+        )
     return found[0]
 
 

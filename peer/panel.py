@@ -54,7 +54,8 @@ def _rates(doing: Doing) -> str:
 def _life(doing: Doing, now: float) -> str:
     joined = f"joined {since(now - doing.joined)} ago" if doing.joined is not None else "not joined yet"
     peers = f"{doing.peers} peers" + (f", {doing.lost} silent" if doing.lost else "")
-    return f"{joined} · {peers}" + (f" · waits for: {doing.waits_for}" if doing.waits_for else "")
+    waits = f" · {doing.state}: {doing.waits_for.removeprefix(f'{doing.state} ')}" if doing.waits_for else ""
+    return f"{joined} · {peers}{waits}"
 
 
 def _cut(line: str, width: int) -> str:

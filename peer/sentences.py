@@ -90,6 +90,8 @@ def say(event: Event) -> str | None:
             )
         case Progress(doing, 0, 0):
             return doing[0].upper() + doing[1:]
+        case Joined(role="lab"):
+            return None  # there is nobody to join
         case Joined(peer_id, role, stage, slot, address):
             where = f" of stage {stage}" if role == "volunteer" else ""
             return f"Joined as {role}{where} (slot {slot}): peer {peer_id[-8:]} at {address}"
@@ -128,7 +130,8 @@ def say(event: Event) -> str | None:
             return f"{why[0].upper()}{why[1:]}."
         case Credited(round, tokens, signers, counted):
             counts = "; its contribution counts" if counted else ""
-            return f"Credit for round {round}: {tokens:,} tokens, signed by {len(signers)} peer(s){counts}."
+            by = "1 peer" if len(signers) == 1 else f"{len(signers)} peers"
+            return f"Credit for round {round}: {tokens:,} tokens, signed by {by}{counts}."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Paused(reason):

@@ -98,9 +98,14 @@ def find(given: str | None, directory: Path) -> Ticket:
     source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
-    if not source.startswith(PREFIX):
-        source = _in_file(Path(source)) or source
-    return parse(source)
+    if source.lstrip().startswith(PREFIX):
+        return parse(source)
+    text = _in_file(Path(source))
+    if text is None:
+        raise TicketError(
+            f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
+        )
+    return parse(text)
 
 
 def _in_file(path: Path) -> str | None:

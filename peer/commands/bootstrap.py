@@ -98,6 +98,9 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                 )
 
             first_token = _close(options, folder)
+            if first_token:
+                lets_in = f"{FIRST_USES} newcomers in {FIRST_SECONDS // 86400} days"
+                terminal.emit(Progress(f"the run is closed: its first ticket lets in {lets_in}, and is a secret"))
             if options.trials is not None:
                 trials.require(folder, options.trials)
             audits = options.audit or options.revoke or (ticket is None and trials.read(folder).required)

@@ -67,7 +67,9 @@ def why(what: str, where: str | None, terminal: Terminal) -> int:
             raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
         if not found:
             raise UserError(f"nothing is known of {what} in {folder}: {_known(happened)}")
-        show(terminal, (each.row | {"words": each.words} for each in found), _drawn(found, verdict))
+        head = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
+        rows = (each.row | {"words": each.words} for each in found)
+        show(terminal, rows, "\n".join([*head, _drawn(found, verdict)]))
         return 0
 
     return told(terminal.emit, work)

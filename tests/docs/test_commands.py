@@ -1,6 +1,7 @@
 """Every command that a page shows is one that there is, and is run by a test, or the page says why not."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,15 @@ def test_it_is_a_target_of_the_makefile(each: Typed):
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert each.words[1] in targets
     assert each.not_run or each.words[1] == "test"
+
+
+def test_files_that_are_named_to_make_are_tested_alone():
+    def runs(*arguments: str) -> list[str]:
+        said = subprocess.run(["make", "-n", "test", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"\.venv/bin/pytest ([^|\n]*)", said.stdout)
+
+    assert runs("ARGS=-s tests/system/test_docker.py") == ["-s tests/system/test_docker.py"]
+    assert [each.split()[-2:] for each in runs("ARGS=-k frames")] == [["-k", "frames"]] * 2
 
 
 @pytest.mark.parametrize("command", RUN_BY)

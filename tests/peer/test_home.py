@@ -64,7 +64,7 @@ def test_the_operators_folder_is_the_one_given_or_the_only_one(tmp_path, monkeyp
         (home() / name / "run.json").write_text("{}")
         if name == "bootstrap-a":
             assert operators_folder(None) == home() / name
-    with pytest.raises(ResourceError, match="--dir"):
+    with pytest.raises(ResourceError, match=r"--dir.*/bootstrap-a, .*/bootstrap-b"):
         operators_folder(None)
     assert operators_folder(home() / "bootstrap-b") == home() / "bootstrap-b"
     with pytest.raises(ResourceError, match="--dir"):

@@ -49,7 +49,9 @@ def test_one_that_waits_says_for_what():
     place, _, rates, life = lines(waiting, 60.0, 100)
     assert "· waiting ·" in place
     assert rates.startswith("0 tokens/s")
-    assert life.endswith("waits for: looking for volunteers of the other stages")
+    assert life.endswith("waiting: looking for volunteers of the other stages")
+    waiting = doing(*TRAINING, Progress("waiting for a group"))
+    assert lines(waiting, 60.0, 100)[3].endswith(" · waiting: for a group")
     paused = doing(*TRAINING, Paused("until 23:00, for these are quiet hours"))
     assert lines(paused, 60.0, 100)[0] == "stage 1 · paused · no group"
 

@@ -75,8 +75,9 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
-    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peer(s)."
-    assert (say(Credited(3, 0, ["QmA"], True)) or "").endswith("signed by 1 peer(s); its contribution counts.")
+    assert say(Joined("lab", "lab", 0, 0, "")) is None
+    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
+    assert (say(Credited(3, 0, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
 
 
 def test_an_audit_tells_the_worst_first():
@@ -238,7 +239,7 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "round 1 of 12 █" in shown
     assert "step 1 of 20 · loss 7.500" in shown
     assert "tokens/s" in shown
-    assert "waits for: another member: stage 0 is gone" in shown
+    assert "waiting: another member: stage 0 is gone" in shown
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
     assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone

@@ -46,8 +46,11 @@ def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp
     with pytest.raises(TicketError, match="no ticket"):
         find(None, tmp_path)
     assert find(str(TICKET), tmp_path) == TICKET
+    assert find(f"\n {TICKET}", tmp_path) == TICKET
     (tmp_path / "mail.txt").write_text(f"{TICKET}\n")
     assert find(str(tmp_path / "mail.txt"), tmp_path) == TICKET
+    with pytest.raises(TicketError, match="no file of that name"):
+        find(str(tmp_path / "male.txt"), tmp_path)
     monkeypatch.setenv(ENVIRONMENT, str(TICKET))
     assert find(None, tmp_path) == TICKET
     monkeypatch.delenv(ENVIRONMENT)

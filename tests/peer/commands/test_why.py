@@ -174,8 +174,10 @@ def test_without_a_folder_the_log_written_last_is_meant_and_a_ticket_means_its_r
     assert "no daemon has left a log" in refused("3")
     with locked(peer_folder(TICKET, "stage-0")) as folder:
         logged(folder, GROUP)
-    assert "Ended round 3" in asked(capsys, "3")
-    assert "Ended round 3" in asked(capsys, "3", str(TICKET))
+    for where in (None, str(TICKET)):
+        told = asked(capsys, "3", where)
+        assert told.startswith(f"The log in {folder}:\n")
+        assert "Ended round 3" in told
     assert "no daemon has left a log" in refused("3", str(Ticket(RunId("cd" * 32), b"\2" + b"k" * 32, ("h:1",), ())))
 
 
