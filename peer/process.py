@@ -133,7 +133,7 @@ async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
     try:
         await serve(stop)
     except (HetpeerError, BaseExceptionGroup):
-        if not stop.is_set():  # Ctrl-C reaches libp2p's daemon too: what its end breaks is no error then
+        if not stop.is_set():  # our children may have heard it, too: what their end breaks is no error then
             raise
     return received[0] if received else None
 

@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgpack
@@ -187,6 +189,7 @@ async def start(
     from hivemind.p2p.p2p_daemon import P2PDaemonError
 
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
+    _keep_from_terminals()
     listens = _require_free(host, port)
     try:
         p2p = await P2P.create(
@@ -209,6 +212,15 @@ async def start(
         await dht.stop()
         raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")
     return dht
+
+
+def _keep_from_terminals() -> None:
+    """Give libp2p's daemons sessions of their own: Ctrl-C is for us, who still have to say goodbye through them."""
+    from hivemind.p2p import p2p_daemon
+
+    spawn = partial(asyncio.create_subprocess_exec, start_new_session=True)
+    subprocess = SimpleNamespace(**(vars(asyncio.subprocess) | {"create_subprocess_exec": spawn}))
+    p2p_daemon.asyncio = SimpleNamespace(**(vars(asyncio) | {"subprocess": subprocess}))
 
 
 def _require_free(host: str, port: int) -> list[str]:

@@ -13,6 +13,7 @@ from peer import version
 from peer.checkpoint import KEPT
 from peer.compute.machine import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
+from peer.sentences import size
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, part_layout, parts_authored, parts_followed
 from protocol.manifest import Manifest
@@ -92,11 +93,11 @@ def disk(folder: Path, needed: int) -> Finding:
     """Where this peer would keep its things; `needed`: bytes for the run's cheapest stage, 0 where there is no run."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(there).free
-    value = f"{gigabytes(free)} free in {folder}"
+    value = f"{size(free)} free in {folder}"
     if needed > free:
-        advice = f"Free {gigabytes(needed - free)} there, or give another disk's folder with --dir"
-        return Finding("disk", f"{value}; the run takes {gigabytes(needed)}", "failure", advice, {"free": free})
-    value = f"{value}; the run takes {gigabytes(needed)} at most" if needed else value
+        advice = f"Free {size(needed - free)} there, or give another disk's folder with --dir"
+        return Finding("disk", f"{value}; the run takes {size(needed)}", "failure", advice, {"free": free})
+    value = f"{value}; the run takes {size(needed)} at most" if needed else value
     return Finding("disk", value, numbers={"free": free, "needed": needed})
 
 

@@ -2,7 +2,11 @@
 
 import asyncio
 import math
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +28,8 @@ from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, R
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register, expiration, pack, sign
 from tests.reference.small_manifest import small_manifest
+
+ROOT = Path(__file__).parents[2]
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 
@@ -290,3 +296,35 @@ def test_work_ends_when_libp2ps_daemon_dies(tmp_path: Path):
 
     with pytest.raises(ResourceError, match="libp2p's daemon, a child of this process, died"):
         asyncio.run(scene())
+
+
+PEER_ON_A_TERMINAL = """
+import asyncio, signal, sys
+from pathlib import Path
+from protocol import dht
+from protocol.keys import load_or_create
+from tests.protocol.test_dht import Numbers
+
+async def main():
+    node = await dht.start(load_or_create(Path(sys.argv[1])), "127.0.0.1", 0, Numbers())
+    pressed, end = asyncio.Event(), asyncio.create_task(node.p2p._child.wait())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, pressed.set)
+    print("here", flush=True)
+    await pressed.wait()
+    await asyncio.wait((end,), timeout=1)
+    print("without its daemon" if end.done() else "with its daemon")
+    await node.stop()
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_on_a_terminal_leaves_libp2ps_daemon_to_its_peer(tmp_path: Path):
+    """A terminal sends it to all processes of its group."""
+    command = [sys.executable, "-c", PEER_ON_A_TERMINAL, str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    peer = subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
+    assert peer.stdout.readline() == "here\n"
+    os.killpg(peer.pid, signal.SIGINT)
+    assert peer.communicate(timeout=60) == ("with its daemon\n", "")
+    assert peer.returncode == 0
