@@ -1,6 +1,7 @@
 """The paper's Figures 2 and 3, by our model, and what `benchmarks/utilization.py` measured beside it."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,20 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
     try:
         points = json.loads(path.read_bytes())["points"]
         return [{key: float(each[key]) for key in ("k_over_d", "mbps", "outer", "utilization")} for each in points]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not what benchmarks/utilization.py --json prints: {error}") from None
+
+
+def _nearest(k_over_d: float) -> int:
+    """Of the lines' d / k: 8192 has no 24th part, and d/32 is measured in its place."""
+    return min(RATIOS, key=lambda ratio: abs(math.log(k_over_d * ratio)))
 
 
 def draw(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
     """Both figures side by side: utilization by bandwidth at 70 billion weights, and by compression at 512 million on
-    1 Gb/s. Lines are the model, with the outer exchange dashed; marks are measured."""
+    1 Gb/s. Lines are the model, with the outer exchange dashed; marks are measured, in the colour of the nearest k."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -76,12 +84,13 @@ def draw(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
         left.plot(MEGABITS, alone, color=colour, label=name)
         left.plot(MEGABITS, counted, color=colour, linestyle="--", linewidth=1)
         for point in measured:
-            if abs(point["k_over_d"] * ratio - 1) < 0.01:
+            if _nearest(point["k_over_d"]) == ratio:
                 mark = "x" if point["outer"] else "o"
                 left.plot(point["mbps"], 100 * point["utilization"], mark, color=colour, markersize=6)
     left.set(xscale="log", xlabel="Mb/s each way", ylabel="share of compute used, %", ylim=(0, 102))
     left.set_xticks(MEGABITS, [f"{each}" for each in MEGABITS])
-    left.set_title("70 B weights, 4 stages, A100s; dashed: with the outer exchange", fontsize=9)
+    title = "70 B weights, 4 stages, A100s; dashed, and crosses: with the outer exchange"
+    left.set_title(title, fontsize=9)
     for offset, operations, name in ((-0.2, A100, "A100"), (0.2, 400e12, "H100")):
         heights = [100 * step_of(half_a_billion(each), volunteer(1000, operations)).utilization for each in RATIOS]
         right.bar([place + offset for place in range(len(RATIOS))], heights, 0.38, label=name)
