@@ -48,7 +48,7 @@ def test_the_operator_is_told_what_is_done(text: Path, tmp_path: Path) -> None:
     sentences: list[str] = []
     create_run(small_manifest(), tmp_path / "new" / "run", text, sentences.append)
     assert "10 documents" in sentences[0]
-    assert any("train.bin" in sentence and "sequences" in sentence for sentence in sentences)
+    assert any(sentence.startswith("Text to train on: ") and "sequences" in sentence for sentence in sentences)
 
 
 def test_a_run_can_be_made_again_bit_by_bit_on_this_machine(text: Path, run: Path, tmp_path: Path) -> None:
