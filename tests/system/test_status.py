@@ -55,7 +55,7 @@ def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses
         full = next(each for each in view.history if len(each.contributions) == 3)
         assert set(full.contributions.values()) == {2}
         assert full.ended is not None
-        assert full.began < full.ended
+        assert full.began <= full.ended  # rounds of a second may come in one batch
         evaluated = next(each for each in view.history if each.loss)
         assert evaluated.evaluated_by == center_id
         assert 1 < evaluated.loss < 8
