@@ -63,7 +63,8 @@ def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses
         assert (group.members, group.broken) == ([leader_id, member_id], "")
         assert view.tokens > 0
         assert 0 < full.pipeline_bytes + full.outer_bytes < full.uncompressed_bytes
-        assert {"training", "waiting"} >= {each.state for each in view.peers}
+        # whose last batch is a second old may be a round behind, where rounds take no longer
+        assert {"training", "waiting", "catching up"} >= {each.state for each in view.peers}
 
         member.end(signal.SIGKILL)
         view = seen(ticket, lambda view: any(each.state == "lost" for each in view.peers))
