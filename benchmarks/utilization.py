@@ -16,6 +16,9 @@ With `outer`, a round of three steps (of the paper's 50; bytes are scaled by tha
 replicas, which train, too: each stage fetches their contributions while it goes on with the next round, and they fetch
 its own, all at the pace at which peers exchange while they train.
 
+`--remember` gives hosts a TCP that keeps its windows over pauses, `--down 5` links as homes have them, with five times
+as much down as up.
+
 With `--compute`, stages compute: `tiny` (32 M parameters) in four processes that share this machine's cores, over
 links as slow as they are, and in turns with it the same on loopback. Its utilization is the time of a step there, of
 its time over the links.
@@ -26,11 +29,10 @@ import asyncio
 import contextlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -58,18 +60,19 @@ from shaped.case import (
     manifest_of,
     modelled,
 )
+from shaped.computed import computed_table, measure_compute, small
 from shaped.hosts import Hosts, hosts, missing
 
 import protocol.bandwidth
 from peer.handoff import TorchThread
 from peer.network.group import Seat
-from peer.planning.model import HEADERS, Volunteer, step_of, work_of
+from peer.planning.model import HEADERS
 from peer.swarm.control import Control
 from peer.swarm.inner_step import PipelineStage
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import BlobService, fetch
 from protocol.keys import load_or_create
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest
 from protocol.schemas import blobs_pb2_grpc
 
 
@@ -87,19 +90,6 @@ class Row:
     """The same with what TCP, TLS and acknowledgements take of a link."""
     depth: list[int]
     """Microbatches in flight at each stage, as it chose."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedRow:
-    """A step of a small model over links, and on loopback, in seconds."""
-
-    k_over_d: float
-    mbps: int
-    loopback: float
-    seconds: float
-    utilization: float
-    model: float
-    """With headers, and the passes that the step on loopback took."""
 
 
 # A stage: a process of its own
@@ -199,7 +189,9 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
 # The one who measures
 
 
-def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int], scale: Scale) -> list[Row]:
+def measure(
+    on: Hosts, folder: Path, compressions: list[int], megabits: list[int], scale: Scale, down: float
+) -> list[Row]:
     """Every point; a line on standard error for each."""
     rows = []
     for compression in compressions:
@@ -212,7 +204,7 @@ def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int
         with started(commands) as made:
             made.introduce()
             for rate in megabits:
-                on.limit(rate * scale.rate, STAGES)
+                on.limit(rate * scale.rate, STAGES, down)
                 made.tell({"steps": 1, "outer": False})  # after it, stages know how many microbatches they need
                 for outer in (False, True):
                     answers = made.tell({"steps": STEPS, "outer": outer})
@@ -223,45 +215,6 @@ def measure(on: Hosts, folder: Path, compressions: list[int], megabits: list[int
                     rows.append(Row(1 / manifest.compressions[0], rate, outer, ideal / seconds, *models, depth))
                     print(f"{table(rows[-1:])}", file=sys.stderr, flush=True)
     return rows
-
-
-def small(compression: int) -> Manifest:
-    """What is trained with `--compute`."""
-    replicas = {"stages": STAGES, "compression": compression}
-    return check({"model": {"preset": "tiny"}, "replicas": replicas, "inner": {"sequences": 16, "microbatch": 1}})
-
-
-def measure_compute(on: Hosts, folder: Path, compressions: list[int], megabits: list[int]) -> list[ComputedRow]:
-    """Steps over the links and on loopback, in turns; the first of each does not count."""
-    rows = []
-    load_or_create(folder / "operator")
-    for compression in compressions:
-        own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression), "--compute"]
-        commands = [[*own, "--serve", str(each), "--address", "127.0.0.1"] for each in range(STAGES)]
-        there = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in range(STAGES)]
-        with started(commands) as near, started(there) as far:
-            near.introduce()
-            far.introduce()
-            for rate in megabits:
-                on.limit(rate, STAGES)
-                taken = [[max(each["seconds"] for each in side.tell("step")) for side in (near, far)] for _ in range(4)]
-                loopback, seconds = (statistics.median(each) for each in zip(*taken[1:], strict=True))
-                work = work_of(small(compression))
-                passes = loopback / (work.microbatches + STAGES - 1)
-                on_link = Volunteer(1.0, rate * 1e6, rate * 1e6, LATENCY, HEADERS)
-                model = step_of(replace(work, operations=passes), on_link).utilization
-                rows.append(ComputedRow(1 / compression, rate, loopback, seconds, loopback / seconds, model))
-                print(computed_table(rows[-1:]), file=sys.stderr, flush=True)
-    return rows
-
-
-def computed_table(rows: list[ComputedRow]) -> str:
-    """Lines of text."""
-    return "\n".join(
-        f"tiny, k = d/{1 / each.k_over_d:<4.0f} {each.mbps:>3} Mb/s  step {each.seconds:6.2f} s, on loopback "
-        f"{each.loopback:6.2f} s  {each.utilization:7.1%}  model {each.model:7.1%}"
-        for each in rows
-    )
 
 
 def table(rows: list[Row]) -> str:
@@ -281,6 +234,9 @@ def main() -> int:
     parser.add_argument("--mbps", type=int, nargs="+", help="of the paper's links; with --compute, of these")
     parser.add_argument("--time", type=float, default=0.1, metavar="SHARE", help="of the paper's seconds; default: 0.1")
     parser.add_argument("--compute", action="store_true", help="a small model that computes, instead of timed waits")
+    parser.add_argument("--remember", action="store_true", help="hosts with net.ipv4.tcp_slow_start_after_idle = 0")
+    down = "links carry so many times more down; not with --compute"
+    parser.add_argument("--down", type=float, default=1.0, metavar="TIMES", help=down)
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -296,12 +252,13 @@ def main() -> int:
     if lacking := missing():
         print(lacking, file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as folder, hosts(STAGES + 1, LATENCY) as on:
+    with tempfile.TemporaryDirectory() as folder, hosts(STAGES + 1, LATENCY, forget=not given.remember) as on:
         if given.compute:
-            computed = measure_compute(on, Path(folder), given.compressions or [1, 8], given.mbps or [2, 10])
+            computed = measure_compute(on, Path(folder), __file__, given.compressions or [1, 8], given.mbps or [2, 10])
             found, shown = {"compute": [asdict(each) for each in computed]}, computed_table(computed)
         else:
-            rows = measure(on, Path(folder), given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS], scale)
+            asked = given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS]
+            rows = measure(on, Path(folder), *asked, scale, given.down)
             found, shown = {"points": [asdict(each) for each in rows]}, table(rows)
     print(json.dumps(found, indent=1) if given.json else shown)
     return 0

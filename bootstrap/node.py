@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -17,7 +18,7 @@ from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
 from bootstrap.pace import Pace
 from bootstrap.prepared import lookup
-from protocol import certificates
+from protocol import acquaintances, certificates
 from protocol import dht as dhts
 from protocol.addresses import join, moved
 from protocol.any_bytes import AnyBytes
@@ -132,29 +133,40 @@ async def serve(
         streams = Streams(dht.p2p)
         await Relay(streams, register.authority, gatekeeper.objection).open()
         tell(ticket)
-        await dht.while_alive(_until(stop, dht, register, measuring.pace, monitor))
+        acquainted = list(await asyncio.to_thread(acquaintances.recall, directory))
+        following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)
+        attached = dht.keep_attached(lambda: [*known, *acquainted])
+        await dht.while_alive(_until(stop, following, monitor.keep(), attached))
     finally:
         service.hang_up()
         await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()
 
 
-async def _until(stop: asyncio.Event, dht: Dht, register: Register, pace: Pace, monitor: Monitor) -> None:
-    """Follow how the run goes, for who asks, until `stop` is set."""
+async def _follow(
+    dht: Dht, register: Register, pace: Pace, monitor: Monitor, directory: Path, acquainted: list[str]
+) -> None:
+    """See how the run goes, for who asks, and keep who is in it: in `acquainted`, and for the next start in
+    `directory`."""
+    while True:
+        records = register.read(await dht.read_all())
+        pace.see(records, register.manifest.outer.liars, time.time())
+        monitor.see_records(records)
+        there = sorted(record.libp2p for record in records if record.libp2p)[: acquaintances.KEPT]
+        if there and there != acquainted:
+            acquainted[:] = there
+            await asyncio.to_thread(acquaintances.remember, directory, there)
+        await asyncio.sleep(LOOK_SECONDS)
+        await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
 
-    async def look() -> None:
-        while True:
-            records = register.read(await dht.read_all())
-            pace.see(records, register.manifest.outer.liars, time.time())
-            monitor.see_records(records)
-            await asyncio.sleep(LOOK_SECONDS)
-            await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
 
+async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    """Do all of it until `stop` is set."""
     async with asyncio.TaskGroup() as tasks:
-        looking, keeping = tasks.create_task(look()), tasks.create_task(monitor.keep())
+        keeping = [tasks.create_task(each) for each in work]
         await stop.wait()
-        looking.cancel()
-        keeping.cancel()
+        for each in keeping:
+            each.cancel()
 
 
 def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: Standing) -> Ticket:

@@ -10,7 +10,7 @@ from peer.cli_lab import terminal
 
 CREDIT_EXAMPLES = (
     "Examples:\n\n  hetpeer credit\n\n  hetpeer credit ~/peer --json\n\n  hetpeer credit ~/peer --out mine.receipts\n\n"
-    "  hetpeer credit ~/mine --verify theirs.receipts\n\n"
+    "  hetpeer credit --verify theirs.receipts\n\n"
     "Nobody is asked: receipts are signed, and so are their signers' places in the run. The exit code is 7 if one does "
     "not hold."
 )
@@ -26,7 +26,8 @@ def credit(
         typer.Option(
             "--verify",
             metavar="FILE",
-            help="Check another peer's receipts instead, in a file that it gave you; the folder tells the run.",
+            help="Check another peer's receipts instead, in a file that it gave you. FOLDER then says of which run; it "
+            "is not needed if this machine knows only one.",
         ),
     ] = None,
     out: Annotated[

@@ -186,9 +186,9 @@ async def _joined(
             relays=settings.relay and not way.hidden,
         )
         signer = Signer(identity, authority, place.signed_card)
-        discovery = Discovery(dht, signer, manifest, record, objection=distrust.objection)
-        first = settings.ticket.addresses
-        reached = ways(way, port, Streams(dht.p2p), discovery, contacts, distrust, first, emit)
+        nodes = settings.ticket.addresses
+        discovery = Discovery(dht, signer, manifest, record, nodes, objection=distrust.objection)
+        reached = ways(way, port, Streams(dht.p2p), discovery, contacts, distrust, nodes, emit)
         distrust.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
         shelf = Shelf(directory / "contributions")
         snapshots = SnapshotStore(directory / "snapshots", manifest)

@@ -83,6 +83,16 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """What receipts in this peer's folder show of its work before it was started: tokens in so many `rounds`; of the
+    recent ones, to which more may come, (round, tokens) each, and of all older ones together."""
+
+    rounds: int
+    older: int
+    recent: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """How it goes, every few seconds: bytes that have gone over this peer's line since it joined, of the pipeline's
     frames and of all else that is large; how many other peers it knows, and how many of these do not answer."""
@@ -95,4 +105,4 @@ class Pulse:
     lost: int
 
 
-Decision = Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp
+Decision = Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp | Recalled

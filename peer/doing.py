@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.decisions import CaughtUp, EndedEarly, Left, Placed, Pulse
+from peer.decisions import CaughtUp, EndedEarly, Left, Placed, Pulse, Recalled
 from peer.events import (
     Contributed,
     Credited,
@@ -103,6 +103,8 @@ class Doing:
                 self.held_out = loss, plain
             case Credited(round, tokens):
                 self._credited[round] = tokens
+            case Recalled(_, older, recent):
+                self._credited = {0: older} | dict(recent)
             case Pulse():
                 self._feel(event, now)
             case _:

@@ -1,7 +1,7 @@
 """A daemon's live panel, as lines of a width: where it is, what it does, and what it waits for. Pure."""
 
 from peer.doing import Doing
-from peer.sentences import size
+from peer.sentences import size, so_many
 
 LEAST_WIDTH_OF_BAR = 8
 MOST_WIDTH_OF_BAR = 30
@@ -53,7 +53,8 @@ def _rates(doing: Doing) -> str:
 
 def _life(doing: Doing, now: float) -> str:
     joined = f"joined {since(now - doing.joined)} ago" if doing.joined is not None else "not joined yet"
-    peers = f"{doing.peers} peers" + (f", {doing.lost} silent" if doing.lost else "")
+    silent = f", {doing.lost} silent" if doing.lost else ""
+    peers = f"{so_many(doing.peers, 'peer')}{silent}"
     waits = f" · {doing.state}: {doing.waits_for.removeprefix(f'{doing.state} ')}" if doing.waits_for else ""
     return f"{joined} · {peers}{waits}"
 

@@ -92,7 +92,7 @@ class PeerScreen:
         line = say(event)
         if line is not None and line != self._said:
             self._said = line
-            if isinstance(event, Failed | Finished | Progress) and self._status is not None:
+            if isinstance(event, Failed | Finished | Progress | Serving) and self._status is not None:
                 self._status.stop()
             if isinstance(event, Failed | Finished):
                 self.close()

@@ -3,7 +3,19 @@
 from datetime import datetime
 from typing import Literal
 
-from peer.decisions import Avoided, CaughtUp, Counted, Dismissed, EndedEarly, Left, NotCounted, Placed, Pulse, WentOn
+from peer.decisions import (
+    Avoided,
+    CaughtUp,
+    Counted,
+    Dismissed,
+    EndedEarly,
+    Left,
+    NotCounted,
+    Placed,
+    Pulse,
+    Recalled,
+    WentOn,
+)
 from peer.events import (
     Audited,
     CertificateRenewed,
@@ -41,6 +53,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def so_many(count: int, what: str) -> str:
+    """A number of things: "1 peer", "2 peers"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def level(event: Event) -> Literal["debug", "info", "warning", "error"]:
@@ -106,7 +123,7 @@ def say(event: Event) -> str | None:
             return f"In the group of {replica[-8:]}, {len(members)} stages: {names}" + (f"; {reason}" if reason else "")
         case GroupBroken(_, round, step, reason):
             lost = f"Step {step + 1} of round {round} is rolled back" if round else "No step was in flight"
-            return f"{reason}. {lost}; looking for another member."
+            return f"{reason[:1].upper()}{reason[1:]}. {lost}; looking for another member."
         case Left(replica, reason):
             return f"Leaving {f'the group of {replica[-8:]}' if replica else 'the swarm'}: {reason}."
         case Dismissed(peer, round, step, reason):
@@ -117,7 +134,7 @@ def say(event: Event) -> str | None:
         case Avoided(peer, seconds, reason):
             return f"Peer {peer[-8:]} is avoided for {seconds:.0f} s: {reason}"
         case EndedEarly(round, steps, reason):
-            return f"Ended round {round} early, after {steps} inner steps: {reason}."
+            return f"Ended round {round} early, after {so_many(steps, 'inner step')}: {reason}."
         case WentOn(round, without, reason):
             return f"Waiting no longer in round {round} for {', '.join(each[-8:] for each in without)}: {reason}."
         case NotCounted(round, parts, reason):
@@ -129,9 +146,14 @@ def say(event: Event) -> str | None:
         case CompressionChosen(_, why):
             return f"{why[0].upper()}{why[1:]}."
         case Credited(round, tokens, signers, counted):
+            by = f"signed by {so_many(len(signers), 'peer')}"
+            if counted and not tokens:
+                return f"Credit for round {round}: its contribution counts, {by}."
             counts = "; its contribution counts" if counted else ""
-            by = "1 peer" if len(signers) == 1 else f"{len(signers)} peers"
-            return f"Credit for round {round}: {tokens:,} tokens, signed by {by}{counts}."
+            return f"Credit for round {round}: {tokens:,} tokens, {by}{counts}."
+        case Recalled(rounds, older, recent):
+            tokens = older + sum(tokens for _, tokens in recent)
+            return f"Credit until now: {tokens:,} tokens in {so_many(rounds, 'round')}."
         case Resumed(round):
             return f"Resumed after round {round}, from this peer's own folder."
         case Paused(reason):

@@ -9,7 +9,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +26,8 @@ WAIT_SECONDS = 2.0
 """How long one node may take to answer before it is passed over."""
 
 ATTACH_SECONDS = 5.0
+
+ATTACH_AGAIN_SECONDS = 30.0
 
 DEATH_SECONDS = 1.0
 """A dead daemon shows in failing calls a moment before the system tells of its end."""
@@ -70,6 +72,13 @@ class Dht:
             await self.node.find_nearest_nodes([self.node.node_id])
         return sum(results)
 
+    async def keep_attached(self, addresses: Callable[[], Sequence[str]]) -> None:
+        """Meet them again and again, for as long as this node lives. Who has been away, for a restart or behind a dead
+        line, is in nobody's routing table any more, and may have nobody in its own."""
+        while True:
+            await self.attach(addresses())
+            await asyncio.sleep(ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25))
+
     async def _meet(self, address: str) -> bool:
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
@@ -80,9 +89,9 @@ class Dht:
             peer_id = PeerID.from_base58(peer)
             async with asyncio.timeout(ATTACH_SECONDS):
                 await self.p2p._client.connect(peer_id, [Multiaddr(where)])
-        except (ControlFailure, TimeoutError, OSError, ValueError):  # the last: it is no address
-            return False
-        return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
+            return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
+        except (ControlFailure, TimeoutError, OSError, ValueError, AssertionError):
+            return False  # the last two: it is no address, and what it says is no id of a node
 
     async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
         """Store `value` under (`key`, `subkey`) until then, in seconds since 1970.

@@ -51,29 +51,33 @@ class Hosts:
         counted = json.loads(shown.stdout)[0]["stats64"]
         return {way: int(counted[way]["bytes"]) for way in ("tx", "rx")}
 
-    def limit(self, megabits: float, count: int) -> None:
-        """Let the links of the first `count` hosts carry so much each way."""
+    def limit(self, megabits: float, count: int, down: float = 1.0) -> None:
+        """Let the links of the first `count` hosts carry so much up, and `down` times as much down."""
         bits = megabits * 1e6
         burst = max(3000, int(bits / 8 * BURST_SECONDS))
         for namespace in self.namespaces[:count]:
             shape = ("tbf", "rate", f"{bits:.0f}bit", "burst", f"{burst}", "latency", "200ms")
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", "eth0", "root", *shape)
         assert self.switch.stdin is not None
-        print(bits, count, file=self.switch.stdin, flush=True)
+        print(down * bits, count, file=self.switch.stdin, flush=True)
 
 
 @contextlib.contextmanager
-def hosts(count: int, delay: float, jitter: float = 0.0, loss: float = 0.0, seed: int = 0) -> Iterator[Hosts]:
+def hosts(
+    count: int, delay: float, jitter: float = 0.0, loss: float = 0.0, seed: int = 0, forget: bool = True
+) -> Iterator[Hosts]:
     """So many hosts, `delay` ± `jitter` seconds from each other, with so much loss each way; all is removed at the
-    end."""
+    end. Unless they `forget`, TCP keeps its congestion window over idle moments, as Linux does where
+    net.ipv4.tcp_slow_start_after_idle = 0."""
     names = [f"hetpeer-bench-{os.getpid()}-{number}" for number in range(count)]
     with contextlib.ExitStack() as stack:
         for name in names:
             _run("ip", "netns", "add", name)
             stack.callback(_run, "ip", "netns", "del", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-            reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
-            _run("nsenter", f"--net=/run/netns/{name}", "sh", "-c", reno)
+            for setting, value in (("congestion_control", "reno"), ("slow_start_after_idle", int(forget))):
+                write = f"echo {value} > /proc/sys/net/ipv4/tcp_{setting}"
+                _run("nsenter", f"--net=/run/netns/{name}", "sh", "-c", write)
         made = Hosts(names, None)  # type: ignore[arg-type]
         where = [f"{name}={made.address(number)}" for number, name in enumerate(names)]
         command = (sys.executable, str(SWITCH), *map(str, (delay, jitter, loss, seed)), *where)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peer.home import peer_folders
+from peer.home import home, peer_folders
 from peer.network.kept_receipts import RECEIPTS, files, lines
 from peer.network.shelf import Shelf
 from peer.process import Terminal, told
@@ -23,7 +23,7 @@ from protocol.keys import load_or_create
 from protocol.manifest import Manifest
 from protocol.proofs import read_revocation
 from protocol.receipts import Receipt, Verifier, from_line, to_line
-from protocol.run_files import Descriptor, read_kept
+from protocol.run_files import DESCRIPTOR, Descriptor, read_kept
 from protocol.window import Window
 
 KEY_FILE = "identity.key"
@@ -69,7 +69,7 @@ def credit(options: CreditOptions, terminal: Terminal) -> int:
     """Check, show, and write; the exit code."""
 
     def work() -> int:
-        folder = (options.folder or _only_folder()).expanduser()
+        folder = (options.folder or (_any_folder() if options.verify else _only_folder())).expanduser()
         checked = check(folder, options.verify)
         if options.out is not None:
             kept = standing(checked.receipts)
@@ -108,11 +108,29 @@ def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
 
 
 def _only_folder() -> Path:
+    """The folder of the one peer of this machine that has receipts."""
     found = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
-    if len(found) != 1:
-        known = ": " + ", ".join(map(str, found)) if found else ""
-        raise ResourceError(f"name the peer's folder, as {len(found)} under ~/.hetpeer have receipts{known}")
+    if not found:
+        raise ResourceError(f"no peer under {home()} has receipts; name its folder: `hetpeer credit FOLDER`")
+    if len(found) > 1:
+        raise ResourceError(
+            f"{len(found)} peers under {home()} have receipts; name the folder of one, as in `hetpeer credit "
+            f"{found[0]}`. The others: {', '.join(map(str, found[1:]))}"
+        )
     return found[0]
+
+
+def _any_folder() -> Path:
+    """A folder that knows the one run that this machine knows: a peer's, or its bootstrap node's."""
+    known = {read_kept(path.parent).run_id: path.parent for path in sorted(home().glob(f"**/{DESCRIPTOR}"))}
+    if len(known) != 1:
+        of = f"more than one run ({len(known)})" if known else "no run"
+        among = f", one of {', '.join(map(str, known.values()))}" if known else ""
+        raise ResourceError(
+            f"there is {of} under {home()}; name a folder with that run's {DESCRIPTOR}{among}: `hetpeer credit FOLDER "
+            "--verify FILE`"
+        )
+    return next(iter(known.values()))
 
 
 def _identity(folder: Path) -> PeerId:

@@ -151,6 +151,8 @@ def _of_network(around: Around) -> list[Finding]:
     findings = network.ways(around.ways)
     if (clock := network.clocks(around.ways)) is not None:
         findings.append(clock)
+    if (slow_start := network.slow_start(around.ways, machine.begins_slowly())) is not None:
+        findings.append(slow_start)
     if around.reach is not None:
         findings.append(network.reachable(around.reach))
     if around.unknown:

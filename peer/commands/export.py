@@ -1,6 +1,7 @@
 """`hetpeer export`: a run's model as a folder that transformers loads."""
 
 import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,11 @@ def export(options: ExportOptions, terminal: Terminal) -> int:
         torch.set_num_threads(options.threads or cores())
         out = options.out.expanduser().resolve()
         require_room(out, options.force)
-        folders = [Path(each).expanduser() for each in options.sources]
-        if all(folder.is_dir() for folder in folders):
-            return _export(options, folders, out, terminal)
+        folders = [os.path.expanduser(each) for each in options.sources]
+        missing = next((each for each in folders if not os.path.isdir(each)), None)  # Path refuses so long a ticket
+        if missing is None:
+            return _export(options, [*map(Path, folders)], out, terminal)
         if len(options.sources) > 1:
-            missing = next(str(folder) for folder in folders if not folder.is_dir())
             raise UserError(f"{missing[:80]} is no folder: give one ticket, or folders of peers of one run")
         return _export_live(options, out, terminal)
 
@@ -61,7 +62,7 @@ def export(options: ExportOptions, terminal: Terminal) -> int:
 def _export_live(options: ExportOptions, out: Path, terminal: Terminal) -> int:
     """From the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
     (source,) = options.sources
-    if not source.startswith(PREFIX) and not Path(source).is_file():
+    if not source.startswith(PREFIX) and not os.path.isfile(source):
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
     ticket = find(source, Path())
     with locked(peer_folder(ticket, "export")) as folder:

@@ -25,6 +25,8 @@ FILES_NEEDED = 1024
 BUSY_SHARE = 0.25
 """Of the cores: with more of them in use by others, what is measured now is no measure of the machine."""
 
+SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+
 EARLIEST = 1767225600.0
 """2026 began; a clock before that was never set."""
 
@@ -122,6 +124,14 @@ def open_files() -> Finding:
         )
         return Finding("open files", f"{allowed} at once; a large run takes {FILES_NEEDED}", "warning", advice)
     return Finding("open files", "no limit" if allowed < 0 else f"{allowed} at once")
+
+
+def begins_slowly(setting: Path = SLOW_START) -> bool | None:
+    """Whether this system's TCP begins slowly again after each pause; None: it is not Linux."""
+    try:
+        return setting.read_text().strip() != "0"
+    except OSError:
+        return None
 
 
 def clock(now: float) -> Finding:

@@ -16,6 +16,9 @@ WRONG_SECONDS = CLOCK_SLACK_SECONDS / 2
 """Further off, others do not see this peer for a part of the time: its records are over before they come, or not yet
 believed."""
 
+NEAR_SECONDS = 0.005
+"""A round trip below that is no burden, however often TCP needs one more."""
+
 
 def answers(node: Way | NoWay) -> bool:
     """Whether a node does, if only to refuse."""
@@ -89,6 +92,18 @@ def hidden(reason: str) -> Finding:
     """Nobody can tell who is in the run, though a node answers."""
     advice = "Let this machine call the port after the node's, which is libp2p's (firewall, VPN, proxy)"
     return Finding("peers", f"cannot tell who is in the run: {reason}", "warning", advice)
+
+
+def slow_start(measured: Sequence[Way | NoWay], begins_slowly: bool | None) -> Finding | None:
+    """Whether TCP finds out anew what a path carries after each pause, as frames of a pipeline have them between each
+    other (`docs/benchmarks.md` says what that costs); None where it makes no difference, or nobody knows."""
+    far = any(isinstance(each, Way) and each.round_trip > NEAR_SECONDS for each in measured)
+    if not far or begins_slowly is None:
+        return None
+    if begins_slowly:
+        advice = "For quicker frames, as root: `sysctl -w net.ipv4.tcp_slow_start_after_idle=0`; it is no must"
+        return Finding("TCP", "begins slowly again after each pause", "warning", advice)
+    return Finding("TCP", "keeps its speed over pauses")
 
 
 def reachable(found: Reach) -> Finding:

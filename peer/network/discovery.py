@@ -1,12 +1,13 @@
 """Who else is in the run: what peers tell in the DHT and, fresher, in person."""
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.network.spreading import read_seconds
+from peer.network.spreading import read_seconds, some
 from protocol.dht import Dht
 from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
@@ -49,6 +50,8 @@ class Discovery:
     signer: Signer
     manifest: Manifest
     record: PeerRecord
+    nodes: Sequence[str] = ()
+    """libp2p addresses of the operator's nodes."""
     records: dict[PeerId, PeerRecord] = field(default_factory=dict)
     seen: dict[PeerId, float] = field(default_factory=dict)
     """When each peer last gave a sign of life, by `time.monotonic`."""
@@ -88,6 +91,16 @@ class Discovery:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             await self.publish()
+
+    async def keep_attached(self) -> None:
+        """Stay in the DHT that the others are in, for as long as this peer lives: by the operator's nodes, and by any
+        other, so that halves that have lost each other meet again."""
+
+        def addresses() -> list[str]:
+            known = [peer.libp2p for peer in self.records.values() if peer.libp2p]
+            return [*self.nodes, *some(known, 1, random)]
+
+        await self.dht.keep_attached(addresses)
 
     async def keep_reading(self) -> None:
         """Read the DHT for as long as this peer lives."""

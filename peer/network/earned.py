@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from peer.decisions import Recalled
 from peer.events import Credited, Listener, Progress
 from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
 from peer.network.kept_receipts import KeptReceipts
@@ -104,7 +105,8 @@ class Earned:
 
     async def keep_asking(self) -> None:
         """Ask when a round is over, and now and then in a long one, for as long as this peer lives."""
-        await asyncio.to_thread(self._recall)
+        if recalled := await asyncio.to_thread(self._recall):
+            self.emit(recalled)
         again: list[Pair] = []
         while True:
             with suppress(TimeoutError):
@@ -114,15 +116,20 @@ class Earned:
             self.due.clear()
             again = await self.ask(None if over or not again else again, witnesses=over)
 
-    def _recall(self) -> None:
-        """What this peer's folder has of the last rounds."""
+    def _recall(self) -> Recalled | None:
+        """Take up what this peer's folder has of the last rounds; what it has of all; None: nothing."""
+        own: list[Receipt] = []
         with suppress(ResourceError):  # a disk that errs costs receipts, and no more
-            for receipt in self.kept.read():
-                if receipt.receiver == self.seen.me:
-                    self._remember(receipt)
+            own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
+        for receipt in own:
+            self._remember(receipt)
         for round, known in self.rounds.items():
             for neighbour in {each.signer for each in known}:
                 self.recalled[neighbour, round] = _forward(known, neighbour)
+        credits = by_round(own)
+        recent = [(each.round, each.tokens) for each in credits if each.round in self.rounds]
+        older = sum(each.tokens for each in credits if each.round not in self.rounds)
+        return Recalled(len(credits), older, recent) if credits else None
 
     async def ask(self, only: Collection[Pair] | None = None, witnesses: bool = True) -> list[Pair]:
         """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, who may have closed a round since,

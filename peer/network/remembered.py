@@ -6,7 +6,7 @@ certificate   by which the others know this peer, and whoever signed it (PEM)
 authority     the run's (PEM), which the ticket pins
 mirrors       base URLs of the run's prepared text, one a line, as the operator's node last told
 node          the peer id and address of that node, which serves the run's files and blocks
-peers         libp2p addresses of others, one a line
+peers         libp2p addresses of others (`protocol/acquaintances.py`)
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.network.discovery import Discovery
+from protocol import acquaintances
 from protocol.addresses import join, split
 from protocol.atomic import write_atomically
 from protocol.blobs import is_file
@@ -29,12 +30,9 @@ from protocol.keys import Identity
 from protocol.run_files import DESCRIPTOR, Descriptor, files_needed, parse
 from protocol.ticket import Ticket
 
-CARD, CERTIFICATE, AUTHORITY, PEERS = "card", "certificate", "authority", "peers"
+CARD, CERTIFICATE, AUTHORITY = "card", "certificate", "authority"
 
 MIRRORS, NODE = "mirrors", "node"
-
-PEERS_KEPT = 32
-"""One that still answers is enough."""
 
 WRITE_SECONDS = 5.0
 """Who comes and goes is written down this often at most."""
@@ -76,7 +74,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     names = files_needed(descriptor, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
-    return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *_peers(folder)))
+    return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *acquaintances.recall(folder)))
 
 
 def card_of(folder: Path) -> bytes:
@@ -106,18 +104,13 @@ def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Creden
     return Credentials(private_key(identity), chain, root)
 
 
-def remember_peers(folder: Path, addresses: Sequence[str]) -> None:
-    """Where others are now."""
-    write_atomically(folder / PEERS, "".join(f"{address}\n" for address in addresses[:PEERS_KEPT]).encode())
-
-
 async def keep_remembering(folder: Path, discovery: Discovery) -> None:
     """Keep in `folder` where others are, for as long as this peer lives. Who has lost all others keeps the last."""
     written: list[str] = []
     while True:
         known = [peer.libp2p for peer in discovery.others() if peer.libp2p]
         if known and known != written:
-            await asyncio.to_thread(remember_peers, folder, known)
+            await asyncio.to_thread(acquaintances.remember, folder, known)
             written = known
         await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))
 
@@ -142,10 +135,6 @@ def node_of(folder: Path) -> Address | None:
         peer_id, address = _lines(folder / NODE)
         return Address(PeerId(peer_id), join(*split(address)))
     return None
-
-
-def _peers(folder: Path) -> list[str]:
-    return _lines(folder / PEERS)
 
 
 def _lines(path: Path) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from peer.decisions import Recalled
 from peer.events import (
     CompressionChosen,
     Contributed,
@@ -110,6 +111,8 @@ class Telling:
                 self._tokens += tokens
             case Credited(round, tokens):
                 self._credited[round] = tokens
+            case Recalled(_, older, recent):
+                self._credited = {0: older} | dict(recent)
             case _:
                 if (told := self._told(event)) is None:
                     return

@@ -134,6 +134,7 @@ class Node:
             keeping = [
                 tasks.create_task(self.discovery.keep_publishing()),
                 tasks.create_task(self.discovery.keep_reading()),
+                tasks.create_task(self.discovery.keep_attached()),
                 tasks.create_task(keep_remembering(self.directory, self.discovery)),
                 tasks.create_task(self.keep_certified()),
                 tasks.create_task(self.stand_trial()),

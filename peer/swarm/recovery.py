@@ -10,6 +10,7 @@ from peer.decisions import CaughtUp
 from peer.events import Progress, Resumed, Resynchronised
 from peer.network.snapshots import fetch_snapshot
 from peer.network.spreading import ALL_CONTACTS, some
+from peer.sentences import size
 from peer.swarm.followed import rounds_kept, to_torch
 from peer.swarm.outer_round import OuterLoop
 from protocol.claims import Claim, outvoted, prevailing
@@ -169,7 +170,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
         raise UnreachableError(f"it has {fetched.header.history.total()} contributions, not {held.contributions}")
     tensors = await asyncio.to_thread(store.read, fetched.header)
     for peer, count in fetched.served.items():
-        outer.emit(Progress(f"{count} bytes of {part} came from peer {peer[-8:]}"))
+        outer.emit(Progress(f"{size(count)} of {part} came from peer {peer[-8:]}"))
     returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
     outer.followed.forget(part)
     outer.tell_claims()

@@ -102,6 +102,7 @@ async def observe(node: Node) -> None:
         evaluator = await _evaluator(node, reader, None)
     auditor = Auditor(node, evaluator) if node.audit else None
     async with node.in_the_swarm(outer):
+        node.emit(Progress("following the run" if node.discovery.others() else "waiting for somebody who trains"))
         while not outer.over:
             round, started = outer.clock, time.monotonic()
             if not await outer.wait_for_others(round, lambda: node.leaving):

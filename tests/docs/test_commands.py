@@ -62,7 +62,7 @@ RUN_BY = {
     "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS}
     | {"--precision": COMPILED, "--compile": COMPILED},
     "status": {"": STATUS, "--json": STATUS},
-    "credit": {"": SIGNED},
+    "credit": {"": SIGNED, "--out": SIGNED, "--verify": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},
     "doctor": {"": GUIDES},
     "pause": {"": PAUSED},

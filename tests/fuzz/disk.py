@@ -25,10 +25,11 @@ from peer.lab.switches import Switches
 from peer.network.acceptance import Acceptance
 from peer.network.discovery import News
 from peer.network.remembered import AUTHORITY as ROOT
-from peer.network.remembered import CARD, CERTIFICATE, PEERS, mirrors_of, recall
+from peer.network.remembered import CARD, CERTIFICATE, mirrors_of, recall
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
 from protocol import certificates
+from protocol.acquaintances import PEERS
 from protocol.cards import KIND, Card, issue
 from protocol.dataset import DataManifest, Dataset, Shard
 from protocol.dataset import parse as parse_data

@@ -1,6 +1,6 @@
 """What a daemon is doing, as its events say."""
 
-from peer.decisions import CaughtUp, Left, Pulse
+from peer.decisions import CaughtUp, Left, Pulse, Recalled
 from peer.doing import Doing
 from peer.events import (
     Contributed,
@@ -80,3 +80,10 @@ def test_credit_adds_up_over_rounds_and_a_rounds_later_word_replaces_the_earlier
     for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"], True)):
         doing.take(event, 0.0)
     assert doing.credit == 350
+
+
+def test_credit_goes_on_from_what_the_peer_had_when_it_was_started():
+    doing = Doing()
+    for event in (Recalled(9, 1000, [(8, 10), (9, 100)]), Credited(9, 300, ["a"]), Credited(10, 1, ["a"])):
+        doing.take(event, 0.0)
+    assert doing.credit == 1000 + 10 + 300 + 1

@@ -12,7 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
-from peer.decisions import Placed
+from peer.decisions import Placed, Recalled
 from peer.events import (
     Audited,
     Credited,
@@ -69,15 +69,17 @@ def test_steps_pass_by_and_rounds_stay():
 
 def test_a_broken_group_says_which_step_is_lost_if_any():
     assert (
-        say(GroupBroken("QmL", 3, 4, "gone")) == "gone. Step 5 of round 3 is rolled back; looking for another member."
+        say(GroupBroken("QmL", 3, 4, "gone")) == "Gone. Step 5 of round 3 is rolled back; looking for another member."
     )
-    assert say(GroupBroken("QmL", 0, 0, "gone")) == "gone. No step was in flight; looking for another member."
+    assert say(GroupBroken("QmL", 0, 0, "gone")) == "Gone. No step was in flight; looking for another member."
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
     assert say(Joined("lab", "lab", 0, 0, "")) is None
     assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
-    assert (say(Credited(3, 0, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
+    assert (say(Credited(3, 9, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
+    assert say(Credited(3, 0, ["QmA"], True)) == "Credit for round 3: its contribution counts, signed by 1 peer."
+    assert say(Recalled(3, 100, [(7, 20), (8, 3)])) == "Credit until now: 123 tokens in 3 rounds."
 
 
 def test_an_audit_tells_the_worst_first():

@@ -123,6 +123,47 @@ def test_what_one_node_stores_another_reads_and_its_peer_renews(tmp_path: Path):
     asyncio.run(scene())
 
 
+def test_who_comes_back_is_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A node that was started anew knows nobody; and who had called it in vain has dropped it."""
+    monkeypatch.setattr(dhts, "ATTACH_AGAIN_SECONDS", 0.1)
+    operator = load_or_create(tmp_path / "operator")
+    rules, a = register_of(operator), volunteer(tmp_path / "a", operator)
+    (key,) = rules.keys
+
+    async def scene() -> None:
+        identity = load_or_create(tmp_path / "first")
+        first = await dhts.start(identity, "127.0.0.1", 0, rules)
+        (address,) = first.addresses
+        async with nodes(tmp_path, rules) as (second,), asyncio.timeout(60):
+            assert await second.attach([address])
+            first_id = first.p2p.peer_id
+            await first.stop()
+            assert first_id in second.node.protocol.routing_table
+            while first_id in second.node.protocol.routing_table:
+                await second.store(key, a.id, a.signed, a.until)
+            first = await dhts.start(identity, "127.0.0.1", int(address.split("/")[4]), rules)
+            assert await first.read(key) == {}
+            keeping = asyncio.create_task(second.keep_attached(lambda: [address]))
+            while await first.read(key) != {a.id: a.signed}:
+                await second.store(key, a.id, a.signed, a.until)
+            keeping.cancel()
+            await first.stop()
+
+    asyncio.run(scene())
+
+
+def test_who_says_what_is_no_nodes_id_is_not_met(tmp_path: Path):
+    from hivemind.proto.dht_pb2 import NodeInfo
+
+    async def scene() -> None:
+        async with nodes(tmp_path, Numbers(), Numbers()) as (hostile, honest):
+            assert await honest.attach(hostile.addresses) == 1
+            hostile.node.protocol.node_info = NodeInfo(node_id=b"\xff" * 30)
+            assert await honest.attach(hostile.addresses) == 0
+
+    asyncio.run(scene())
+
+
 def test_a_node_stores_nothing_but_valid_records_of_their_owners(tmp_path: Path):
     operator = load_or_create(tmp_path / "operator")
     rules, honest, other = (

@@ -69,7 +69,8 @@ def test_losses_and_digests_are_the_labs(tmp_path: Path, variant: str):
     for process in swarm:
         done = [event for event in process if isinstance(event, RoundDone)]
         assert [event.round for event in done] == [1, 2, 3, 4]
-        assert all(event.digests.items() <= rounds[event.round].digests.items() for event in done)
-        assert all(event.contributions.items() <= rounds[event.round].contributions.items() for event in done)
+        for event in done:
+            assert event.digests.items() <= rounds[event.round].digests.items(), process
+            assert event.contributions.items() <= rounds[event.round].contributions.items(), process
     evaluated = [event for event in swarm[2] if isinstance(event, Evaluated)]
     assert evaluated == [event for event in expected if isinstance(event, Evaluated)]

@@ -113,6 +113,19 @@ def test_who_was_here_waits_for_its_network_to_come_back(swarm: Start):
     again.wait_for(Contributed, lambda event: event.round > resumed + 1)
 
 
+def test_an_operators_node_that_was_away_is_found_again(swarm: Start):
+    made = swarm()
+    leader = made.peers["leader"]
+    leader.wait_for(RoundDone)
+    made.operator.end(signal.SIGKILL)
+    away = max(event.round for event in leader.said if isinstance(event, RoundDone))
+    leader.wait_for(RoundDone, lambda event: event.round == away + 5)  # each tells the DHT, and calls it in vain
+    made.stack.enter_context(Peer("bootstrap", *made.created)).wait_for(Serving)
+    newcomer = made.join("newcomer", "replica")
+    first = newcomer.wait_for(Contributed).round
+    leader.wait_for(RoundDone, lambda event: event.round >= first and event.contributions["stage-0"] == 2)
+
+
 def test_a_revocation_takes_a_replica_out_of_a_running_swarm(tmp_path: Path, swarm: Start):
     made = swarm(datacenters=1)
     datacenter = made.join("datacenter", "replica")

@@ -105,6 +105,32 @@ def test_what_is_written_out_verifies_by_another_peers_folder(folder: Path, tmp_
     assert shown["peer"] == load_or_create(folder).peer_id
 
 
+def test_whoever_knows_one_run_need_not_name_it_to_verify(folder: Path, tmp_path: Path, capsys, monkeypatch):
+    given, home = tmp_path / "mine.receipts", tmp_path / "home"
+    run(folder, capsys=capsys, out=given)
+    monkeypatch.setenv("HETPEER_HOME", str(home))
+    options, said = CreditOptions(None, (given,)), list[Failed]()
+    assert credit(options, Terminal(said.append)) == 4
+    assert "there is no run under" in said[0].message
+    for place in ("bootstrap-mine", "0123/stage-0", "0123/stage-1"):
+        (home / place).mkdir(parents=True)
+        (home / place / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
+    assert credit(options, Terminal(said.append)) == 0
+    assert "Verified offline" in capsys.readouterr().out
+
+
+def test_of_several_peers_one_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    said: list[Failed] = []
+    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    for place in ("stage-0", "stage-1"):
+        (tmp_path / "0123" / place / RECEIPTS).mkdir(parents=True)
+        (tmp_path / "0123" / place / "lock").touch()
+    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    assert "name its folder" in said[0].message
+    assert f"`hetpeer credit {tmp_path}/0123/stage-0`" in said[1].message
+
+
 def forged(folder: Path) -> dict[str, list[bytes]]:
     """What a holder may try, by what is said of it."""
     me, path = load_or_create(folder), folder / "credit" / "00000000.receipts"

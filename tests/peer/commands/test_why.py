@@ -99,7 +99,7 @@ def test_a_late_round_and_its_zero_credit_are_explained(
     assert f"Waiting no longer in round 1 for {slow.id[-8:]}: most contributions are here" in told
     assert told.rstrip().endswith("→ Counted: what this peer contributed to round 1, as far as its log goes.")
     told = asked(capsys, "1", logged(tmp_path / "slow", slow.said))
-    assert "Ended round 1 early, after 1 inner steps: the others are done" in told
+    assert "Ended round 1 early, after 1 inner step: the others are done" in told
     assert "→ Not counted: embedding, " in told
     assert TOO_LATE in told
 
@@ -126,7 +126,7 @@ def test_a_round_is_told_from_its_beginning_to_its_end_and_nothing_else(
     folder = logged(tmp_path / "peer", GROUP)
     lines = asked(capsys, "3", folder).splitlines()
     assert [line.split("  ", 1)[-1].split(" ")[0] for line in lines] == [
-        "a",  # a member did not answer
+        "A",  # a member did not answer
         "Dismissed",
         "Looking",
         "Ended",

@@ -1,8 +1,11 @@
 """What is said of ways, clocks, peers and reach, from values as they are measured."""
 
+from pathlib import Path
+
 import pytest
 
-from peer.diagnosis.network import clocks, hidden, link_of, peers, reachable, ways
+from peer.diagnosis.machine import begins_slowly
+from peer.diagnosis.network import clocks, hidden, link_of, peers, reachable, slow_start, ways
 from peer.network.probing import Handshake, NoWay, Way
 from peer.network.reach import Reach
 
@@ -46,6 +49,21 @@ def test_a_clock_is_judged_by_the_nearest_node(ahead: float, outcome: str):
 
 def test_what_may_be_the_networks_fault_is_not_held_against_the_clock():
     found = clocks([way(trip=8.0, ahead=5.0)])
+    assert found is not None
+    assert found.outcome == "ok"
+
+
+def test_a_tcp_that_forgets_its_speed_is_worth_a_warning_where_round_trips_are_long(tmp_path: Path):
+    setting = tmp_path / "tcp_slow_start_after_idle"
+    assert slow_start([way()], begins_slowly(setting)) is None  # not Linux
+    setting.write_text("1\n")
+    found = slow_start([LOST, way()], begins_slowly(setting))
+    assert found is not None
+    assert (found.outcome, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0" in found.advice) == ("warning", True)
+    assert slow_start([way(trip=0.001)], begins_slowly(setting)) is None
+    assert slow_start([LOST], begins_slowly(setting)) is None
+    setting.write_text("0\n")
+    found = slow_start([way()], begins_slowly(setting))
     assert found is not None
     assert found.outcome == "ok"
 

@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 
 from bootstrap.genesis import create_run
-from peer.network import remembered
 from peer.network.discovery import Discovery
 from peer.network.remembered import (
     CARD,
-    PEERS,
     Address,
     keep_remembering,
     mirrors_of,
     node_of,
     recall,
-    remember_peers,
     remember_place,
     remember_text,
 )
+from protocol import acquaintances
+from protocol.acquaintances import PEERS, remember
 from protocol.cards import Authority, Card, issue
 from protocol.certificates import authority
 from protocol.identity import PeerId, RunId
@@ -57,7 +56,7 @@ def folder(made: tuple[Descriptor, Identity, Path], tmp_path: Path) -> Path:
     me = load_or_create(tmp_path).peer_id
     card = issue(operator, descriptor.run_id, Card(me, "volunteer", 1, 3))
     remember_place(tmp_path, card, certified(load_or_create(tmp_path), operator))
-    remember_peers(tmp_path, [MEETING])
+    remember(tmp_path, [MEETING])
     return tmp_path
 
 
@@ -130,10 +129,10 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
         loop, written = asyncio.get_running_loop(), asyncio.Event()
 
         def write(folder: Path, addresses: list[str]) -> None:
-            remember_peers(folder, addresses)
+            remember(folder, addresses)
             loop.call_soon_threadsafe(written.set)
 
-        monkeypatch.setattr(remembered, "remember_peers", write)
+        monkeypatch.setattr(acquaintances, "remember", write)
 
         def record(name: str, libp2p: str = "") -> PeerRecord:
             return PeerRecord(peer_id=PeerId(name), address="h:1", libp2p=libp2p, role="volunteer", stage=0, slot=0)

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from peer.compute.schedule import Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
-from peer.planning.model import HEADERS, Volunteer, Work, best_compression, round_of, step_of, work_of
+from peer.planning.model import HEADERS, Step, Volunteer, Work, best_compression, round_of, step_of, work_of
 from protocol.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check
 from tests.reference.loopback_peers import genesis, moved
+from tests.reference.shared_links import connections, play_shared
 from tests.reference.small_manifest import small_manifest
 from tests.reference.virtual_pipeline import play
 
@@ -55,6 +56,27 @@ def test_figure_3s_bars():
     assert [
         100 * step_of(half_a_billion(ratio), volunteer(1000, A100, 0.0)).utilization for ratio in (8, 24, 96)
     ] == pytest.approx([78.6, 91.7, 97.8], abs=8.0)
+
+
+def shared(step: Step, stages: int, outer_weight: float) -> float:
+    """The utilization of the same step played over links that connections share; those of the first and the last stage
+    have so many times the weight of the others."""
+    weights = {way: outer_weight if {0, stages - 1} & {*way} else 1.0 for way in connections(stages)}
+    seconds = play_shared(64, [16, 16, 12, 1], step.carry / 2 / step.passes, 0.0, weights)
+    return step.ideal / step.passes / seconds
+
+
+@pytest.mark.parametrize("megabits", [80, 100, 200, 500, 1000])
+def test_connections_that_share_their_links_evenly_take_what_the_model_says(megabits: int):
+    step = step_of(seventy_billion(1), volunteer(megabits, latency=0.0))
+    assert shared(step, 4, 1.0) == pytest.approx(step.utilization, abs=0.01)
+
+
+def test_where_the_link_decides_a_pipeline_waits_for_connections_that_have_less_of_it():
+    """As reno shares links that are as thin down as up (docs/benchmarks.md)."""
+    slow, hidden = (step_of(seventy_billion(1), volunteer(megabits, latency=0.0)) for megabits in (200, 500))
+    assert shared(slow, 4, 3.0) == pytest.approx(0.82 * slow.utilization, abs=0.02)
+    assert shared(hidden, 4, 3.0) == pytest.approx(hidden.utilization, abs=0.01)
 
 
 ROOM = 10_000

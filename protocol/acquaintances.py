@@ -1,0 +1,25 @@
+"""Where others were last: libp2p addresses, one a line, in a folder's file `peers`. By them who was away finds the run
+again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.atomic import write_atomically
+
+PEERS = "peers"
+
+KEPT = 32
+"""One that still answers is enough."""
+
+
+def remember(folder: Path, addresses: Sequence[str]) -> None:
+    """Where others are now, instead of what was there."""
+    write_atomically(folder / PEERS, "".join(f"{address}\n" for address in addresses[:KEPT]).encode())
+
+
+def recall(folder: Path) -> tuple[str, ...]:
+    """Where they were; nowhere, if the file is not there or no text. Nothing is promised of the addresses."""
+    try:
+        return tuple((folder / PEERS).read_text(encoding="ascii").split()[:KEPT])
+    except (OSError, ValueError):
+        return ()
