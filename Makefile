@@ -32,7 +32,7 @@ install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
 testnet: install ## Train a whole swarm on this machine and watch it
 	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
-test: lint browser ## Check everything: lint, the quick tests side by side, then those with real processes
+test: lint packages ## Check everything: lint, the quick tests side by side, then those with real processes
 	$(if $(findstring tests/,$(ARGS)),$(BIN)/pytest $(ARGS),$(ALL_TESTS))
 
 lint: install ## Check style, types, and who imports whom
@@ -62,16 +62,19 @@ clean: ## Remove caches, build products and reports; .venv stays
 	rm -rf report.json loss.png fuzz-findings
 	find protocol peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A browser for the dashboard's tests, of the system's packages: without one they are skipped, and say so.
-.PHONY: browser
-browser:
-	@for name in chromium chromium-browser google-chrome chrome; do command -v $$name >/dev/null && exit 0; done; \
+# What tests use of the system's packages, a browser and a firewall: without it some are skipped, and say so.
+.PHONY: packages
+packages:
+	@need=; for name in chromium chromium-browser google-chrome chrome; do command -v $$name >/dev/null && found=1; done; \
+	[ -n "$$found" ] || need="chromium fonts-dejavu-core"; \
+	command -v nft >/dev/null && command -v ip >/dev/null || need="$$need nftables iproute2"; \
+	[ -n "$$need" ] || exit 0; \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-			chromium fonts-dejavu-core >/dev/null && exit 0; \
+		apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$need >/dev/null && exit 0; \
 	fi; \
-	echo "WARNING: no Chromium, and no way to install it from here: the dashboard is not tested in a browser." >&2; \
-	echo "On Debian: sudo apt-get install chromium" >&2
+	echo "WARNING: no way to install from here what some tests use, so these are skipped." >&2; \
+	echo "On Debian: sudo apt-get install $$need" >&2
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

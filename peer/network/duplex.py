@@ -20,8 +20,9 @@ BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 BEAT_SECONDS = 1.0
 """How often a stream that is watched gives a sign of life."""
 
-SILENCE_SECONDS = 4.0
-"""Without one for so long, the other side is gone: stopped, or cut off."""
+SILENT_BEATS = 4
+"""After so many of our own without one, the other side is gone: stopped, or cut off. Who was stopped itself, with its
+machine, reads first what has come meanwhile."""
 
 PARTING_SECONDS = 4.0
 """Who has been told that there is nothing more to say, and keeps the stream open for so long, is hung up on."""
@@ -195,15 +196,22 @@ class Duplex(Generic[Outgoing, Incoming]):
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")
         except TimeoutError:
-            end = LostMemberError(f"{self.with_whom} has been silent for {SILENCE_SECONDS:.0f} s")
+            end = LostMemberError(f"{self.with_whom} has been silent for {SILENT_BEATS * BEAT_SECONDS:.0f} s")
         finally:
             self._end(end)
 
     async def _heard(self, call: Call) -> Any:
         if self.beat is None:
             return await call.read()
-        async with asyncio.timeout(SILENCE_SECONDS):
-            return await call.read()
+        reading = asyncio.ensure_future(call.read())
+        try:
+            for _ in range(SILENT_BEATS):
+                await asyncio.wait((reading,), timeout=BEAT_SECONDS)
+                if reading.done():
+                    return reading.result()
+            raise TimeoutError
+        finally:
+            reading.cancel()
 
     def _end(self, reason: HetpeerError) -> None:
         if not self.ended:

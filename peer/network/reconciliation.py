@@ -13,6 +13,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distance import timed
 from peer.network.distrust import Distrust
+from peer.network.reconciliation_wire import entry_to_wire, keys_of, keys_to_wire, summary_to_wire
 from peer.network.spreading import HEARERS, TELL_SECONDS, compare_seconds, first_hearers, follows, partners, some
 from protocol import statement
 from protocol.channels import Reachable, handshake
@@ -22,7 +23,7 @@ from protocol.identity import Part, PeerId
 from protocol.ledger import Entry, Ledger
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
-from protocol.reconciliation import Summary, lacking, summary
+from protocol.reconciliation import lacking, summary
 from protocol.records import PeerRecord
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
@@ -117,7 +118,7 @@ class Reconciler:
 
     async def keep_comparing(self) -> None:
         """Compare with others again and again, for as long as this peer lives."""
-        busy: dict[PeerId, asyncio.Task[None]] = {}
+        busy: dict[PeerId, asyncio.Task[bool]] = {}
         try:
             while True:
                 for peer in self._contacts_now():
@@ -149,10 +150,11 @@ class Reconciler:
         gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
         return random.sample(gone, min(1, len(gone)))
 
-    async def compare(self, peer: PeerRecord, whole: bool = False) -> None:
+    async def compare(self, peer: PeerRecord, whole: bool = False) -> bool:
         """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
 
-        `whole`: it is to name all that it holds, also what is here: as its word for it.
+        `whole`: it is to name all that it holds, also what is here: as its word for it. Returns whether it named all
+        that is here.
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
@@ -162,13 +164,18 @@ class Reconciler:
                     told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
             said = self.hear(told.statement, peer.peer_id)
             await self._learn(said, told)
-            for part in self.acceptance.ledgers if whole else ():
-                if follows(said, part, self.manifest):
-                    self.acceptance.note_spoken(part, said.peer_id)
+            followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
+            for part in followed if whole else ():
+                self.acceptance.note_spoken(part, said.peer_id)
+            return self._held(followed) <= keys_of(told.parts)
         except PeerError as error:
             self.distrust.note(peer.peer_id, error)
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
+        return False
+
+    def _held(self, parts: Iterable[Part]) -> set[tuple[Part, bytes]]:
+        return {(part, entry.key) for part in parts for entry in self.acceptance.ledgers[part].all_entries()}
 
     async def _learn(self, said: PeerRecord, told: pb.Differences) -> None:
         self.revoke(told.revocations, said.peer_id)
@@ -203,7 +210,7 @@ class Reconciler:
 
     def _comparison(self, whole: bool) -> pb.Comparison:
         mine = [summary(ledger) for ledger in self.acceptance.ledgers.values()]
-        parts = [_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+        parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
         return pb.Comparison(statement=self.statement(), parts=parts)
 
     def keep_promises(self) -> None:
@@ -269,21 +276,6 @@ class Reconciler:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
-
-
-def _to_wire(mine: Summary) -> pb.PartSummary:
-    rounds = [pb.RoundCheck(round=round, check=int.from_bytes(check, "big")) for round, check in mine.checks.items()]
-    return pb.PartSummary(part=mine.part, clock=mine.clock, folded=mine.folded, rounds=rounds)
-
-
-def keys_to_wire(part: Part, keys: list[bytes]) -> pb.PartKeys:
-    """Keys of a part's entries as they travel."""
-    return pb.PartKeys(part=part, keys=[int.from_bytes(key, "big") for key in keys])
-
-
-def entry_to_wire(entry: Entry) -> pb.Entry:
-    """An entry as it travels."""
-    return pb.Entry(proof=entry.proof, receipts=list(entry.receipts.values()))
 
 
 async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:

@@ -1,13 +1,13 @@
 """The answering side of reconciliation: what is compared, asked and told arrives here."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from peer.network.reconciliation import ENTRIES_ASKED, Reconciler, entry_to_wire, keys_to_wire
+from peer.network.reconciliation import ENTRIES_ASKED, Reconciler
+from peer.network.reconciliation_wire import entry_to_wire, keys_to_wire, summary_of
 from protocol.channels import caller, refuse, require_manifest
 from protocol.errors import FormatError
 from protocol.identity import Part
-from protocol.reconciliation import Summary, different, entries
+from protocol.reconciliation import different, entries
 from protocol.records import PeerRecord
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
@@ -23,7 +23,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         reconciler = self.reconciler
         await self._hear(request.statement, context)
         parts = []
-        for theirs in map(_from_wire, request.parts):
+        for theirs in map(summary_of, request.parts):
             ledger = reconciler.acceptance.ledgers.get(theirs.part)
             if ledger is not None and (keys := different(ledger, theirs)):
                 parts.append(keys_to_wire(theirs.part, keys))
@@ -70,8 +70,3 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
             await refuse(context, str(error))
         finally:
             self.reconciler.distrust.note(caller(context).peer, error)
-
-
-def _from_wire(theirs: pb.PartSummary) -> Summary:
-    checks: Mapping[int, bytes] = {each.round: each.check.to_bytes(8, "big") for each in theirs.rounds}
-    return Summary(Part(theirs.part), theirs.clock, theirs.folded, checks)

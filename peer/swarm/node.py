@@ -27,11 +27,11 @@ from peer.network.snapshots import SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
+from peer.swarm.farewell import linger
 from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.reading import FileReader, Reader, TextSources, block_reader
-from peer.swarm.recovery import catch_up, compare_with_all, resume
-from peer.swarm.view import all_at
+from peer.swarm.recovery import catch_up, resume
 from protocol.blobs import BlobService
 from protocol.identity import Part
 from protocol.manifest import Manifest
@@ -40,17 +40,11 @@ from protocol.run_files import BASIS, genesis_file
 Work = Callable[["Node"], Coroutine[Any, Any, None]]
 """What a peer does that has joined."""
 
-FAREWELL_SECONDS = 60.0
-"""After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
-
 PULSE_SECONDS = 5.0
 """So often a peer says how it goes."""
 
-LOST_SECONDS = 15.0
-"""So long it waits for those that do not answer."""
-
 LAST_RECEIPTS_SECONDS = 3.0
-"""And for what others sign of its work, before it goes."""
+"""So long it waits for what others sign of its work, before it goes."""
 
 
 @dataclass(slots=True)
@@ -150,7 +144,7 @@ class Node:
             await self.publish()
             yield tasks
             if not self.leaving:
-                await self._linger(outer)
+                await linger(outer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                     await self.earned.ask()
@@ -206,28 +200,3 @@ class Node:
     async def publish(self, **changes: object) -> None:
         """Change this peer's record."""
         await self.discovery.publish(**changes)
-
-    async def _linger(self, outer: OuterLoop) -> None:
-        """Serve until every peer has finished the last round, and hold what they hold. Who does not answer, and has not
-        said goodbye, may be cut off: it is waited for as well, for a while."""
-        loop = asyncio.get_running_loop()
-        served = max(FAREWELL_SECONDS, outer.pace.usual)  # who is slow may be in its last step for so long
-        farewell, patience = loop.time() + served, loop.time() + LOST_SECONDS
-        while loop.time() < farewell:
-            if all_at(self.discovery.peers(), self.manifest.outer.rounds) and self._waits_for_nobody(patience):
-                await self._have_all(outer)
-                if self._waits_for_nobody(patience):  # some may only have seemed to be there, by their records
-                    break
-            await self.discovery.news.wait(1.0)
-        else:
-            await self._have_all(outer)
-        await outer.settle()
-
-    async def _have_all(self, outer: OuterLoop) -> None:
-        await compare_with_all(outer)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOST_SECONDS):
-                await self.reconciler.learnt()
-
-    def _waits_for_nobody(self, patience: float) -> bool:
-        return not self.discovery.missed() or asyncio.get_running_loop().time() >= patience

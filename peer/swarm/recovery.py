@@ -217,11 +217,11 @@ def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:
     return all(any(claim.folded == folded for claim in _claims_of(outer, peer, part)) for peer in abreast)
 
 
-async def compare_with_all(outer: OuterLoop) -> None:
+async def compare_with_all(outer: OuterLoop) -> bool:
     """Take from the others what this peer has not, and their word for what it has: from everybody, or in a large swarm
-    from some of each part."""
+    from some of each part. Whether all of them hold what is here."""
     others = outer.discovery.others()
     if len(others) > ALL_CONTACTS:
         by_part = [some(outer.reconciler.followers(part), ALL_CONTACTS, random) for part in outer.followed.parts]
         others = tuple({peer.peer_id: peer for peers in by_part for peer in peers}.values())
-    await asyncio.gather(*(outer.reconciler.compare(peer, whole=True) for peer in others))
+    return all(await asyncio.gather(*(outer.reconciler.compare(peer, whole=True) for peer in others)))

@@ -156,15 +156,15 @@ class StageRound:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """A step, looked at while it lasts."""
+        """A step, looked at while it lasts. Looks are counted, as no clock tells how long the machine stood still."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began, looks = loop.time(), 0
         looking = loop.call_later(LOOK_SECONDS, lambda: look())
 
         def look() -> None:
-            nonlocal looking
-            looking = loop.call_later(LOOK_SECONDS, look)
-            self.overdue(loop.time() - began)
+            nonlocal looking, looks
+            looking, looks = loop.call_later(LOOK_SECONDS, look), looks + 1
+            self.overdue(looks * LOOK_SECONDS)
 
         try:
             yield

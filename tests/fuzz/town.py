@@ -20,7 +20,7 @@ from bootstrap.node import as_operator
 from bootstrap.rates import Limit, Rates
 from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
-from peer.network.reconciliation import entry_to_wire
+from peer.network.reconciliation_wire import entry_to_wire
 from protocol import bequest, certificates, proofs
 from protocol.any_bytes import AnyBytes
 from protocol.bequest import Bequest, Heritage

@@ -71,6 +71,7 @@ class LoopbackPeer:
     outer: OuterLoop
     succession: SuccessionService
     earned: Earned
+    server: grpc.aio.Server
     said: list[Event] = field(default_factory=list)
 
     @property
@@ -156,6 +157,15 @@ class Village:
                 if other not in alone:
                     one.outer.discovery.lose(other.outer.discovery.record.peer_id)
                     other.outer.discovery.lose(one.outer.discovery.record.peer_id)
+
+    async def leave(self, peer: LoopbackPeer) -> None:
+        """One says goodbye to everybody, and answers nobody any more."""
+        peer.outer.discovery.tell(gone=True, replica="")
+        self.introduce()
+        self.peers.remove(peer)
+        for task in peer.outer.reconciler.tasks:
+            task.cancel()
+        await peer.server.stop(None)
 
     async def compare_all(self) -> None:
         """Everybody compares with everybody."""
@@ -249,7 +259,7 @@ class Village:
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
         await resume(outer)
-        return LoopbackPeer(manifest, signer, outer, succession, earned, said)
+        return LoopbackPeer(manifest, signer, outer, succession, earned, server, said)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Invitations and the control stream, over real sockets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -80,7 +81,7 @@ def test_another_stage_and_a_member_that_has_not_caught_up_decline():
 
 
 def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("peer.network.duplex.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 
     async def scene() -> None:
         async with member() as (service, seat):
@@ -92,6 +93,29 @@ def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.Mo
             _, reports = await service.wait_for_leader()
             with pytest.raises(LostMemberError, match="silent"):
                 await reports.receive()
+            leading.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_for_gone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
+
+    async def scene() -> None:
+        async with member() as (service, seat):
+            membership = group("a")
+            await invite(1, seat, membership, contacts("a", MANIFEST))
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
+            _, reports = await service.wait_for_leader()
+            hearing = asyncio.create_task(reports.receive())
+            for _ in range(3):
+                await asyncio.sleep(0.15)
+                time.sleep(1.0)  # noqa: ASYNC251 - both sides stand still, for longer than either may be silent
+            orders.send(pb.Order(halt=pb.Halt(attempt=1)))
+            assert (await hearing).halt.attempt == 1
             leading.cancel()
 
     asyncio.run(asyncio.wait_for(scene(), 20))

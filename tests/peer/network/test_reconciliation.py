@@ -87,6 +87,20 @@ def test_a_part_is_told_to_those_who_follow_it(tmp_path: Path):
     play(tmp_path, "a", scene, small_manifest(replicas={"compression": 2, "stages": 2}))
 
 
+def test_who_compares_learns_whether_the_other_holds_all_that_is_here(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        made.cut(b)
+        await a.contribute(1, 1)
+        made.introduce()
+        assert not await a.outer.reconciler.compare(b.outer.discovery.record, whole=True)  # b has heard of nothing
+        assert await b.outer.reconciler.compare(a.outer.discovery.record, whole=True)
+        await b.outer.reconciler.learnt()
+        assert await a.outer.reconciler.compare(b.outer.discovery.record, whole=True)
+
+    play(tmp_path, "ab", scene, small_manifest())
+
+
 def test_what_is_on_its_way_is_waited_for_though_comparing_does_not(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
