@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from peer.network.duplex import BreachError
-from peer.network.reconciliation_service import _from_wire
+from peer.network.reconciliation_wire import summary_of
 from peer.optim import bequest as bequests
 from peer.swarm.control import Gradients, MemberControl
 from protocol import bitstream, frames, manifest, quantize, records, rice, run_files, telling
@@ -185,7 +185,7 @@ def read_order(data: bytes) -> object:
 
 def read_comparison(data: bytes) -> list[list[bytes]]:
     ledger = Ledger(EMBEDDING, AUTHOR.peer_id, Window(3, 1))
-    return [different(ledger, _from_wire(each)) for each in from_protobuf(reconciliation_pb2.Comparison, data).parts]
+    return [different(ledger, summary_of(each)) for each in from_protobuf(reconciliation_pb2.Comparison, data).parts]
 
 
 def comparison() -> bytes:
