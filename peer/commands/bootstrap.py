@@ -134,6 +134,7 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                         tasks.create_task(page_of)
                     if options.evaluate or audits:
                         tasks.create_task(_observe(up, options, audits, served, folder, terminal, stop))
+                terminal.emit(Progress("Stopped. Peers train on, and the same command takes this node up again."))
 
             return run(work, terminal)
 

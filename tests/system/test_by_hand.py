@@ -50,8 +50,9 @@ def test_the_four_terminals_of_the_readme_finish_the_run(tmp_path: Path):
             assert "Finished: 6 rounds." in said
         assert "Held-out loss after round 6" in said
         operator.send_signal(signal.SIGINT)
-        _, errors = operator.communicate(timeout=30)
+        said, errors = operator.communicate(timeout=30)
         assert (operator.returncode, errors) == (130, "")
+        assert "Stopped. Peers train on" in said
     finally:
         for process in (operator, *peers):
             process.kill()
