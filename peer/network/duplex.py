@@ -204,6 +204,7 @@ class Duplex(Generic[Outgoing, Incoming]):
         if self.beat is None:
             return await call.read()
         reading = asyncio.ensure_future(call.read())
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits any longer
         try:
             for _ in range(SILENT_BEATS):
                 await asyncio.wait((reading,), timeout=BEAT_SECONDS)
