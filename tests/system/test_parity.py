@@ -21,7 +21,7 @@ stages = 2
 {replicas}
 [inner]
 steps = 4
-sequences = 4
+sequences = 16
 microbatch = 2
 learning_rate = 3e-3
 warmup = 4
@@ -29,6 +29,8 @@ warmup = 4
 rounds = 4
 {outer}
 """
+
+"""Its rounds last for longer than news of them takes: else who only watches goes on with what it has heard of."""
 
 VARIANTS = {
     "2-bit values over senders, eta 0.8": (

@@ -34,7 +34,7 @@ def seen(ticket: str, holds: Callable[[View], bool]) -> View:
 
 
 def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses_says_why(tmp_path: Path):
-    (tmp_path / "run.toml").write_text(RUN.format(datacenters=1, sequences=2) + "steps = 2\n[outer]\nrounds = 500\n")
+    (tmp_path / "run.toml").write_text(RUN.format(datacenters=1, sequences=2) + "steps = 6\n[outer]\nrounds = 500\n")
     (tmp_path / "text.txt").write_text(TEXT)
     with ExitStack() as stack:
 
@@ -50,10 +50,14 @@ def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses
         leader_id, member_id, center_id = (each.wait_for(Joined).peer_id for each in (leader, member, center))
         done = leader.wait_for(RoundDone).round
 
-        view = seen(ticket, lambda view: view.round > done + 1 and any(each.loss for each in view.history))
+        def tells_enough(view: View) -> bool:
+            all_told = any(len(each.contributions) == 3 and each.ended for each in view.history)
+            return view.round > done + 1 and all_told and any(each.loss for each in view.history)
+
+        view = seen(ticket, tells_enough)
         assert {each.id for each in view.peers} == {leader_id, member_id, center_id}
-        full = next(each for each in view.history if len(each.contributions) == 3)
-        assert set(full.contributions.values()) == {2}
+        full = next(each for each in view.history if len(each.contributions) == 3 and each.ended)
+        assert set(full.contributions.values()) == {6}
         assert full.ended is not None
         assert full.began <= full.ended  # rounds of a second may come in one batch
         evaluated = next(each for each in view.history if each.loss)

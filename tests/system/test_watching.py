@@ -25,7 +25,7 @@ groups = 0
 datacenters = 1
 [inner]
 steps = 8
-sequences = 2
+sequences = 16
 microbatch = 2
 [outer]
 rounds = 4
