@@ -153,8 +153,8 @@ class Reconciler:
     async def compare(self, peer: PeerRecord, whole: bool = False) -> bool:
         """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
 
-        `whole`: it is to name all that it holds, also what is here: as its word for it. Returns whether it named all
-        that is here.
+        `whole`: it is to name all that it holds, also what is here: as its word for it. Only then returns True,
+        and only if it named all that is here.
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
@@ -164,8 +164,10 @@ class Reconciler:
                     told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
             said = self.hear(told.statement, peer.peer_id)
             await self._learn(said, told)
+            if not whole:
+                return False
             followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
-            for part in followed if whole else ():
+            for part in followed:
                 self.acceptance.note_spoken(part, said.peer_id)
             return self._held(followed) <= keys_of(told.parts)
         except PeerError as error:

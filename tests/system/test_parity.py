@@ -29,7 +29,6 @@ warmup = 4
 rounds = 4
 {outer}
 """
-
 """Its rounds last for longer than news of them takes: else who only watches goes on with what it has heard of."""
 
 VARIANTS = {

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from peer.network.duplex import Duplex
 from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
 from protocol.channels import listen, options
 from protocol.errors import LostMemberError
@@ -37,6 +38,24 @@ async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
 
 def group(leader: str) -> Membership:
     return Membership(ReplicaId(identity(leader).peer_id), 0)
+
+
+@asynccontextmanager
+async def led(
+    stopped: bool = False,
+) -> AsyncIterator[tuple[Duplex[pb.Order, pb.Report], Duplex[pb.Report, pb.Order], asyncio.Task[None]]]:
+    """A leader's orders to a member, its reports, and the task that carries them; of a leader that has `stopped`
+    nothing is heard, nor does it listen."""
+    async with member() as (service, seat):
+        membership = group("a")
+        await invite(1, seat, membership, contacts("a", MANIFEST))
+        orders = orders_to(1, seat)
+        if stopped:
+            orders.beat = None
+        leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
+        _, reports = await service.wait_for_leader()
+        yield orders, reports, leading
+        leading.cancel()
 
 
 def test_an_invited_member_hears_its_leaders_orders_and_answers():
@@ -84,16 +103,9 @@ def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.Mo
     monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 
     async def scene() -> None:
-        async with member() as (service, seat):
-            membership = group("a")
-            await invite(1, seat, membership, contacts("a", MANIFEST))
-            orders = orders_to(1, seat)
-            orders.beat = None  # a stopped process says nothing, and listens to nothing
-            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-            _, reports = await service.wait_for_leader()
+        async with led(stopped=True) as (_, reports, _):
             with pytest.raises(LostMemberError, match="silent"):
                 await reports.receive()
-            leading.cancel()
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -104,19 +116,13 @@ def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_
     monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 
     async def scene() -> None:
-        async with member() as (service, seat):
-            membership = group("a")
-            await invite(1, seat, membership, contacts("a", MANIFEST))
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-            _, reports = await service.wait_for_leader()
+        async with led() as (orders, reports, _):
             hearing = asyncio.create_task(reports.receive())
             for _ in range(3):
                 await asyncio.sleep(0.15)
                 time.sleep(1.0)  # noqa: ASYNC251 - both sides stand still, for longer than either may be silent
             orders.send(pb.Order(halt=pb.Halt(attempt=1)))
             assert (await hearing).halt.attempt == 1
-            leading.cancel()
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
@@ -144,12 +150,7 @@ def test_nobody_leads_who_was_not_accepted():
 
 def test_the_end_of_a_conversation_stays_the_end():
     async def scene() -> None:
-        async with member() as (service, seat):
-            membership = group("a")
-            await invite(1, seat, membership, contacts("a", MANIFEST))
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-            _, reports = await service.wait_for_leader()
+        async with led() as (_, reports, leading):
             leading.cancel()
             for _ in range(3):
                 with pytest.raises(LostMemberError):
