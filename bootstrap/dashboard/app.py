@@ -8,9 +8,11 @@ given is refused, so that no page of somebody else reads along by pointing its o
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bootstrap.rates import caller_at, network_of
 from protocol.addresses import is_ip, read_host
 from protocol.errors import FormatError
 from protocol.view import View
@@ -34,6 +37,11 @@ PAUSE_SECONDS = 1.0
 
 BEAT_SECONDS = 5.0
 """A page that hears nothing for three times as long says that the connection is lost."""
+
+MOST_STREAMS, STREAMS_OF_NETWORK = 96, 32
+"""Of events at once: a browser has one for each page that it has open."""
+
+EVENTS = "/events"
 
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """The style sheet without any text that the chart library makes, to fill it by script. No other may be in the page."""
@@ -60,6 +68,7 @@ def app(
     set, its streams of events end."""
     latest = Latest(view)
     stopping = stop or asyncio.Event()
+    listening: Counter[str] = Counter()
 
     async def page(_: Request) -> Response:
         return FileResponse(PAGE / "page.html", headers={"Cache-Control": "no-cache"})
@@ -69,17 +78,45 @@ def app(
 
     async def events(_: Request) -> Response:
         told = _events(latest, until_changed, stopping)
-        return StreamingResponse(told, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return Stream(told, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening)
 
     async def measured(_: Request) -> Response:
         return Response(metrics() if metrics else b"", media_type=METRICS_TYPE)
 
-    routes: list[Route | Mount] = [Route("/", page), Route("/view.json", now), Route("/events", events)]
+    routes: list[Route | Mount] = [Route("/", page), Route("/view.json", now), Route(EVENTS, events)]
     if metrics:
         routes.append(Route("/metrics", measured))
     routes.append(Mount("/", StaticFiles(directory=PAGE, packages=[CHARTS])))
     known = frozenset(name.lower() for name in ("localhost", *names))
     return Starlette(routes=routes, middleware=[Middleware(Guarded, names=known)])
+
+
+class Stream(StreamingResponse):
+    """Events for as long as somebody listens; `others` are those that are told already, by network."""
+
+    def __init__(self, *told: Any, others: Counter[str], **how: Any) -> None:
+        super().__init__(*told, **how)
+        self.others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell, or refuse."""
+        network = network_of(caller_at(*(scope.get("client") or ("", 0))))
+        if self.others.total() >= MOST_STREAMS or self.others[network] >= STREAMS_OF_NETWORK:
+            await TOO_MANY(scope, receive, send)
+            return
+        self.others[network] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.others[network] -= 1
+            self.others += Counter()  # forgets who has none
+
+
+TOO_MANY = PlainTextResponse(
+    "Too many pages follow this dashboard now. Close some, or ask for /view.json.\n",
+    status_code=503,
+    headers={"Retry-After": "30"},
+)
 
 
 @dataclass(frozen=True, slots=True)

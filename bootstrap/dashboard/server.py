@@ -7,14 +7,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bootstrap.dashboard.app import app
+from bootstrap.dashboard.app import EVENTS, app
 from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.view import View
 
-MOST_CONNECTIONS = 200
-"""Who comes when there are so many is told to come again (503); a browser needs up to six."""
+MOST_CONNECTIONS = 256
+"""When there are more, the oldest that is no stream of events makes way: nobody keeps others out by saying nothing."""
+
+REQUEST_SECONDS = 10.0
+"""For a request, from when a connection is made, or the last answer has been given."""
+
+ANSWER_SECONDS = 60.0
+"""For an answer to be taken: the chart library has 4.5 MB."""
+
+BEHIND_SECONDS = 30.0
+"""For who follows events, to take those that are on their way."""
 
 GRACE_SECONDS = 1
 """How long answers in flight may take when the node stops."""
@@ -81,13 +91,12 @@ async def serve(
     config = uvicorn.Config(
         app(view, until_changed, metrics, place.names, stop),
         loop="none",
-        http="h11",
+        http=Visit,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Server(config)
@@ -95,6 +104,60 @@ async def serve(
         tasks.create_task(server.serve([place.listening]))
         await stop.wait()
         server.should_exit = True
+
+
+class Visit(H11Protocol):
+    """A connection, which may say nothing, or take nothing, for so long only."""
+
+    ends: asyncio.TimerHandle | None = None
+    began = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Whoever has been here longest makes way if there are too many."""
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        self._has(REQUEST_SECONDS)
+        waited_for = [each for each in self.connections if isinstance(each, Visit) and each.ends is not None]
+        if len(self.connections) > MOST_CONNECTIONS:
+            min(waited_for, key=lambda each: each.began).transport.abort()
+
+    def handle_events(self) -> None:
+        """A request may have come."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._has(None if self._streams() else ANSWER_SECONDS)
+
+    def on_response_complete(self) -> None:
+        """The next request may come."""
+        self._has(REQUEST_SECONDS)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """More is on its way than the other end takes."""
+        super().pause_writing()
+        if self._streams():
+            self._has(BEHIND_SECONDS)
+
+    def resume_writing(self) -> None:
+        """It has taken it."""
+        super().resume_writing()
+        if self._streams():
+            self._has(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._has(None)
+        super().connection_lost(exc)
+
+    def _streams(self) -> bool:
+        """Whether events are being told: they go on for ever."""
+        return self.cycle is not None and not self.cycle.response_complete and self.scope["path"] == EVENTS
+
+    def _has(self, seconds: float | None) -> None:
+        if self.ends is not None:
+            self.ends.cancel()
+        self.ends = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 class Server(uvicorn.Server):

@@ -1,15 +1,17 @@
 """What the dashboard answers, asked over a real socket."""
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from bootstrap.dashboard import server
+from bootstrap.dashboard import app, server
 from bootstrap.dashboard.app import PAGE, Latest
 from protocol.view import View
 from tests.reference.dashboard import Shown
@@ -167,6 +169,100 @@ def test_events_are_the_view_now_and_again_when_it_has_changed_and_beats_in_betw
             assert [line async for line in lines if line.startswith("event: view")] == []
 
     asked(ask)
+
+
+async def half(client: httpx2.AsyncClient, said: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which so much is said, and no more."""
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(said)
+    return reader, writer
+
+
+FOLLOWING = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def test_so_many_pages_follow_and_the_others_are_told_so_and_still_see_the_run():
+    """Before, 260 streams were all that the dashboard had."""
+
+    async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
+        made = [await half(client, FOLLOWING) for _ in range(260)]
+        said = [await reader.readline() for reader, _ in made]
+        assert said.count(b"HTTP/1.1 200 OK\r\n") == app.STREAMS_OF_NETWORK
+        assert said.count(b"HTTP/1.1 503 Service Unavailable\r\n") == 260 - app.STREAMS_OF_NETWORK
+        assert (await client.get("/view.json")).status_code == 200
+        refused = await client.get("/events")
+        assert "Too many pages follow this dashboard now" in refused.text
+        for _, writer in made:
+            writer.transport.abort()
+        again = b""
+        while again != b"HTTP/1.1 200 OK\r\n":  # until it has heard
+            reader, writer = await half(client, FOLLOWING)
+            again = await reader.readline()
+            writer.transport.abort()
+
+    asked(ask)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /view.json HTTP/1.1\r\nHost: 127.0.0.1\r\n"], ids=["nothing", "half"])
+def test_half_requests_end_and_keep_nobody_out(said: bytes, monkeypatch: pytest.MonkeyPatch):
+    """Before, 1,000 of them were all that the dashboard had, for ever."""
+    monkeypatch.setattr("bootstrap.dashboard.server.REQUEST_SECONDS", 1.0)
+
+    async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
+        made = [await half(client, said) for _ in range(server.MOST_CONNECTIONS + 50)]
+        assert (await client.get("/view.json")).status_code == 200
+        for reader, writer in made:  # those that made way, and those whose time is over
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+
+    asked(ask)
+
+
+def test_where_there_are_too_many_connections_the_oldest_that_is_no_stream_makes_way(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bootstrap.dashboard.server.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("bootstrap.dashboard.server.REQUEST_SECONDS", 3600.0)
+
+    async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
+        follows, following = await half(client, FOLLOWING)
+        assert await follows.readline() == b"HTTP/1.1 200 OK\r\n"
+        made = [await half(client, b"GET") for _ in range(3)]
+        assert await made[0][0].read() == b""
+        assert (await client.get("/view.json")).status_code == 200
+        assert await follows.readline()
+        for _, writer in (*made, (follows, following)):
+            writer.close()
+
+    asked(ask)
+
+
+@pytest.mark.parametrize("path", ["/plotly.min.js", "/events"])
+def test_who_does_not_take_what_it_asked_for_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bootstrap.dashboard.server.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("bootstrap.dashboard.server.BEHIND_SECONDS", 0.2)
+    monkeypatch.setattr("bootstrap.dashboard.app.PAUSE_SECONDS", 0.0)
+
+    async def ask(client: httpx2.AsyncClient, shown: Shown) -> None:
+        reader, writer = await half(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        await reader.readline()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        gone, loud = asyncio.create_task(_gone(writer)), view(lost=True, why="x" * 200_000)
+        for number in itertools.count():
+            if gone.done():
+                break
+            shown.change(loud.model_copy(update={"tokens": number}))
+            await asyncio.sleep(0.01)
+
+    asked(ask)
+
+
+async def _gone(writer: asyncio.StreamWriter) -> None:
+    """Until the other end has hung up: then writing fails."""
+    with suppress(ConnectionError):
+        while not writer.transport.is_closing():
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.05)
 
 
 def test_hostile_words_are_one_line_of_json():
