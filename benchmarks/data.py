@@ -91,7 +91,7 @@ async def reading(text: Path, directory: Path, own: Path | None, steps: int) -> 
     for name in (DATA, BLOCKS):
         (directory / name).write_bytes((text / name).read_bytes())
     nothing: Any = None
-    sources = TextSources(own, 10**9, "00" * 32, nothing, Bandwidth())
+    sources = TextSources(own, 10**9, "00" * 32, nothing, Bandwidth(), private_mirrors=True)
     torch_thread = TorchThread(1)
 
     def hear(event: Event) -> None:

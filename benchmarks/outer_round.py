@@ -72,6 +72,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
 
     from peer.handoff import TorchThread
     from peer.network.acceptance import Acceptance
+    from peer.network.attested import Attested
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
     from peer.network.distrust import Distrust
@@ -124,7 +125,8 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         discovery = Discovery(None, signer, manifest, record(identity.peer_id, f"{address}:{port}"))
         fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, {part: ledger}, discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
+        attested = Attested(signer, distrust, folder, acceptance.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
         decoded: dict[str, Contribution] = {}
 
         async def accept(blob: bytes, entry: Entry) -> None:

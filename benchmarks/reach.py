@@ -58,7 +58,6 @@ from protocol.manifest import check
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
 from protocol.schemas import blobs_pb2_grpc
-from protocol.streams import Streams
 
 RUN = RunId("ab" * 32)
 MANIFEST = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
@@ -116,7 +115,7 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
         distrust = Distrust(lambda event: None)
-        reached = ways(reach, port, Streams(dht.p2p), discovery, contacts, distrust, bootstraps, lambda event: None)
+        reached = ways(reach, port, dht.streams, discovery, contacts, distrust, bootstraps, lambda event: None)
         await server.start()
         await reached.open()
         await discovery.publish()

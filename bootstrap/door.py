@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from protocol.dht import Dht
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.keys import Identity, peer_id_of
-from protocol.records import Register, common_round
+from protocol.records import Register, common_round, may_author
 from protocol.run_files import Descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
@@ -30,6 +31,9 @@ ROLES: dict[int, PlaceRole] = {
     pb.OBSERVER: "observer",
     pb.GATEWAY: "gateway",
 }
+
+CONTRIBUTING = ("volunteer", "datacenter")
+"""Who is in one of these roles is tried where newcomers are, unless it has been let in as one of them before."""
 
 GATEWAY_SECONDS = 30 * 86400.0
 """How long a gateway's certificate lasts: it is there for when the operator's node is not."""
@@ -53,16 +57,20 @@ class Door(run_pb2_grpc.RunServicer):
     dialler: Dialler = field(default_factory=Dialler)
     measuring: Measuring = field(default_factory=Measuring)
     mirrors: tuple[str, ...] = ()
+    named: Callable[[str], str] = str
+    """Who calls, where gRPC names a connection of the front's (`bootstrap.front`)."""
     status: Status | None = None
     """What this node sees of the run; None: it does not look."""
+    finished: Callable[[], int] = lambda: 0
+    """The run's last round, once the swarm has finished it."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return pb.DescribeReply(descriptor_json=self.descriptor.canonical())
+        return pb.DescribeReply(descriptor_json=self.descriptor.canonical(), finished=self.finished())
 
     async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
         now, pace = time.time(), self.measuring.pace
         try:
-            piece = self.measuring.answer(context.peer(), request.piece, request.wanted)
+            piece = self.measuring.answer(self.named(context.peer()), request.piece, request.wanted)
         except RefusedError as error:
             await refuse(context, str(error))
         return pb.MeasureReply(piece=piece, time=now, round=pace.round, round_seconds=pace.seconds(now))
@@ -71,13 +79,13 @@ class Door(run_pb2_grpc.RunServicer):
         try:
             if self.status is None:
                 raise RefusedError("this node does not watch the run")
-            return pb.StatusReply(view_json=self.status.answer(context.peer()))
+            return pb.StatusReply(view_json=self.status.answer(self.named(context.peer())))
         except RefusedError as error:
             await refuse(context, str(error))
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         await require_manifest(context, self.descriptor.manifest)
-        caller, peer = context.peer(), PeerId("")
+        caller, peer = self.named(context.peer()), PeerId("")
         try:
             self.gatekeeper.hear(caller, request.token)
         except RefusedError as error:
@@ -85,10 +93,14 @@ class Door(run_pb2_grpc.RunServicer):
         try:
             key = certificates.read_request(request.signing_request)
             peer = peer_id_of(key)
-            held = self._held(peer, request.card)
-            invitation = await asyncio.to_thread(self.gatekeeper.require_welcome, peer, request.token)
+            role = self._role(request)
+            invitation = await asyncio.to_thread(
+                self.gatekeeper.require_welcome, peer, request.token, role == "gateway"
+            )
+            closed = await asyncio.to_thread(self.gatekeeper.is_closed)
             tried = await asyncio.to_thread(self.gatekeeper.trials)
-            card = await self._admit(peer, request, held, tried)
+            held = await asyncio.to_thread(self._held, peer, request.card)
+            card = await self._admit(peer, role, request, held, tried)
             await asyncio.to_thread(self.gatekeeper.note_admitted, card, caller, invitation, held == card)
         except (FormatError, RefusedError, ResourceError) as error:
             await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
@@ -107,29 +119,40 @@ class Door(run_pb2_grpc.RunServicer):
             certificate=certificate + (self.credentials.chain if self.own_card else b""),
             authority=self.credentials.root,
             port=self.port,
-            closed=bool(invitation),
+            closed=closed,
             trials=tried.required,
             mirrors=self.mirrors,
+            attestation=await asyncio.to_thread(self.gatekeeper.attestation),
         )
 
     async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:
         try:
-            dialled, objection = await self.dialler.dial(context.peer(), request.peer_id, request.address)
+            dialled, objection = await self.dialler.dial(self.named(context.peer()), request.peer_id, request.address)
         except (FormatError, RefusedError) as error:
             await refuse(context, str(error))
         return pb.DialBackReply(dialled=dialled, objection=objection)
 
-    async def _admit(self, peer: PeerId, request: pb.RegisterRequest, held: Card | None, tried: Trials) -> Card:
-        """The place of a peer: the one it has, or a new one.
+    def _role(self, request: pb.RegisterRequest) -> PlaceRole:
+        """What a caller wants to be.
 
         Raises:
-            RefusedError: there is none for it.
+            RefusedError: nothing that there is, or what this node cannot make it.
         """
         role = ROLES.get(request.role)
         if role is None:
             raise RefusedError("this is no request for a place")
         if role == "gateway" and self.own_card:
             raise RefusedError("only the operator's own node can admit another one that admits")
+        return role
+
+    async def _admit(
+        self, peer: PeerId, role: PlaceRole, request: pb.RegisterRequest, held: Card | None, tried: Trials
+    ) -> Card:
+        """The place of a peer: the one it has, or a new one.
+
+        Raises:
+            RefusedError: there is none for it.
+        """
         records = self.register.read(await self.dht.read_all())
         for record in records:
             self.admission.see(record, time.monotonic())
@@ -138,14 +161,15 @@ class Door(run_pb2_grpc.RunServicer):
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
         place = self.admission.admit(peer, role, stage, alive, time.monotonic())
-        begun = common_round((record.round for record in records), self.descriptor.manifest.outer.liars) > 0
-        new = (held is None or held.on_trial) and begun and place.role in ("volunteer", "datacenter")
-        on_trial = new and tried.must_try(peer)
+        finished = (record.round for record in records if may_author(record))
+        begun = common_round(finished, self.descriptor.manifest.outer.liars) > 0
+        counted = held is not None and held.role in CONTRIBUTING and not held.on_trial
+        on_trial = place.role in CONTRIBUTING and begun and not counted and tried.must_try(peer)
         return Card(peer, place.role, place.stage, place.slot, on_trial)
 
     def _held(self, peer: PeerId, shown: bytes) -> Card | None:
-        """The place that a peer was given before, here or at another node of the run."""
+        """The place that a peer was given before, here or at another node of the run that is still one."""
         with suppress(FormatError):
-            card = self.register.authority.read(shown)
-            return card if card.peer == peer else None
+            card = self.register.authority.admitted(peer, shown)
+            return None if card.issuer and self.gatekeeper.objection(card.issuer) else card
         return None

@@ -10,9 +10,14 @@ from bootstrap.log import Entry
 from bootstrap.rates import Rates, host_of
 from bootstrap.revoked import RevokedList
 from bootstrap.trials import Trials
+from protocol.attestations import KEPT
 from protocol.cards import Card
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
+from protocol.limits import SIGNED_BYTES
+
+OBSERVER = "observer"
+"""In the node's folder: that of the observer beside it."""
 
 
 @dataclass(slots=True)
@@ -34,17 +39,26 @@ class Gatekeeper:
         """
         self.rates.take(caller, invitations.invitation_id(token), time.monotonic())
 
-    def require_welcome(self, peer: PeerId, token: bytes) -> str:
-        """The id of the invitation by which a peer may come in; empty in an open run, and only there.
+    def require_welcome(self, peer: PeerId, token: bytes, gateway: bool = False) -> str:
+        """The id of the invitation by which a peer may come in, or become a gateway; empty where it needs none, or has
+        shown none again.
 
         Raises:
             RefusedError: it may not.
             ResourceError: the node's folder cannot be read or written; nobody is let in then.
         """
         self.revoked.check(peer)
-        if not invitations.is_closed(self.folder):
+        if not gateway and not invitations.is_closed(self.folder):
             return ""
-        return invitations.redeem(self.folder, token, peer, time.time())
+        return invitations.redeem(self.folder, token, peer, time.time(), gateway)
+
+    def is_closed(self) -> bool:
+        """Whether joining takes an invitation.
+
+        Raises:
+            ResourceError: the node's folder cannot be read.
+        """
+        return invitations.is_closed(self.folder)
 
     def trials(self) -> Trials:
         """Whether newcomers are tried, and who has stood it.
@@ -53,6 +67,14 @@ class Gatekeeper:
             ResourceError: the node's folder cannot be read; nobody is let in then.
         """
         return trials.read(self.folder)
+
+    def attestation(self) -> bytes:
+        """The newest that the observer beside this node has made or heard of; empty: none."""
+        try:
+            with (self.folder / OBSERVER / KEPT).open("rb") as file:
+                return file.read(SIGNED_BYTES)
+        except OSError:
+            return b""
 
     def objection(self, peer: PeerId) -> str:
         """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""

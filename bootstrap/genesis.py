@@ -36,6 +36,7 @@ from protocol.run_files import (
     genesis_file,
     measure_file,
     read_kept,
+    require_sizes,
 )
 from protocol.tokenizer import read_tokenizer
 from protocol.units import to_units
@@ -103,6 +104,10 @@ def create_run(
         _write_weights(manifest, directory, part, layout, checkpoint)
     names = file_names(manifest, prepared_text is not None)
     descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
+    try:
+        require_sizes(descriptor)  # nobody would join it
+    except FormatError as error:
+        raise ResourceError(f"{error}: prepare a larger text, with `hetpeer data prepare`") from None
     write_atomically(directory / DESCRIPTOR, descriptor.canonical())
     return descriptor
 

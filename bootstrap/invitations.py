@@ -1,4 +1,4 @@
-"""Who may join a closed run: the operator's invitations, and which peers have used them.
+"""Who may join a closed run, and who may become a gateway of any: the operator's invitations, and who has used them.
 
 An invitation is known by its *join token*, 4 bytes of id and 16 random bytes, which its holders show and this folder
 does not keep: the book has its SHA-256. (A secret of 128 bits needs no slow hash.) The node and `hetpeer admin` are
@@ -46,6 +46,7 @@ class Invitation(BaseModel):
     expires: int = Field(ge=0, lt=END_OF_TIME)
     used_by: tuple[PeerId, ...] = ()
     revoked: bool = False
+    gateway: bool = Field(False, description="it makes gateways, and nothing else; others never make one")
 
     @property
     def left(self) -> int:
@@ -83,6 +84,25 @@ class Book(BaseModel):
         invitation = self._of(token)
         if invitation is None:
             raise RefusedError(f"this node has no invitation like this ticket's; {_ASK}")
+        if invitation.gateway:
+            raise RefusedError(f"this ticket's invitation is for a gateway, and for nothing else; {_ASK}")
+        return self._used(invitation, peer, now)
+
+    def made_gateway(self, token: bytes, peer: PeerId, now: float) -> "Book":
+        """The book after `peer` has come to certify others: by an invitation that is for that, in an open run too. Who
+        has used one before needs to show none: a gateway comes again for each of its certificates.
+
+        Raises:
+            RefusedError: the operator has not made this peer a gateway.
+        """
+        if any(each.gateway and not each.revoked and peer in each.used_by for each in self.invitations):
+            return self
+        invitation = self._of(token)
+        if invitation is None or not invitation.gateway:
+            raise RefusedError(f"only a ticket of hetpeer admin invite --gateway makes a gateway; {_ASK}")
+        return self._used(invitation, peer, now)
+
+    def _used(self, invitation: Invitation, peer: PeerId, now: float) -> "Book":
         if invitation.revoked:
             raise RefusedError(f"this ticket's invitation was withdrawn; {_ASK}")
         if peer in invitation.used_by:
@@ -147,8 +167,8 @@ def set_closed(folder: Path, closed: bool) -> None:
         _write(folder, _read(folder).model_copy(update={"closed": closed}))
 
 
-def invite(folder: Path, uses: int, seconds: int, now: float) -> bytes:
-    """A new invitation for so many peers and seconds; its token, which nothing can show again.
+def invite(folder: Path, uses: int, seconds: int, now: float, gateway: bool = False) -> bytes:
+    """A new invitation for so many peers, or gateways, and seconds; its token, which nothing can show again.
 
     Raises:
         UserError: for no peer or too many, or for no time.
@@ -168,13 +188,15 @@ def invite(folder: Path, uses: int, seconds: int, now: float) -> bytes:
             uses=uses,
             issued=int(now),
             expires=int(now) + seconds,
+            gateway=gateway,
         )
         _write(folder, book.model_copy(update={"invitations": (*book.invitations, made)}))
     return token
 
 
-def redeem(folder: Path, token: bytes, peer: PeerId, now: float) -> str:
-    """Let `peer` in by its token, for good: the use is on disk when this returns the invitation's id.
+def redeem(folder: Path, token: bytes, peer: PeerId, now: float, gateway: bool = False) -> str:
+    """Let `peer` in, or let it be a gateway, by its token, for good: the use is on disk when this returns the id of
+    the token's invitation.
 
     `peer` must be proven to be the caller's. This waits for the disk, so the event loop leaves it to a thread.
 
@@ -184,7 +206,7 @@ def redeem(folder: Path, token: bytes, peer: PeerId, now: float) -> str:
     """
     with exclusive(folder / INVITATIONS):
         before = _read(folder)
-        after = before.redeemed(token, peer, now)
+        after = before.made_gateway(token, peer, now) if gateway else before.redeemed(token, peer, now)
         if after is not before:
             _write(folder, after)
     return invitation_id(token)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import grpc
 
 from bootstrap.admission import Admission
 from bootstrap.door import Door
+from bootstrap.front import Front
 from bootstrap.gatekeeper import Gatekeeper
 from bootstrap.measuring import Measuring
 from bootstrap.monitor.service import MonitorService
@@ -20,12 +22,12 @@ from bootstrap.pace import Pace
 from bootstrap.prepared import lookup
 from protocol import acquaintances, certificates
 from protocol import dht as dhts
-from protocol.addresses import join, moved
+from protocol.addresses import LOOPBACK, join, moved
 from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
 from protocol.blobs import BlobService
 from protocol.cards import Authority
-from protocol.channels import Credentials, listen, options
+from protocol.channels import Credentials, door_options, listen, options
 from protocol.dht import Dht
 from protocol.guard import Guard
 from protocol.keys import Identity, load_or_create
@@ -34,7 +36,6 @@ from protocol.records import Register
 from protocol.relay import Relay
 from protocol.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, monitor_pb2_grpc, run_pb2_grpc
-from protocol.streams import Streams
 from protocol.ticket import Ticket
 
 GRACE_SECONDS = 2.0
@@ -94,17 +95,19 @@ async def serve(
     """
     identity = load_or_create(directory)
     known = standing.known.addresses if standing.known else ()
-    register = Register(Authority(descriptor.run_id, descriptor.operator), descriptor.manifest)
+    gatekeeper = Gatekeeper(directory)
+    authority = Authority(descriptor.run_id, descriptor.operator, lambda gateway: bool(gatekeeper.objection(gateway)))
+    register = Register(authority, descriptor.manifest)
     if monitor is None:
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
-    door_server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
-    gatekeeper = Gatekeeper(directory)
+    door_server, front = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()]), Front()
     interceptors = [Guard(gatekeeper.objection), AnyBytes()]
     peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
+    open_door = AsyncExitStack()
     service = MonitorService(descriptor.manifest, monitor, gatekeeper.objection)
     try:
-        door_port = listen(door_server, where.at(0), standing.credentials.at_the_door())
+        front.port = listen(door_server, f"{LOOPBACK}:0", standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
         admission, measuring = Admission(descriptor.manifest), Measuring()
         door = Door(
@@ -120,7 +123,9 @@ async def serve(
             standing.card,
             measuring=measuring,
             mirrors=mirrors,
+            named=front.caller,
             status=Status(monitor.view),
+            finished=monitor.finished,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
@@ -128,16 +133,17 @@ async def serve(
         monitor_pb2_grpc.add_MonitorServicer_to_server(service, peers_server)
         await peers_server.start()
         await door_server.start()
+        door_port = await open_door.enter_async_context(front.listening(where.host, where.port))
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
-        streams = Streams(dht.p2p)
-        await Relay(streams, register.authority, gatekeeper.objection).open()
+        await Relay(dht.streams, register.authority, gatekeeper.objection).open()
         tell(ticket)
         acquainted = list(await asyncio.to_thread(acquaintances.recall, directory))
         following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)
         attached = dht.keep_attached(lambda: [*known, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
     finally:
+        await open_door.aclose()
         service.hang_up()
         await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
         await dht.stop()

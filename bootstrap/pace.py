@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protocol.records import PeerRecord, common_round
+from protocol.records import PeerRecord, common_round, may_author
 
 ROUNDS_KEPT = 8
 """Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
@@ -22,7 +22,7 @@ class Pace:
     def see(self, records: Iterable[PeerRecord], liars: int, now: float) -> None:
         """What peers say of themselves now. When a round ended is what the first of those said who have finished it,
         as far as that can be: since this node looked last."""
-        trains = [each for each in records if each.role in ("volunteer", "datacenter")]
+        trains = [each for each in records if may_author(each)]
         finished = common_round((each.round for each in trains), liars)
         if finished > self.round:
             said = min(each.sequence / 1000 for each in trains if each.round >= finished)

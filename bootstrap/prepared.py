@@ -24,6 +24,7 @@ def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: Checkpoi
     """
     try:
         dataset = open_folder(folder)
+        dataset.manifest.require_blocks(manifest.tokens_per_step)
     except FormatError as error:
         raise ResourceError(str(error)) from None
     prepared, context = dataset.manifest, manifest.model.context

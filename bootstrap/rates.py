@@ -72,6 +72,11 @@ class Rates:
             raise RefusedError(f"too many peers ask {whose} at once: try again in {math.ceil(wait)} s")
 
 
+def caller_at(host: str, port: int) -> str:
+    """What gRPC names a caller at an address."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
 def host_of(caller: str) -> str:
     """The address in gRPC's name of a caller, as `ipv4:192.0.2.1:5000` or `ipv6:%5B2001:db8::1%5D:5000`; else ""."""
     host = unquote(caller).partition(":")[2].rpartition(":")[0].strip("[]").partition("%")[0]

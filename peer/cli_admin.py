@@ -23,7 +23,7 @@ RowsOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 
 @admin.command(
     epilog="Examples:\n\n  hetpeer admin invite --uses 5 --expires 7d\n\n"
-    "  hetpeer admin invite --expires 12h --dir ~/run --json\n\n"
+    "  hetpeer admin invite --expires 12h --dir ~/run --json\n\n  hetpeer admin invite --gateway\n\n"
     "The ticket is shown once. Whoever has it can join; who has joined may come back after it has expired."
 )
 def invite(
@@ -31,13 +31,17 @@ def invite(
     expires: Annotated[
         str, typer.Option(metavar="TIME", help="For how long newcomers may use it: 30m, 12h, 7d.")
     ] = "7d",
+    gateway: Annotated[
+        bool,
+        typer.Option("--gateway", help="For another node of yours, which then lets in and certifies whom it likes."),
+    ] = False,
     directory: FolderOption = None,
     json: RowsOption = False,
 ) -> None:
-    """Print a ticket that lets some peers into a closed run."""
+    """Print a ticket that lets some peers into a closed run, or makes a gateway of any run."""
     from peer.commands.invitations import invite as run
 
-    sys.exit(run(uses, expires, directory, terminal(json)))
+    sys.exit(run(uses, expires, directory, terminal(json), gateway))
 
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin invitations\n\n  hetpeer admin invitations --dir ~/run --json")

@@ -28,6 +28,20 @@ MemoryOption = Annotated[
         metavar="SIZE", help="Plan with at most so much memory (8GB): join and keep in flight only what fits it."
     ),
 ]
+DiskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Keep at most so much of the run on this disk (20GB). Default: nine tenths of what is free at the start.",
+    ),
+]
+MirrorsOption = Annotated[
+    bool,
+    typer.Option(
+        "--private-mirrors",
+        help="The run's text may come from mirrors in this machine's own network. Without it, from public ones alone.",
+    ),
+]
 CacheOption = Annotated[
     float,
     typer.Option(metavar="GB", min=0.1, help="Keep so much of the run's prepared text on this disk, once fetched."),
@@ -51,11 +65,13 @@ def with_manners(priority: Literal["low", "normal"]) -> Callable[[Callable[..., 
         "max_up": MaxUpOption,
         "max_down": MaxDownOption,
         "max_memory": MemoryOption,
+        "max_disk": DiskOption,
         "data_cache": CacheOption,
+        "private_mirrors": MirrorsOption,
         "quiet_hours": QuietOption,
         "priority": PriorityOption,
     }
-    defaults = {"priority": priority, "data_cache": CACHE_GIGABYTES}
+    defaults = {"priority": priority, "data_cache": CACHE_GIGABYTES, "private_mirrors": False}
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = [inspect.Parameter(name, keyword, default=defaults.get(name), annotation=kinds[name]) for name in kinds]
 

@@ -60,4 +60,8 @@ AuditOption = Annotated[
         help="Evaluate; measure, and publish, what each peer's contributions do to the loss. Takes nobody out.",
     ),
 ]
+StayOption = Annotated[
+    bool,
+    typer.Option("--stay", help="After the last round, stay and give the last state to who comes late, until Ctrl-C."),
+]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]

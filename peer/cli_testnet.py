@@ -15,12 +15,14 @@ EPILOG = (
     "  hetpeer testnet --chaos slow:group=1/stage=0=1mbit@round=2+10s,leave:bootstrap@round=3\n\n"
     "  hetpeer testnet --rounds 12 --chaos random:7:6:kill+pause\n\n"
     "  hetpeer testnet --chaos attacker:garbage\n\n"
+    "  hetpeer testnet --rounds 12 --chaos crowd:all*10@round=2+30s\n\n"
     "Chaos is WHAT:WHOM@WHEN[+Ns], several with commas. WHOM is stage=S, group=G, group=G/stage=S, datacenter=N "
     "(all from 0), bootstrap or all. WHEN is round=R, round=R.S (inner step S) or Ns (N seconds after the first step). "
     "kill (with +Ns it comes back), pause, leave, join:stage=S, join:datacenter, "
     "partition:A|B@rounds=F-L (A and B are WHOM joined by +, or `half` instead of both), slow:WHOM=RATE, "
     "random:SEED:RATE[:KINDS] (RATE faults a minute), attacker:KIND (one hostile peer more; KIND is garbage, shapes, "
-    "lengths, loris, spam, stale, equivocation, scaled, copied or flipped). "
+    "lengths, loris, spam, stale, equivocation, scaled, copied or flipped), crowd:KIND*N (N hostile names for a while; "
+    "KIND is clock, spam, slow, equivocation, flood, replay, slots, gateway, door, dht, dashboard or all). "
     "partition and slow need root, and iproute2 and nftables."
 )
 

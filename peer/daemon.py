@@ -9,23 +9,24 @@ from typing import Any
 import grpc
 import torch
 
-from peer.compute.machine import require_memory
 from peer.compute.warm_up import warm_up
 from peer.events import Listener, Progress
 from peer.handoff import TorchThread
 from peer.joining import (
     PeerOptions,
+    comes_too_late,
     fetch_files,
     learn,
     recall_place,
     register,
-    require_bandwidth,
     require_fit,
+    require_place,
     tell_place,
     text_sources,
 )
-from peer.network import reach
+from peer.network import operator, reach
 from peer.network.acceptance import Acceptance, ledgers_of
+from peer.network.attested import Attested
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distrust import Distrust
@@ -43,7 +44,9 @@ from peer.network.succession import SuccessionService
 from peer.network.telling import Telling
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
-from peer.swarm.node import Node, Work
+from peer.sentences import size
+from peer.swarm.farewell import nobody_says
+from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, Work
 from peer.swarm.volunteer import serve_stage
 from peer.swarm.whole import observe, serve_datacenter
 from protocol import dht as dhts
@@ -53,7 +56,7 @@ from protocol.atomic import write_atomically
 from protocol.blobs import Blob, BlobService
 from protocol.cards import Authority
 from protocol.channels import listen, options
-from protocol.errors import RefusedError, UnreachableError
+from protocol.errors import RefusedError, ResourceError, UnreachableError
 from protocol.guard import Guard
 from protocol.identity import PeerId
 from protocol.keys import Identity, load_or_create
@@ -69,7 +72,6 @@ from protocol.schemas import (
     snapshots_pb2_grpc,
     succession_pb2_grpc,
 )
-from protocol.streams import Streams
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
@@ -89,21 +91,26 @@ async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node
     """
     identity = load_or_create(settings.directory)
     async with AsyncExitStack() as place:
+        if work is None and await comes_too_late(settings, identity, emit):
+            return
         node = await _join(settings, identity, place, emit)
+        if work is not None:  # who looks into the run for something else decides by what is there
+            node.ask_finished = nobody_says
         joined.set_result(node)
         serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
 
 
 async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
-    """Raises RefusedError as soon as the operator takes this peer out: nobody talks to it any longer."""
+    """Raises RefusedError as soon as the operator takes this peer out, or the gateway that let it in: nobody talks to
+    it any longer; and ResourceError when there is no room for what counts: this peer would not have the others' state.
+    """
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
         if node.shut_out.done():
-            raise RefusedError(
-                "the operator has taken this peer out of the run: nothing it contributes counts any longer"
-            )
+            itself = node.shut_out.result() == node.discovery.record.peer_id
+            raise RefusedError(SHUT_OUT if itself else GATEWAY_SHUT_OUT)
         await task
     finally:
         task.cancel()
@@ -121,7 +128,7 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
         emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
             descriptor, remembered = await learn(settings, identity, emit)
-            device = require_fit(settings, descriptor.manifest)
+            device = await asyncio.to_thread(require_fit, settings, descriptor)
             return await place.enter_async_context(_joined(settings, identity, descriptor, remembered, device, emit))
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
@@ -142,7 +149,6 @@ async def _joined(
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end."""
     manifest, directory = descriptor.manifest, settings.directory
-    authority = Authority(descriptor.run_id, descriptor.operator)
 
     async def renew() -> bytes:
         return (await register(settings, descriptor, identity)).credentials.chain
@@ -150,8 +156,11 @@ async def _joined(
     warming = asyncio.create_task(asyncio.to_thread(warm_up))
     place = remembered or await register(settings, descriptor, identity)
     card, credentials = place.card, place.credentials
+    space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
+    emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
     emit = telling = Telling(emit)
     distrust = Distrust(emit)
+    authority = Authority(descriptor.run_id, descriptor.operator, distrust.is_revoked)
     bandwidth = settings.manners.bandwidth()
     contacts, guard = Contacts(manifest, credentials, distrust.objection, bandwidth), Guard(distrust.objection)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
@@ -169,12 +178,9 @@ async def _joined(
         raise
     torch_thread = TorchThread(settings.threads, settings.manners.niceness)
     try:
-        text = text_sources(settings, descriptor, place, bandwidth)
+        text = text_sources(settings, descriptor, place, bandwidth, space)
         if isinstance(place, Admitted):
             await fetch_files(settings, descriptor, place, bandwidth, emit)
-        if settings.role == "volunteer":
-            require_memory(manifest, card.stage, device, settings.manners.max_memory)
-            require_bandwidth(manifest, card.stage, settings.manners)
         record = PeerRecord(
             peer_id=identity.peer_id,
             address=address,
@@ -185,16 +191,20 @@ async def _joined(
             on_trial=card.on_trial,
             relays=settings.relay and not way.hidden,
         )
-        signer = Signer(identity, authority, place.signed_card)
-        nodes = settings.ticket.addresses
+        dht.say = lambda said: emit(Progress(said))
+        signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
         discovery = Discovery(dht, signer, manifest, record, nodes, objection=distrust.objection)
-        reached = ways(way, port, Streams(dht.p2p), discovery, contacts, distrust, nodes, emit)
+        reached = ways(way, port, dht.streams, discovery, contacts, distrust, nodes, emit)
         distrust.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
-        shelf = Shelf(directory / "contributions")
+        distrust.issuer = discovery.issuer
+        shelf = Shelf(directory / "contributions", space.shelf(text.cache_bytes if text else 0))
         snapshots = SnapshotStore(directory / "snapshots", manifest)
         fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers_of(manifest, record), discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
+        attested = Attested(signer, distrust, directory, acceptance.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
+        if isinstance(place, Admitted):
+            attested.hear(place.attestation, place.node.peer_id)
         succession = SuccessionService(reconciler, card.stage)
 
         def served(sha256: str) -> Blob | None:
@@ -218,6 +228,8 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
+            ask_finished=partial(operator.finished, settings.ticket),
+            stays=settings.stay,
             text=text,
             audit=settings.audit,
             split_backward=settings.split_backward,
@@ -226,12 +238,16 @@ async def _joined(
         )
 
         def revoked(author: PeerId) -> None:
-            if author != identity.peer_id:
+            if author not in (identity.peer_id, card.issuer):
                 distrust.revoke(author)
             elif not node.shut_out.done():
-                node.shut_out.set_result(None)
+                node.shut_out.set_result(author)
 
-        acceptance.revoked = revoked
+        def unkept(error: ResourceError) -> None:
+            if not node.shut_out.done():
+                node.shut_out.set_exception(error)
+
+        acceptance.revoked, acceptance.unkept = revoked, unkept
         acceptance.trials = {} if settings.audit else None
         _bind(server, node)
         emit(Progress("getting ready to compute"))
@@ -251,8 +267,10 @@ async def _joined(
 
 
 def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discovery) -> None:
-    """End what a peer and this one have open with each other; whoever waits for it looks again."""
-    contacts.hang_up(peer)
+    """End what a peer and this one have open with each other, or if it is a gateway, those whom it let in; whoever
+    waits for them looks again."""
+    for each in (peer, *discovery.let_in_by(peer)):
+        contacts.hang_up(each)
     guard.cut_off(peer)
     discovery.news.ring()
 

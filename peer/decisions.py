@@ -83,6 +83,17 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """This peer was not there, and began with the state after a round that so many others hold: `attested` by the
+    operator's observer, which has taken others' word up to round `since` itself; or by their word alone."""
+
+    round: int
+    peers: int
+    attested: bool
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Recalled:
     """What receipts in this peer's folder show of its work before it was started: tokens in so many `rounds`; of the
     recent ones, to which more may come, (round, tokens) each, and of all older ones together."""
@@ -105,4 +116,6 @@ class Pulse:
     lost: int
 
 
-Decision = Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp | Recalled
+Decision = (
+    Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp | Adopted | Recalled
+)

@@ -1,7 +1,5 @@
-"""What happened in a daemon, as values. Screen, reports and the testnet read these, never log text.
-
-On standard output with `--json` each is one line: {"event": "RoundDone", …}.
-"""
+"""What happened in a daemon, as values: screen, reports and the testnet read these, never log text. On standard output
+with `--json` each is one line: {"event": "RoundDone", …}."""
 
 import json
 from collections.abc import Callable
@@ -149,12 +147,13 @@ class PauseEnded:
 
 @dataclass(frozen=True, slots=True)
 class Resynchronised:
-    """This peer had another state than most and took theirs; `returned` of its contributions count nowhere else and
-    went back into its error feedback."""
+    """This peer had another state than most, or than the operator's observer attests (`attested`), and took that;
+    `returned` of its contributions count nowhere else and went back into its error feedback."""
 
     part: str
     round: int
     returned: int
+    attested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,24 +14,28 @@ from peer.compute.machine import DeviceName, find_device, require_memory
 from peer.decisions import Placed
 from peer.devices.crew import Split
 from peer.devices.fit import require_devices
+from peer.disk import Space, require_space, space_in
 from peer.events import Joined, Listener, Progress
 from peer.manners import Manners
 from peer.network import operator
 from peer.network.operator import Admitted
 from peer.network.reach import Wish
 from peer.network.remembered import Remembered, card_of, recall, remember_place, remember_text
+from peer.network.shelf import Shelf
 from peer.pausing import Pauses
 from peer.swarm.blame import FIRST_SECONDS
 from peer.swarm.reading import TextSources
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.bandwidth import WIRE, Bandwidth
-from protocol.cards import Role
-from protocol.errors import ManifestError, ResourceError, UnreachableError, UserError
+from protocol.cards import Authority, Role
+from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
 from protocol.frames import FrameRules
+from protocol.identity import PeerId
 from protocol.keys import Identity
 from protocol.manifest import Manifest
 from protocol.prepared import require_same
+from protocol.proofs import read_revocation
 from protocol.records import PeerRecord
 from protocol.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
 from protocol.ticket import Ticket
@@ -53,6 +58,8 @@ class PeerOptions:
     split_backward: bool = False
     data: Path | None = None
     """This machine's copy of the run's prepared text."""
+    stay: bool = False
+    """Whether this peer stays after the last round, and serves the last state."""
     relay: bool = False
     """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
     without: tuple[str, ...] = ()
@@ -101,6 +108,20 @@ async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tu
         return remembered.descriptor, remembered
 
 
+async def comes_too_late(settings: PeerOptions, identity: Identity, emit: Listener) -> bool:
+    """Whether the run is over, by the word of the operator's node, and this peer has never been in it: then it is told
+    so. Who has been is told as well, and takes the last state, if somebody holds it."""
+    try:
+        rounds = await operator.finished(settings.ticket)
+    except HetpeerError:
+        return False  # joining says it better
+    if not rounds or await recall_place(settings, identity) is not None:
+        return False
+    said = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
+    emit(Progress(said))
+    return True
+
+
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
@@ -119,10 +140,21 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     folder = settings.directory
     await asyncio.to_thread(_claim, folder, descriptor)
     known = card_of(folder)
-    admitted = await operator.register(settings.ticket, descriptor, identity, settings.role, settings.stage, known)
+    revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
+    wish = settings.role, settings.stage, known, revoked
+    admitted = await operator.register(settings.ticket, descriptor, identity, *wish)
     await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
     await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
     return admitted
+
+
+def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
+    """Whom the operator has taken out, as far as this folder has heard: gateways may be among them."""
+    found = set()
+    for signed in Shelf(folder / "contributions").revocations():
+        with suppress(FormatError):
+            found.add(read_revocation(signed, authority).author)
+    return found
 
 
 def _claim(directory: Path, descriptor: Descriptor) -> None:
@@ -134,12 +166,14 @@ def _claim(directory: Path, descriptor: Descriptor) -> None:
         raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
 
 
-def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
-    """The device to compute on, if this machine and these settings fit the run.
+def require_fit(settings: PeerOptions, descriptor: Descriptor) -> torch.device:
+    """The device to compute on, if this machine and these settings fit the run. Nothing has been fetched or asked for;
+    of which stage a volunteer is that leaves it to the node is not known yet.
 
     Raises:
         HetpeerError: they do not; the message says in what.
     """
+    manifest = descriptor.manifest
     _require_same_manifest(settings.manifest, manifest)
     device = find_device(settings.device)
     if settings.role == "volunteer":
@@ -148,8 +182,36 @@ def require_fit(settings: PeerOptions, manifest: Manifest) -> torch.device:
         require_devices(manifest, settings.processes, device, settings.manners.max_memory)
     elif settings.stage is not None or settings.role != "volunteer":
         require_memory(manifest, settings.stage, device, settings.manners.max_memory)
+    if settings.stage is not None or settings.role != "volunteer":
+        require_disk(settings, descriptor, settings.stage)
     settings.arithmetic.require(device)
     return device
+
+
+def require_disk(settings: PeerOptions, descriptor: Descriptor, stage: int | None) -> Space:
+    """What this peer may keep on its disk. `stage`: of a volunteer.
+
+    Raises:
+        ResourceError: a place in the run takes more.
+    """
+    stage = stage if settings.role == "volunteer" else None
+    names, most = settings.files(descriptor, stage or 0), settings.manners.max_disk
+    space = space_in(settings.directory, descriptor, names, stage, settings.role != "observer", most)
+    what = "the whole model" if stage is None else f"stage {stage}"
+    require_space(space, settings.directory, what, limited=most is not None)
+    return space
+
+
+def require_place(settings: PeerOptions, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
+    """Check that a place fits, now that it is known which, before anything is fetched for it.
+
+    Raises:
+        HetpeerError: it does not; the message says in what.
+    """
+    if settings.role == "volunteer":
+        require_memory(descriptor.manifest, stage, device, settings.manners.max_memory)
+        require_bandwidth(descriptor.manifest, stage, settings.manners)
+    return require_disk(settings, descriptor, stage)
 
 
 def tell_place(settings: PeerOptions, manifest: Manifest, record: PeerRecord, remembered: bool, emit: Listener) -> None:
@@ -164,7 +226,7 @@ def tell_place(settings: PeerOptions, manifest: Manifest, record: PeerRecord, re
 
 
 def text_sources(
-    settings: PeerOptions, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth
+    settings: PeerOptions, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth, space: Space
 ) -> TextSources | None:
     """Where this peer may take the run's text from, if that is prepared text.
 
@@ -176,8 +238,9 @@ def text_sources(
     if not descriptor.prepared:
         return None
     tokenizer = descriptor.file(TOKENIZER).sha256
-    cache = int(settings.manners.data_cache * 1e9)
-    return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth)
+    cache = space.cache(int(settings.manners.data_cache * 1e9))
+    private = settings.manners.private_mirrors
+    return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth, private)
 
 
 async def fetch_files(

@@ -18,13 +18,15 @@ UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """Limits; None: there is none. `max_up` and `max_down` are Mb/s, `max_memory` bytes, `data_cache` GB of disk for
-    blocks of the run's text."""
+    """Limits; None: there is none. `max_up` and `max_down` are Mb/s, `max_memory` and `max_disk` bytes, `data_cache` GB
+    of disk for blocks of the run's text; `private_mirrors`: it may come from this machine's own network."""
 
     max_up: float | None = None
     max_down: float | None = None
     max_memory: int | None = None
+    max_disk: int | None = None
     data_cache: float = 4.0
+    private_mirrors: bool = False
     quiet: QuietHours = field(default_factory=QuietHours)
     niceness: int = 0
 
@@ -33,7 +35,9 @@ class Manners:
         max_up: float | None = None,
         max_down: float | None = None,
         max_memory: str | None = None,
+        max_disk: str | None = None,
         data_cache: float = 4.0,
+        private_mirrors: bool = False,
         quiet_hours: str | None = None,
         priority: Priority = "normal",
     ) -> "Manners":
@@ -44,15 +48,17 @@ class Manners:
         """
         Bandwidth.of(max_up, max_down)  # raises where they are too low
         quiet = QuietHours.parse(quiet_hours) if quiet_hours else QuietHours()
-        memory = bytes_of(max_memory) if max_memory else None
-        return Manners(max_up, max_down, memory, data_cache, quiet, LOW if priority == "low" else 0)
+        memory = bytes_of("--max-memory", max_memory) if max_memory else None
+        disk = bytes_of("--max-disk", max_disk) if max_disk else None
+        niceness = LOW if priority == "low" else 0
+        return Manners(max_up, max_down, memory, disk, data_cache, private_mirrors, quiet, niceness)
 
     def bandwidth(self) -> Bandwidth:
         """The two ways of this peer's connection, with these limits."""
         return Bandwidth.of(self.max_up, self.max_down)
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(flag: str, text: str) -> int:
     """`8GB`, `7.5 GiB` or `900MB` in bytes.
 
     Raises:
@@ -60,5 +66,5 @@ def bytes_of(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
     if found is None or found[2] not in UNITS or not float(found[1]):
-        raise UserError(f"--max-memory {text!r}: give a size with its unit, such as 8GB or 900MB")
+        raise UserError(f"{flag} {text!r}: give a size with its unit, such as 8GB or 900MB")
     return int(float(found[1]) * UNITS[found[2]])

@@ -10,6 +10,7 @@ from typing import Any
 
 from peer.damage import Damage, seconds_lost
 from peer.events import Audited, Evaluated, Event, Finished, Joined, Listener, RoundDone, Suspected
+from peer.toll import Toll
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest
 
@@ -27,6 +28,7 @@ class Chaos:
     damages: list[Damage]
     alive: frozenset[str]
     lab_loss: float | None = None
+    tolls: list[Toll] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -199,7 +201,7 @@ class Report:
             "lab_loss": chaos.lab_loss,
             "difference": self._worse_than_lab(chaos),
             "limit": LIMIT_NATS,
-        }
+        } | ({"crowds": [asdict(toll) for toll in chaos.tolls]} if chaos.tolls else {})
 
     def write(self, path: Path) -> None:
         """Write `report.json`, and `loss.png` beside it."""

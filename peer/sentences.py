@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Literal
 
 from peer.decisions import (
+    Adopted,
     Avoided,
     CaughtUp,
     Counted,
@@ -69,6 +70,8 @@ def level(event: Event) -> Literal["debug", "info", "warning", "error"]:
             return "warning"
         case Progress(doing) if doing.startswith("WARNING"):
             return "warning"
+        case Adopted(attested=False):
+            return "warning"
         case EndedEarly() | WentOn() | Reached([]):
             return "warning"
         case StepDone() | Pulse():
@@ -87,6 +90,8 @@ def reason(event: Event) -> str:
             return message
         case Tried(_, _, _, objection):
             return objection
+        case Resynchronised(part, attested=True):
+            return f"the operator attests another state of {part}"
         case Resynchronised(part):
             return f"most peers had another state of {part}"
         case HandedOver():
@@ -139,6 +144,12 @@ def say(event: Event) -> str | None:
             return f"Waiting no longer in round {round} for {', '.join(each[-8:] for each in without)}: {reason}."
         case NotCounted(round, parts, reason):
             return f"Nothing of this peer counts in round {round} ({', '.join(parts)}): {reason}."
+        case Adopted(round, peers, True, since):
+            seen = f" (it has seen the run itself from round {since + 1} on)" if since else ""
+            return f"Began with the state after round {round}, which the operator's observer attests{seen}."
+        case Adopted(round, peers):
+            past = "Nobody whom the operator trusts has seen this run's past"
+            return f"{past}: the state after round {round} is the word of {so_many(peers, 'peer')}."
         case CaughtUp(round):
             return f"Caught up with the others: took from them what counted up to round {round}."
         case Counted(round, parts):
@@ -160,9 +171,10 @@ def say(event: Event) -> str | None:
             return f"Paused {reason}."
         case PauseEnded():
             return "The pause is over: going on."
-        case Resynchronised(part, round, returned):
+        case Resynchronised(part, round, returned, attested):
             own = f" {returned} of our contributions went back into the error feedback." if returned else ""
-            return f"WARNING: our state of {part} was not that of most peers; took theirs, of round {round}.{own}"
+            whose = "the one that the operator attests; took that" if attested else "that of most peers; took theirs"
+            return f"WARNING: our state of {part} was not {whose}, of round {round}.{own}"
         case HandedOver(heir):
             return f"Handed over to peer {heir[-8:]}: error feedback and optimizer."
         case Inherited(giver, optimizer):

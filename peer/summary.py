@@ -43,6 +43,7 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
         table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)
     every = f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), str(chaos["steps_missed"])
     table.add_row("all", "", "", "", *every, style="bold")
+    attacked = [crowd_table(crowd) for crowd in chaos.get("crowds", ())]
     loss, difference = chaos["final_loss"], chaos["difference"]
     compared = "not compared with the lab"
     if difference is not None:
@@ -52,7 +53,29 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
         f"digests after the last round: {_agreement(chaos)}",
         f"final loss {loss:.3f}; {compared}" if loss is not None else "final loss unknown",
     ]
-    return Group(Text(), table, Text("\n".join(("", *lines))))
+    return Group(Text(), table, *attacked, Text("\n".join(("", *lines))))
+
+
+def crowd_table(crowd: dict[str, Any]) -> Group:
+    """What one crowd cost: the pace of the honest, their memory, and how soon its names were avoided."""
+    pace = ", ".join(f"{when} {_number(crowd[when])}" for when in ("before", "during", "after"))
+    memory = Table("MiB of", "before", "at most", "at the end", box=None, header_style="bold")
+    for process, held in crowd["memory"].items():
+        memory.add_row(process, *(f"{held[when]:,.0f}" for when in ("before", "most", "after")))
+    names = Table("kind", "names", "avoided", "median s", "most s", "calls", box=None, header_style="bold")
+    outcomes = crowd["told"].get("outcomes", {})
+    for kind in dict.fromkeys((*crowd["shunned"], *outcomes)):
+        met = crowd["shunned"].get(kind)
+        numbers = [_number(met[key]) for key in met] if met else ["–"] * 4
+        calls = ", ".join(f"{count:,} {how}" for how, count in outcomes.get(kind, {}).items())
+        names.add_row(kind, *numbers, calls)
+    cpu = crowd["told"].get("cpu_seconds")
+    lines = f"\n{crowd['attack']}: steps a second {pace}; its own CPU time {_number(cpu)} s\n"
+    return Group(Text(lines), memory, Text(), names)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _agreement(chaos: dict[str, Any]) -> str:

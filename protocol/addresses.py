@@ -1,7 +1,7 @@
 """Addresses as text: `host:port`, where the host is a name, an IPv4 address, or an IPv6 address in brackets; and the
 multiaddresses of libp2p."""
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from protocol.errors import FormatError
 
@@ -11,6 +11,14 @@ WILDCARDS = ("0.0.0.0", "::")
 MOST_CHARACTERS = 256
 
 LOOPBACK = "127.0.0.1"
+
+Ip = IPv4Address | IPv6Address
+
+GLOBAL_UNICAST = IPv6Network("2000::/3")
+"""All of IPv6 that is the open internet lies in it."""
+
+TRANSLATED = IPv6Network("64:ff9b::/96")
+"""Of IPv6, what a gateway of the network (NAT64) makes of each IPv4 address."""
 
 
 def split(address: str) -> tuple[str, int]:
@@ -70,6 +78,20 @@ def is_ip(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host is an address by which only its own machine is reached."""
     return is_ip(host) and ip_address(host).is_loopback
+
+
+def is_public(ip: Ip) -> bool:
+    """Whether an address is of one host in the open internet: not this machine, its network, its provider's, a group
+    (multicast), or reserved; of IPv6 that carries IPv4, whether the address within is."""
+    if isinstance(ip, IPv4Address):
+        return ip.is_global and not (ip.is_multicast or ip.is_reserved)
+    if ip.ipv4_mapped is not None:
+        return is_public(ip.ipv4_mapped)
+    if ip in TRANSLATED:
+        return is_public(IPv4Address(ip.packed[-4:]))
+    if ip.sixtofour is not None:
+        return is_public(ip.sixtofour)
+    return ip in GLOBAL_UNICAST and ip.is_global
 
 
 def multiaddress(host: str, port: int) -> str:

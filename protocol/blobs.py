@@ -12,10 +12,12 @@ from typing import Any
 import grpc
 
 from protocol.bandwidth import Bandwidth
-from protocol.channels import EOF, handshake, require_manifest
-from protocol.errors import FormatError, ResourceError
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.channels import EOF, caller, handshake, refuse, require_manifest
+from protocol.errors import FormatError, ResourceError, UnreachableError
+from protocol.identity import PeerId
+from protocol.limits import CHUNK_BYTES, FLOOR_BYTES_PER_SECOND, SERVED, SERVED_TO_FEW, SERVED_TO_ONE, STALL_SECONDS
 from protocol.manifest import Manifest
+from protocol.places import Places
 from protocol.run_files import RunFile, check_file
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc
@@ -43,13 +45,17 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
         self.lookup = lookup
         self.bandwidth = bandwidth or Bandwidth()
         self.bytes_sent = 0
+        self.serving: Places[PeerId] = Places(SERVED_TO_ONE, SERVED, SERVED_TO_FEW)
+        """Blobs that are on their way to each peer."""
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
         await require_manifest(context, self.manifest)
-        blob = self.lookup(request.sha256)
+        blob, who = self.lookup(request.sha256), caller(context).peer
         if blob is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no blob {request.sha256[:16]} here")
             return
+        if not self.serving.take(who):
+            await refuse(context, "too many blobs are on their way from here: wait a moment")
         try:
             async for data in _chunks(blob, request.offset, request.length, lambda: self.bandwidth.up.piece):
                 await self.bandwidth.send(len(data))
@@ -57,6 +63,8 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
                 yield pb.Chunk(data=data)
         except OSError:  # it has been dropped since, or the disk fails
             await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {request.sha256[:16]} cannot be read here")
+        finally:
+            self.serving.give_back(who)
 
 
 async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]) -> AsyncIterator[bytes]:
@@ -77,17 +85,70 @@ async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]
             yield data
 
 
+@dataclass(slots=True)
+class Patience:
+    """How long a source was waited for, and what came of it. What this peer spends on its own turns is not counted."""
+
+    waited: float = 0.0
+    received: int = 0
+    behind: float = 0.0
+    """Seconds that it is behind `FLOOR_BYTES_PER_SECOND`; being ahead is not saved up."""
+    since: float | None = None
+    """When the wait began that goes on now, by the loop's clock."""
+    deadline: asyncio.Timeout | None = None
+    """Of that wait."""
+
+    def total(self, now: float) -> float:
+        """Seconds until now."""
+        return self.waited + (now - self.since if self.since is not None else 0.0)
+
+    async def wait_for(self, call: Any) -> Any:
+        """The next chunk of a call, or its end.
+
+        Raises:
+            UnreachableError: the source is too slow.
+        """
+        clock = asyncio.get_running_loop().time
+        self.since = begun = clock()
+        try:
+            async with asyncio.timeout(max(0.0, STALL_SECONDS - self.behind)) as self.deadline:
+                return await call.read()
+        except TimeoutError:
+            raise UnreachableError(f"too slow: {self.received} bytes in {self.total(clock()):.0f} s") from None
+        finally:
+            self.since = self.deadline = None
+            self.waited += clock() - begun
+            self.behind += clock() - begun
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        self.behind = STALL_SECONDS
+        if self.deadline is not None:
+            self.deadline.reschedule(asyncio.get_running_loop().time())
+
+    def came(self, count: int) -> None:
+        """So many bytes have come."""
+        self.received += count
+        self.behind = max(0.0, self.behind - count / FLOOR_BYTES_PER_SECOND)
+
+
 async def fetch(
-    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, size: int, bandwidth: Bandwidth | None = None
+    channel: grpc.aio.Channel,
+    manifest: Manifest,
+    sha256: str,
+    size: int,
+    bandwidth: Bandwidth | None = None,
+    patience: Patience | None = None,
 ) -> bytes:
     """Fetch a blob whose size was checked against a bound before, as fast as `bandwidth` lets us.
 
     Raises:
         FormatError: what came is not the blob: too long, too short, or another hash.
+        UnreachableError: its source is too slow.
     """
     pieces: list[bytes] = []
     received = 0
-    async for data in _stream(channel, manifest, sha256, range(size), bandwidth):
+    async for data in _stream(channel, manifest, sha256, range(size), bandwidth, patience or Patience()):
         received += len(data)
         if received > size:
             raise FormatError(f"blob {sha256[:16]} is longer than the {size} bytes announced")
@@ -123,7 +184,9 @@ async def fetch_file(
     try:
         with partial.open("ab") as out:
             out.truncate(received)
-            async for data in _stream(channel, manifest, file.sha256, range(received, file.size), bandwidth):
+            async for data in _stream(
+                channel, manifest, file.sha256, range(received, file.size), bandwidth, Patience()
+            ):
                 received += len(data)
                 if received > file.size:
                     raise FormatError(f"{file.name} is longer than the {file.size} bytes that the run's id pins")
@@ -151,7 +214,12 @@ def is_file(path: Path, file: RunFile) -> bool:
 
 
 async def _stream(
-    channel: grpc.aio.Channel, manifest: Manifest, sha256: str, wanted: range, bandwidth: Bandwidth | None
+    channel: grpc.aio.Channel,
+    manifest: Manifest,
+    sha256: str,
+    wanted: range,
+    bandwidth: Bandwidth | None,
+    patience: Patience,
 ) -> AsyncIterator[bytes]:
     """The bytes of a blob in `wanted`, in one answer, of which more may come: whoever reads them looks. Each chunk has
     taken its turn before it is read, and the first before it is asked for.
@@ -167,7 +235,7 @@ async def _stream(
         paid += await _pay(line, (length or min(CHUNK_BYTES, wanted.stop - at)) - paid)
         request = pb.FetchRequest(sha256=sha256, offset=at, length=length)
         call = stub.Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
-        async with aclosing(_answer(call)) as answer:
+        async with aclosing(_answer(call, patience)) as answer:
             async for data in answer:
                 at, paid = at + len(data), paid - len(data)
                 if length and at > end:
@@ -192,16 +260,13 @@ async def _pay(line: Bandwidth, count: int) -> int:
     return paid
 
 
-async def _answer(call: Any) -> AsyncGenerator[bytes]:
+async def _answer(call: Any, patience: Patience) -> AsyncGenerator[bytes]:
     """The chunks of a call, which is cancelled if they are not read to their end."""
     try:
-        while True:
-            async with asyncio.timeout(CALL_SECONDS):
-                chunk = await call.read()
-            if chunk is EOF:
-                return
+        while (chunk := await patience.wait_for(call)) is not EOF:
             if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever
                 raise FormatError(f"a chunk of {len(chunk.data)} bytes, where 1 to {CHUNK_BYTES} are allowed")
+            patience.came(len(chunk.data))
             yield chunk.data
     finally:
         call.cancel()

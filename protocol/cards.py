@@ -1,15 +1,16 @@
 """Cards: the operator's signed word that a key has a place in the run.
 
 A gateway (another node of the operator's) may give out cards, too; each then carries the gateway's own card, which the
-operator signed. Only the operator itself can make gateways, and revoke.
+operator signed. Only the operator itself can make gateways, and revoke: with a gateway fall the cards that it gave.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from protocol import signed
 from protocol.errors import FormatError
-from protocol.identity import PeerId, RunId
+from protocol.identity import NO_PEER, PeerId, RunId
 from protocol.keys import Identity
 from protocol.layout import parts_authored
 
@@ -33,6 +34,8 @@ class Card:
     stage: int
     slot: int
     on_trial: bool = False
+    issuer: PeerId = field(default=NO_PEER, compare=False)
+    """The gateway that gave it; empty: the operator itself."""
 
     def authors(self, part: str) -> bool:
         """Whether this peer's place is one that contributes to a part."""
@@ -45,24 +48,37 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """By whose word peers are admitted to a run."""
+    """By whose word peers are admitted to a run. `fallen`: whether the operator has taken a gateway out."""
 
     run: RunId
     operator: PeerId
+    fallen: Callable[[PeerId], bool] = field(default=lambda gateway: False, compare=False, repr=False)
 
     def admitted(self, signer: PeerId, data: bytes) -> Card:
-        """Check the card that came with what a peer signed.
+        """Check the card that came with what a peer signed. Whether it held in the round that is signed for, is the
+        ledger's to say.
 
         Raises:
-            FormatError: it does not hold, or is another's.
+            FormatError: it is nobody's who may admit, or another's.
         """
         card = self.read(data)
         if card.peer != signer:
             raise FormatError(f"peer {signer[-8:]} signed with another's card")
         return card
 
+    def admitted_now(self, signer: PeerId, data: bytes) -> Card:
+        """Check the card that a peer shows to take part.
+
+        Raises:
+            FormatError: it does not hold any longer, or is another's.
+        """
+        card = self.admitted(signer, data)
+        if card.issuer and self.fallen(card.issuer):
+            raise FormatError(f"the operator has taken out the gateway that let peer {signer[-8:]} in")
+        return card
+
     def read(self, data: bytes) -> Card:
-        """Check a card.
+        """Check whose word a card is.
 
         Raises:
             FormatError: the signature does not hold, it is of another run, or of nobody who may admit.
@@ -76,7 +92,7 @@ class Authority:
         gateway = self.read(by) if by else None
         if gateway is None or gateway.role != "gateway" or gateway.peer != issuer or card.role == "gateway":
             raise FormatError(f"the card of {card.peer} is signed by nobody who may admit")
-        return card
+        return replace(card, issuer=issuer)
 
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:

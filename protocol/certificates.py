@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from protocol.errors import FormatError
-from protocol.identity import PeerId
+from protocol.identity import NO_PEER, PeerId
 from protocol.keys import Identity, peer_id_of
 
 REQUEST_BYTES = 4096
@@ -41,11 +41,13 @@ _SHA256 = hashes.SHA256()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a certificate names. `ends` is in seconds since 1970."""
+    """Whom a certificate names. `ends` is in seconds since 1970. `issuer` is who certified it: TLS has held the name
+    against the issuer's own certificate, which the operator signed."""
 
     peer: PeerId
     ends: float
     certifies: bool
+    issuer: PeerId = NO_PEER
 
 
 def dns_name(peer: PeerId) -> str:
@@ -202,7 +204,9 @@ def _caller(certificate: x509.Certificate) -> Caller:
         certifies = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (x509.ExtensionNotFound, x509.DuplicateExtension):
         certifies = False
-    return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies)
+    issuers = [str(each.value) for each in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    issuer = PeerId(issuers[0] if len(issuers) == 1 else "")
+    return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies, issuer)
 
 
 def _p256(key: object) -> ec.EllipticCurvePublicKey:

@@ -30,7 +30,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import PeerId
-from protocol.limits import STREAMS, TLS_SECONDS, message_bytes
+from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS, message_bytes
 from protocol.manifest import Manifest, difference, parse
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -139,6 +139,17 @@ def options(manifest: Manifest | None, window: int | None = None) -> list[tuple[
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.server_handshake_timeout_ms", int(TLS_SECONDS * 1000)),
     ]
+
+
+def door_options() -> list[tuple[str, Any]]:
+    """Options of the door's server: strangers send small messages, a few at once, and none runs ahead of its reader."""
+    few = {
+        "grpc.max_receive_message_length": DOOR_MESSAGE_BYTES,
+        "grpc.max_concurrent_streams": DOOR_STREAMS,
+        "grpc.http2.lookahead_bytes": DOOR_MESSAGE_BYTES,
+        "grpc.http2.bdp_probe": 0,
+    }
+    return [*(dict(options(None)) | few).items()]
 
 
 def caller(context: Any) -> Caller:

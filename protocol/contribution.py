@@ -59,6 +59,16 @@ def digest(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def slot_of(blob: bytes) -> int:
+    """The place that a contribution says its author has.
+
+    Raises:
+        FormatError: it is too short to say one.
+    """
+    slot: int = HEADER.unpack(Reader(blob).take(HEADER.size, "header"))[4]
+    return slot
+
+
 def grids(manifest: Manifest, part: Part) -> dict[str, ChunkGrid]:
     """How each tensor of a part is cut."""
     outer = manifest.outer

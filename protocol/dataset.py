@@ -11,8 +11,10 @@ one's first.
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -32,6 +34,9 @@ BLOCKS = "blocks.sha256"
 BLOCK_TOKENS = 2**18
 """512 KiB of uint16: a round trip to a mirror brings a quarter of a million tokens, and a few are little memory."""
 
+STEP_BLOCKS = 4096
+"""That an inner step may take: of the usual size they are a thousand million tokens."""
+
 MANIFEST_BYTES = 16 * 2**20
 """A hundred thousand shards."""
 
@@ -41,15 +46,18 @@ MOST_MIRRORS, MOST_URL_CHARACTERS = 16, 500
 
 
 def checked_mirror(url: str) -> str:
-    """A mirror's base URL without its last slash: http or https, a host, and no query.
+    """A mirror's base URL without its last slash: http or https, a host, no user name and no query.
 
     Raises:
         ValueError: it is none.
     """
     parts = urlsplit(url)
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MOST_URL_CHARACTERS
-    if not plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"{url[:80]!r} is no mirror: give the http:// or https:// URL of the folder with {DATA}")
+    web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    if not plain or "\\" in url or not web or parts.query or parts.fragment:
+        raise ValueError(
+            f"{url[:80]!r} is no mirror: give the http:// or https:// URL of the folder with {DATA}, and no user name"
+        )
     return url.rstrip("/")
 
 
@@ -101,6 +109,13 @@ class DataManifest(Section):
         """Of the files: little-endian."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
+    def require_blocks(self, tokens: int) -> None:
+        """Raises FormatError: an inner step of so many tokens would take more blocks than a peer can keep track of."""
+        if tokens > STEP_BLOCKS * self.block_tokens:
+            raise FormatError(
+                f"the text is in blocks of {self.block_tokens} tokens: a step takes more than {STEP_BLOCKS} of them"
+            )
+
     def canonical(self) -> bytes:
         """`data.json`: JSON that people can read, and the same bytes each time."""
         return json.dumps(self.model_dump(mode="json"), indent=1).encode() + b"\n"
@@ -142,11 +157,16 @@ class Stream:
     shards: tuple[Shard, ...]
     block_tokens: int
     first: int
+    ends: tuple[int, ...] = field(init=False, repr=False)
+    """Of each shard, which of the stream's tokens is its last: shards share those at their borders."""
+
+    def __post_init__(self) -> None:
+        """There may be a hundred thousand shards, and a step may take thousands of blocks."""
+        object.__setattr__(self, "ends", tuple(accumulate(shard.tokens - 1 for shard in self.shards)))
 
     @property
     def tokens(self) -> int:
-        """Shards share the tokens at their borders."""
-        return sum(shard.tokens for shard in self.shards) - len(self.shards) + 1
+        return self.ends[-1] + 1
 
     @property
     def blocks(self) -> int:
@@ -155,11 +175,11 @@ class Stream:
     def block_of(self, number: int) -> tuple[Shard, int, int]:
         """The shard of a block, and which of its tokens: from, and how many."""
         start = (number - self.first) * self.block_tokens
-        for shard in self.shards:
-            if start < shard.tokens - 1:
-                return shard, start, min(self.block_tokens + 1, shard.tokens - start)
-            start -= shard.tokens - 1
-        raise IndexError(f"no block {number}")
+        place = bisect_right(self.ends, start)
+        if start < 0 or place == len(self.ends):
+            raise IndexError(f"no block {number}")
+        shard, start = self.shards[place], start - (self.ends[place - 1] if place else 0)
+        return shard, start, min(self.block_tokens + 1, shard.tokens - start)
 
 
 @dataclass(frozen=True, slots=True)

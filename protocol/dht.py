@@ -1,4 +1,4 @@
-"""The DHT: the only place that imports hivemind.
+"""The DHT, by hivemind.
 
 It runs inside our own asyncio loop (`DHTNode`, never the forking `hivemind.DHT`); beside it runs only
 libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a hung node costs seconds.
@@ -7,66 +7,68 @@ libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a h
 import asyncio
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-import msgpack
-
-from protocol.addresses import WILDCARDS, is_ip, join, multiaddress
-from protocol.errors import FormatError, ResourceError, UnreachableError
+from protocol import libp2p
+from protocol.addresses import join
+from protocol.dht_calls import Calls
+from protocol.dht_checks import Checks
+from protocol.dht_rules import Rules
+from protocol.errors import ResourceError, UnreachableError
+from protocol.identity import PeerId
 from protocol.keys import Identity
-from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
+from protocol.limits import LIBP2P_BYTES, RECORDS_READ
+from protocol.streams import BROKEN, Streams
 
 WAIT_SECONDS = 2.0
 """How long one node may take to answer before it is passed over."""
+
+SEARCH_SECONDS = 20.0
+"""A search asks a few nodes after each other, and may meet some that do not answer."""
 
 ATTACH_SECONDS = 5.0
 
 ATTACH_AGAIN_SECONDS = 30.0
 
-DEATH_SECONDS = 1.0
-"""A dead daemon shows in failing calls a moment before the system tells of its end."""
+BEAT_SECONDS = 2.0
+"""So often libp2p's daemon is asked whether it is there."""
 
-START_SECONDS = 60.0
+BEATS_MISSED = 2
+"""One may be missed because this process was busy."""
 
-SUBKEY_BYTES = 66
-"""A peer id of 64 characters in msgpack."""
+STARTS = 5
+"""A daemon that cannot be started so many times in a row is given up."""
 
-VALUE_BYTES = RECORD_BYTES + 3
-"""A record in msgpack."""
-
-
-class Rules(Protocol):
-    """What may lie in the DHT. Our nodes neither store nor pass on nor read anything else, whoever sends it."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """All there are."""
-
-    def expiration(self, key: str, subkey: str, value: object) -> float:
-        """Check a value; when it expires, in seconds since 1970.
-
-        Raises:
-            FormatError: it may not lie there.
-        """
+MOST_PAUSE_SECONDS = 60.0
+"""Before another daemon is started where one has died at once: training goes on meanwhile."""
 
 
 @dataclass(slots=True)
 class Dht:
     """A node of the run's DHT."""
 
-    p2p: Any
-    node: Any
-    addresses: tuple[str, ...]
-    rules: Rules
+    identity: Identity
+    host: str
+    listens: list[str]
+    hidden: bool
+    checks: Checks
+    streams: Streams
+    """Those of its daemon, whichever that is by now."""
+    p2p: Any = None
+    node: Any = None
+    calls: Calls = field(init=False)
+    addresses: tuple[str, ...] = ()
+    met: tuple[str, ...] = ()
+    """Whom this node has gone to last."""
+    say: Callable[[str], None] = lambda said: None
+    """Is told when a daemon is started anew."""
 
     async def attach(self, addresses: Sequence[str]) -> int:
         """Meet other nodes at their libp2p addresses; how many answered."""
+        self.met = tuple(addresses) or self.met
         results = await asyncio.gather(*(self._meet(address) for address in addresses))
         if any(results):
             await self.node.find_nearest_nodes([self.node.node_id])
@@ -89,8 +91,9 @@ class Dht:
             peer_id = PeerID.from_base58(peer)
             async with asyncio.timeout(ATTACH_SECONDS):
                 await self.p2p._client.connect(peer_id, [Multiaddr(where)])
+            self.checks.friends.add(peer)
             return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
-        except (ControlFailure, TimeoutError, OSError, ValueError, AssertionError):
+        except (ControlFailure, ValueError, AssertionError, *BROKEN):
             return False  # the last two: it is no address, and what it says is no id of a node
 
     async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
@@ -98,11 +101,19 @@ class Dht:
 
         False means little: a node that had heard of it from another already says so too.
         """
-        return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
+        except TimeoutError:
+            return False
 
     async def read(self, key: str) -> dict[str, object]:
         """What is stored under `key` now, by subkey; of more than `RECORDS_READ`, any."""
-        found = await self.node.get(key, latest=True)
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                found = await self.node.get(key, latest=True)
+        except TimeoutError:
+            return {}
         if found is None or not isinstance(found.value, dict):
             return {}
         subkeys = list(found.value)
@@ -113,74 +124,114 @@ class Dht:
     async def read_all(self) -> dict[str, object]:
         """What is stored under all keys of the rules."""
         found: dict[str, object] = {}
-        for each in await asyncio.gather(*map(self.read, self.rules.keys)):
+        for each in await asyncio.gather(*map(self.read, self.checks.rules.keys)):
             found |= each
         return found
 
     async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do `work`, unless libp2p's daemon dies first: hivemind itself would go on and find nothing.
+        """Do `work`, and see meanwhile that this node lives: hivemind itself would go on and find nothing.
 
         Raises:
-            ResourceError: it died.
+            ResourceError: libp2p's daemon is gone, and no other can be started.
         """
-        daemon = self.p2p._child
-        death = asyncio.ensure_future(daemon.wait())
-        task = asyncio.create_task(work)
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._keep_alive())]
         try:
-            await asyncio.wait((death, task), return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                await asyncio.wait((death,), timeout=DEATH_SECONDS)
-            if daemon.returncode is not None:
-                raise ResourceError(f"libp2p's daemon, a child of this process, died (exit code {daemon.returncode})")
-            await task
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    await task
         finally:
-            death.cancel()
-            task.cancel()
-            await asyncio.wait((task,))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _keep_alive(self) -> None:
+        """Another daemon for each that dies, or falls silent, or holds too much."""
+        pause = 0.0
+        while True:
+            began = time.monotonic()
+            trouble = await self._trouble()
+            lived = time.monotonic() - began
+            pause = 0.0 if lived > MOST_PAUSE_SECONDS else min(MOST_PAUSE_SECONDS, max(1.0, 2 * pause))
+            self.say(f"libp2p's daemon {trouble}: another is started")
+            await self._start_again(trouble, pause)
+
+    async def _trouble(self) -> str:
+        """What is wrong with the daemon, as soon as something is."""
+        died = asyncio.ensure_future(self.p2p._child.wait())
+        missed = large = 0
+        try:
+            while max(missed, large) < BEATS_MISSED:
+                await asyncio.wait((died,), timeout=BEAT_SECONDS)
+                if died.done():
+                    return f"died (exit code {self.p2p._child.returncode})"
+                missed = 0 if await libp2p.answers(self.p2p) else missed + 1
+                large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
+                if large:
+                    await self._hang_up_on_strangers()
+                libp2p.forget_ended(self.p2p)
+                self.calls.let_go_of_silent()
+        finally:
+            died.cancel()
+        return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
+
+    async def _hang_up_on_strangers(self) -> None:
+        strangers = [peer for peer in await self.streams.connected() if not self.checks.is_member(peer)]
+        for peer in strangers:
+            await self.streams.hang_up(peer)
+
+    async def _start_again(self, trouble: str, pause: float) -> None:
+        """Raises ResourceError: it cannot be."""
+        await self._end()
+        for attempt in range(1, STARTS + 1):
+            await asyncio.sleep(pause)
+            try:
+                await self.start()
+                break
+            except ResourceError as error:
+                if attempt == STARTS:
+                    raise ResourceError(
+                        f"libp2p's daemon, a child of this process, {trouble}, and cannot be started again: {error}"
+                    ) from None
+                pause = max(1.0, 2 * pause)
+        await self.attach(self.met)
+
+    async def start(self) -> None:
+        """Start the daemon, and a node that goes by it.
+
+        Raises:
+            ResourceError: libp2p's daemon does not start.
+        """
+        from hivemind.dht import DHTNode
+
+        async def hang_up(peer: str) -> None:
+            await self.streams.hang_up(PeerId(peer))
+
+        port = int(self.listens[0].split("/")[4])
+        libp2p.require_free(self.host, port)
+        self.calls = Calls(self.checks, hang_up)
+        self.p2p = await libp2p.begin(self.calls.between(), self.identity, join(self.host, port), self.listens)
+        self.node = self.calls.node = await DHTNode.create(
+            p2p=self.p2p,
+            node_id=self.node and self.node.node_id,
+            wait_timeout=WAIT_SECONDS,
+            record_validator=self.calls.validator(),
+            client_mode=self.hidden,
+            cache_locally=False,  # each reading looks for the newest
+            cache_nearest=0,
+        )
+        self.addresses = tuple(str(address) for address in await self.p2p.get_visible_maddrs())
+        self.listens = libp2p.again(self.listens, self.addresses)
+        await self.streams.move(self.p2p)
+
+    async def _end(self) -> None:
+        self.calls.stop()
+        await libp2p.end(self.p2p)
 
     async def stop(self) -> None:
         """Leave; libp2p's daemon ends, if it has not already."""
-        if self.p2p._child.returncode is None:
-            await self.node.shutdown()
-        await self.p2p.shutdown()
-
-
-def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: float, now: float) -> bool:
-    """Whether the rules, and the clock, let a value lie under a key. `subkey` and `value` are msgpack, as nodes send
-    them; a value without subkey has nil there."""
-    if not isinstance(value, bytes) or len(value) > VALUE_BYTES or len(subkey) > SUBKEY_BYTES:
-        return False
-    try:
-        owner = msgpack.unpackb(subkey)
-        due = rules.expiration(key, owner, msgpack.unpackb(value)) if isinstance(owner, str) else None
-    except (ValueError, msgpack.UnpackException, FormatError):
-        return False
-    return expiration == due and due <= latest(now)
-
-
-def latest(now: float) -> float:
-    """The latest expiry that is still believed, in seconds since 1970 like `now`.
-
-    It moves in steps, so that nodes whose clocks differ by seconds agree at nearly all times: hivemind refuses answers
-    whole, and a record that its holder believes and a reader does not would hide all others under its key.
-    """
-    return (now // CLOCK_SLACK_SECONDS + 2) * CLOCK_SLACK_SECONDS + RECORD_SECONDS
-
-
-def _validator(rules: Rules) -> Any:
-    """The rules as hivemind applies them: to what others want stored, and to what they answer."""
-    from hivemind.dht.routing import DHTID
-    from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-
-    keys = {DHTID.generate(key).to_bytes(): key for key in rules.keys}
-
-    class Validator(RecordValidatorBase):  # type: ignore[misc]
-        def validate(self, record: DHTRecord) -> bool:
-            key = keys.get(record.key)
-            found = (record.subkey, record.value, record.expiration_time)
-            return key is not None and is_valid(rules, key, *found, time.time())
-
-    return Validator()
+        await self._end()
+        self.checks.stop()
 
 
 async def start(
@@ -193,67 +244,10 @@ async def start(
         ResourceError: libp2p's daemon does not start.
         UnreachableError: none of `bootstraps` answered.
     """
-    from hivemind.dht import DHTNode
-    from hivemind.p2p import P2P
-    from hivemind.p2p.p2p_daemon import P2PDaemonError
-
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    _keep_from_terminals()
-    listens = _require_free(host, port)
-    try:
-        p2p = await P2P.create(
-            host_maddrs=listens,
-            identity_path=str(identity.path),
-            check_if_identity_free=False,
-            nat_port_map=False,
-            auto_nat=False,
-            use_relay=False,
-            startup_timeout=START_SECONDS,
-        )
-    except P2PDaemonError as error:
-        raise ResourceError(f"libp2p's daemon did not start on {join(host, port)}: {error}") from None
-    node = await DHTNode.create(
-        p2p=p2p, wait_timeout=WAIT_SECONDS, record_validator=_validator(rules), client_mode=hidden
-    )
-    addresses = tuple(str(address) for address in await p2p.get_visible_maddrs())
-    dht = Dht(p2p, node, addresses, rules)
+    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules), Streams(None))
+    await dht.start()
     if bootstraps and not await dht.attach(bootstraps):
         await dht.stop()
         raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")
     return dht
-
-
-def _keep_from_terminals() -> None:
-    """Give libp2p's daemons sessions of their own: Ctrl-C is for us, who still have to say goodbye through them."""
-    from hivemind.p2p import p2p_daemon
-
-    spawn = partial(asyncio.create_subprocess_exec, start_new_session=True)
-    subprocess = SimpleNamespace(**(vars(asyncio.subprocess) | {"create_subprocess_exec": spawn}))
-    p2p_daemon.asyncio = SimpleNamespace(**(vars(asyncio) | {"subprocess": subprocess}))
-
-
-def _require_free(host: str, port: int) -> list[str]:
-    """The multiaddresses of `host`, on all of which the port is free: one, but for `::`, which is IPv4 as well.
-
-    Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
-
-    Raises:
-        ResourceError: the port is taken, or the address is not this machine's.
-    """
-    try:
-        addresses = WILDCARDS if host == "::" else (host if is_ip(host) else _resolved(host),)
-        for address in addresses:
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if probe.family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-    except OSError as error:
-        raise ResourceError(f"cannot listen on {join(host, port)}: {error.strerror}; try another --listen") from None
-    return [multiaddress(address, port) for address in addresses]
-
-
-def _resolved(host: str) -> str:
-    """The address of a name, of IPv4 if it has one."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

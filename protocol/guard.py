@@ -1,8 +1,10 @@
 """What every call to a peer passes before its handler sees it: who calls, whether it may, and how much.
 
-A caller has an allowance of calls, which fills up again with time, and so many calls open at once. Who has used it up
-is told so, and is not cut off: honest peers wait. A call that has to be answered at once ends after `CALL_SECONDS`;
-so does one whose caller does not take what it asked for.
+A caller has an allowance of calls, which fills up again with time, and so many calls open at once. What a call costs
+beside itself, by what is in it, its handler takes from the same allowance (`charge`). Who has used it up is told so,
+and is not cut off: honest peers wait. A call that has to be answered at once ends after `CALL_SECONDS`; so does one
+whose caller does not take what it asked for. A stream goes on for as long as its caller shows certificates that hold,
+in other calls, and `CERTIFICATE_SLACK_SECONDS` longer.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,8 +21,15 @@ import grpc
 from protocol.certificates import Caller
 from protocol.channels import caller, refuse
 from protocol.errors import FormatError
-from protocol.identity import PeerId
-from protocol.limits import CALL_SECONDS, CALLERS_KEPT, CALLS_AT_ONCE, CALLS_PER_SECOND, CALLS_SAVED
+from protocol.identity import NO_PEER, PeerId
+from protocol.limits import (
+    CALL_SECONDS,
+    CALLERS_KEPT,
+    CALLS_AT_ONCE,
+    CALLS_PER_SECOND,
+    CALLS_SAVED,
+    CERTIFICATE_SLACK_SECONDS,
+)
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 """Of a request, or the stream of them, and its context."""
@@ -28,8 +38,22 @@ Objection = Callable[[PeerId], str]
 """Why a peer's calls are refused now; empty: they are not."""
 
 
+LOOK_SECONDS = 86400.0
+"""So often, at least, it is looked whether an open call may go on: loops wait no longer than some weeks."""
+
 _CUT_OFF = "cut off"
 _TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+_paying: ContextVar["Callable[[float], bool]"] = ContextVar("paying")
+"""Takes from the allowance of whose call is being answered."""
+
+
+async def charge(context: Any, cost: float, for_what: str) -> None:
+    """Take what a call costs beside itself, which its content tells, from its caller's allowance; or refuse it."""
+    paying = _paying.get(None)
+    if paying is not None and not paying(cost):
+        await refuse(context, f"too much at once: {for_what}; wait a moment")
 
 
 def nobody(peer: PeerId) -> str:
@@ -43,8 +67,12 @@ class Allowance:
 
     left: float
     at: float
+    ends: float = 0.0
+    """When the newest certificate ends that it has shown, in seconds since 1970."""
     open: dict[Any, asyncio.Task[Any]] = field(default_factory=dict)
     """The contexts of its calls that are being answered, and the tasks that do."""
+    issuer: PeerId = NO_PEER
+    """Who certified it, by the certificate of its last call."""
 
     def spend(self, now: float, cost: float = 1.0) -> bool:
         """Take from what has come together until now; whether there was enough."""
@@ -82,10 +110,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         )
 
     def cut_off(self, peer: PeerId) -> None:
-        """End every call of a peer that is being answered, and tell it why."""
-        allowance = self.allowances.get(peer)
-        for task in allowance.open.values() if allowance else ():
-            task.cancel(_CUT_OFF)
+        """End every call that is being answered of a peer, and of those whom it certified; tell them why."""
+        for who, allowance in self.allowances.items():
+            for task in allowance.open.values() if peer in (who, allowance.issuer) else ():
+                task.cancel(_CUT_OFF)
 
     def _before_answer(self, handler: Handler) -> Handler:
         async def answer(request: Any, context: Any) -> Any:
@@ -121,31 +149,54 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     async def _admitted(self, context: Any) -> AsyncIterator[None]:
         """A call that is admitted, counted as open until its end."""
         who = await self._admit(context)
-        allowance, task = self._allowance(who), asyncio.current_task()
+        allowance, task = self._allowance(who.peer), asyncio.current_task()
+        allowance.issuer = who.issuer
         assert task is not None
         allowance.open[context] = task
+        _paying.set(lambda cost: allowance.spend(self.clock(), cost))
+        looking: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal looking
+            left = allowance.ends + CERTIFICATE_SLACK_SECONDS - time.time()
+            if left < 0:
+                task.cancel(_CUT_OFF)
+            else:
+                looking = asyncio.get_running_loop().call_later(min(left + 0.1, LOOK_SECONDS), look)
+
+        look()
         try:
             yield
         except asyncio.CancelledError as error:
             if error.args != (_CUT_OFF,):  # the caller has gone, or the server stops
                 raise
             task.uncancel()
-            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, self.objection(who) or "this peer hangs up")
+            reason = self._objection(who) or _out_of_time(who.peer, allowance.ends) or "this peer hangs up"
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
         finally:
+            if looking is not None:
+                looking.cancel()
             allowance.open.pop(context, None)
 
-    async def _admit(self, context: Any) -> PeerId:
+    async def _admit(self, context: Any) -> Caller:
         """Refuse a call, or take it from its caller's allowance."""
         try:
             who = caller(context)
         except FormatError as error:
             await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if reason := _out_of_time(who) or self.objection(who.peer):
+        if reason := _out_of_time(who.peer, who.ends) or self._objection(who):
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
         allowance = self._allowance(who.peer)
+        allowance.ends = max(allowance.ends, who.ends)
         if len(allowance.open) >= CALLS_AT_ONCE or not allowance.spend(self.clock()):
             await refuse(context, "too many calls: wait a moment")
-        return who.peer
+        return who
+
+    def _objection(self, who: Caller) -> str:
+        """To the caller, or to the gateway that certified it."""
+        if reason := self.objection(who.peer):
+            return reason
+        return (reason := self.objection(who.issuer)) and f"peer {who.peer[-8:]} was let in by a gateway, but {reason}"
 
     def _allowance(self, peer: PeerId) -> Allowance:
         known = self.allowances.get(peer)
@@ -158,10 +209,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         return known
 
 
-def _out_of_time(who: Caller) -> str:
+def _out_of_time(peer: PeerId, ends: float) -> str:
     """A connection outlives the certificate that it was opened with."""
-    if who.ends < time.time():
-        return f"the certificate of peer {who.peer[-8:]} has ended: renew it, and connect again"
+    if ends < time.time():
+        return f"the certificate of peer {peer[-8:]} has ended: renew it, and connect again"
     return ""
 
 

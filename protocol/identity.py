@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 PeerId = NewType("PeerId", str)
+NO_PEER = PeerId("")
 """A peer's libp2p identity in base58: the hash of its public key."""
 
 RunId = NewType("RunId", str)

@@ -4,13 +4,13 @@ The outer state is a function of this set, so two peers whose ledgers say the sa
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/window.py`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from hashlib import blake2b
 
 from protocol.history import History
-from protocol.identity import ContributionName, Part, PeerId
+from protocol.identity import NO_PEER, ContributionName, Part, PeerId
+from protocol.standing import Standing
 from protocol.window import SKEW, Window
 
 VERSIONS_KEPT = 2
@@ -29,10 +29,14 @@ class Entry:
     size: int
     proof: bytes = b""
     receipts: dict[PeerId, bytes] = field(default_factory=dict)
+    slot: int = 0
+    """Its author's place by the card that came with `proof`: a contribution that names another is not valid by it."""
     vouched: bool = False
     """Enough other peers said to this one that they have accepted it. Never sent on."""
     held: bool = False
     """Its bytes are here. Never sent on."""
+    issuer: PeerId = NO_PEER
+    """The gateway that let its author in, by the card it was signed with; none: the operator itself did."""
     _key: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
@@ -50,34 +54,24 @@ Entries = dict[int, dict[PeerId, dict[str, Entry]]]
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """The operator takes an author's contributions out, from round `start` on. `issued`: the round it was signed in."""
+    """The operator takes out an author's contributions from round `start` on, and those of whom it let in as a gateway.
+    `issued`: the round it was signed in."""
 
     author: PeerId
     start: int
     issued: int
 
     def effective(self, window: Window) -> int:
-        """The first round without this author: a function of the record alone, so that all peers agree."""
+        """The first round without them: a function of the record alone, so that all peers agree."""
         return max(self.start, self.issued - window.revocable)
-
-
-class Standing(Enum):
-    """What a ledger makes of an entry it is offered."""
-
-    ACCEPTED = "accepted"
-    WANTED = "its bytes are missing"
-    EARLY = "its round has not begun here"
-    UNPROVEN = "it is late and has too few receipts"
-    CLOSED = "its round is closed"
-    SURPLUS = "two versions of it are known, which void each other"
 
 
 @dataclass(slots=True)
 class Ledger:
     """The contributions to one part that a peer has accepted.
 
-    `clock` is the round this peer works on, from 1; rounds up to `folded` are closed for ever, and `history` tells what
-    counted in them.
+    `clock` is the round this peer judges by, from 1: `begun`, the one it works on, or a later one that the others are
+    in. Rounds up to `folded` are closed for ever, and `history` tells what counted in them.
     """
 
     part: Part
@@ -93,6 +87,8 @@ class Ledger:
     """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
     closed: dict[int, list[Entry]] = field(default_factory=dict)
     """Of the last closed rounds what had been accepted, for peers that come from an older state. It decides nothing."""
+    begun: int = 1
+    """The round this peer works on itself."""
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
         """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
@@ -102,6 +98,8 @@ class Ledger:
         """
         entry.receipts.pop(entry.name.author, None)
         past = self.window.is_past(self.clock, entry.name.round)
+        if self._has_fallen(entry):
+            return Standing.FALLEN
         if entry.name.round <= self.folded or (past and not vouched):
             return Standing.CLOSED
         if not past and not self.window.is_open(self.clock, entry.name.round):
@@ -143,7 +141,9 @@ class Ledger:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
         standing = self.offer(entry, vouched)
         if standing is Standing.WANTED:
-            self._accept(_under(self.waiting, entry.name)[entry.sha256])
+            kept = _under(self.waiting, entry.name)[entry.sha256]
+            kept.proof, kept.slot, kept.issuer = entry.proof, entry.slot, entry.issuer  # what it is valid by
+            self._accept(kept)
             standing = Standing.ACCEPTED
         if standing is Standing.ACCEPTED:
             self.versions(entry.name)[entry.sha256].held = True
@@ -163,8 +163,13 @@ class Ledger:
         self.versions(name)[sha256].receipts[self.me] = receipt
 
     def revoke(self, revocation: Revocation) -> bool:
-        """Take an author out; whether all rounds concerned are still open here. If not, this peer's state is wrong."""
+        """Take an author out, and whom it let in; whether all rounds concerned are still open here. If not, this peer's
+        state is wrong. What has fallen is as if it had never been shown: by another card it may come again."""
         self.revocations.add(revocation)
+        self._keep(lambda entry: not self._has_fallen(entry))
+        for authors in self.waiting.values():
+            for author, versions in authors.items():
+                authors[author] = {sha256: each for sha256, each in versions.items() if not self._has_fallen(each)}
         return revocation.effective(self.window) > self.folded or not self.history.counts(
             revocation.author, revocation.effective(self.window), self.folded
         )
@@ -178,10 +183,29 @@ class Ledger:
             if len(versions) == 1 and author not in revoked
         }
 
-    def advance(self, clock: int) -> list[int]:
-        """Set the clock forward; the rounds that are to be folded now, in order."""
-        self.clock = max(self.clock, clock)
-        return list(range(self.folded + 1, self.clock - self.window.width))
+    def advance(self, clock: int) -> range:
+        """This peer goes on to a round; the rounds that are to be folded now, in order."""
+        self.begun = max(self.begun, clock)
+        self.clock = max(self.clock, self.begun)
+        return range(self.folded + 1, self.begun - self.window.width)
+
+    def follow(self, clock: int, caught_up: int = 0) -> None:
+        """Judge by the round that the others are in, as long as their contributions show it, and `SKEW` rounds beyond
+        this peer's own at most. What is further is for who has `caught_up` with it, or tries to."""
+        self.clock = max(self.begun, min(clock, self.begun + SKEW), caught_up)
+
+    def fall_back(self) -> None:
+        """What this peer tried to catch up with was not there: forget what is of rounds that have not begun here."""
+        self.clock = self.begun
+        for table in (self.accepted, self.waiting, self.checks):
+            for round in [round for round in table if round > self.begun + SKEW]:
+                del table[round]
+
+    def newest(self, author: PeerId) -> int:
+        """The last round of an author of which something is accepted, or counts; 0 if nothing is."""
+        rounds = [round for round, authors in self.accepted.items() if author in authors]
+        counted = self.history.ranges.get(author)
+        return max(rounds, default=counted[-1][1] if counted else 0)
 
     def fold(self, round: int) -> dict[PeerId, str]:
         """Close the next round for ever; what counted in it."""
@@ -189,9 +213,8 @@ class Ledger:
             raise ValueError(f"round {round} cannot be folded after round {self.folded}")
         chosen = self.chosen(round)
         self.history.add(round, chosen)
-        self.accepted.pop(round, None)
-        self.checks.pop(round, None)
-        self.waiting.pop(round, None)
+        for table in (self.accepted, self.waiting, self.checks):
+            table.pop(round, None)
         self.folded = round
         return chosen
 
@@ -202,10 +225,13 @@ class Ledger:
         again and again.
         """
         self.folded, self.history = folded, history
-        self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
+        self.begun = self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
         for table in (self.accepted, self.waiting, self.checks):
             for round in [round for round in table if round <= folded]:
                 del table[round]
+
+    def _has_fallen(self, entry: Entry) -> bool:
+        return entry.issuer in self._revoked(entry.name.round)
 
     def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
         """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
@@ -213,24 +239,23 @@ class Ledger:
         word before, or from this peer's own disk, is judged anew."""
         for entry in self.all_entries():
             entry.vouched = (entry.name, entry.sha256) in vouched
-        for authors in self.accepted.values():
-            for author, versions in authors.items():
-                stays = {sha256: entry for sha256, entry in versions.items() if self._in_time(entry)}
-                if len(stays) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
-                    stays = {sha256: entry for sha256, entry in stays.items() if self._stands(entry)}
-                authors[author] = stays
-        self.accepted = {
-            round: kept
-            for round, authors in self.accepted.items()
-            if (kept := {author: versions for author, versions in authors.items() if versions})
-        }
-        self.checks = {}
-        for entry in self.all_entries():
-            self._count(entry)
+        self._keep(self._in_time)
+
+    def _keep(self, stays: Callable[[Entry], bool]) -> None:
+        for round, authors in [*self.accepted.items()]:
+            for author, versions in [*authors.items()]:
+                kept = {sha256: entry for sha256, entry in versions.items() if stays(entry)}
+                if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
+                    kept = {sha256: entry for sha256, entry in kept.items() if self._stands(entry)}
+                authors[author] = kept
+                if not kept:
+                    del authors[author]
+            if not authors:
+                del self.accepted[round]
+        self.checks = {round: combined(self.entries(round)) for round in self.accepted}
 
     def _stands(self, entry: Entry) -> bool:
-        """Whether an entry can count alone; if its bytes are missing, it waits for them again."""
-        if not entry.held:
+        if not entry.held:  # it can count alone once it has its bytes again
             _put(self.waiting, entry)
         return entry.held
 

@@ -19,6 +19,10 @@ LARGEST_FRAME_BYTES = 2**30
 """One microbatch, whole and in fp32: a stage holds some of them."""
 
 
+MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
+"""Ids of a microbatch are in one message, 4 MiB; of an inner step, or an evaluation, 128 MiB where they are read: the
+largest batches that were published."""
+
 NumberFormat = Literal["bf16", "fp32", "int8", "int4"]
 """Of what crosses a boundary (`protocol/payloads.py`)."""
 
@@ -196,10 +200,17 @@ class Manifest(Section):
         return self
 
     @model_validator(mode="after")
-    def microbatch_fits_a_frame(self) -> "Manifest":
-        size = self.inner.microbatch * (self.model.context + 1) * 4 * (self.model.d + 1)
-        if size > LARGEST_FRAME_BYTES:
-            raise ValueError(f"inner.microbatch = {self.inner.microbatch} makes frames of {size} bytes; at most 1 GiB")
+    def batches_fit(self) -> "Manifest":
+        micro, context = self.inner.microbatch, self.model.context
+        for name, sequences, most in (
+            ("inner.microbatch", micro, MICROBATCH_TOKENS),
+            ("inner.sequences", self.inner.sequences, BATCH_TOKENS),
+            ("evaluation.sequences", self.evaluation.sequences, BATCH_TOKENS),
+        ):
+            if sequences * context > most:
+                raise ValueError(f"{name} = {sequences} times model.context = {context} are more than {most} tokens")
+        if (size := micro * (context + 1) * 4 * (self.model.d + 1)) > LARGEST_FRAME_BYTES:
+            raise ValueError(f"inner.microbatch = {micro} makes frames of {size} bytes; at most 1 GiB")
         return self
 
     @property

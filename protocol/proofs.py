@@ -34,6 +34,16 @@ class Signer:
         return signed.sign(self.identity, RECEIPT, fields)
 
 
+def claimed(proof: bytes, authority: Authority) -> Entry:
+    """What a proof says that it is of. **Nothing of it is checked yet.**
+
+    Raises:
+        FormatError: it is no proof of this run.
+    """
+    author, fields = signed.claimed(proof, CONTRIBUTION)
+    return _entry(proof, author, fields, authority)[0]
+
+
 def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Entry:
     """Check what another peer passed on. Receipts that are not for this entry, or do not hold, are left out.
 
@@ -62,16 +72,22 @@ def read_trial(proof: bytes, authority: Authority) -> Entry | None:
 
 def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
     author, fields = signed.read(proof, CONTRIBUTION)
+    entry, card = _entry(proof, author, fields, authority)
+    owner = authority.admitted(author, card)
+    if not owner.authors(entry.name.part):
+        raise FormatError(f"peer {author[-8:]} has no place that contributes to {entry.name.part[:40]}")
+    entry.slot, entry.issuer = owner.slot, owner.issuer
+    return entry, owner
+
+
+def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority) -> tuple[Entry, bytes]:
+    """What the fields of a contribution's proof say, and the card among them."""
     match fields:
         case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
             len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
         ):
-            owner = authority.admitted(author, card)
-        case _:
-            raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
-    if not owner.authors(part):
-        raise FormatError(f"peer {author[-8:]} has no place that contributes to {part[:40]}")
-    return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof), owner
+            return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof), card
+    raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
 
 
 def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:

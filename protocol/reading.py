@@ -189,7 +189,7 @@ def chunks(share: Spans) -> Iterator[int]:
 
 def _plans_open(manifest: Manifest) -> int:
     """Rounds that may be open at once, and the next."""
-    return Window(manifest.outer.grace, manifest.outer.liars).width + 1
+    return Window.of(manifest).width + 1
 
 
 def _cut(spans: Spans, places: Sequence[int]) -> list[Spans]:

@@ -25,7 +25,7 @@ from pydantic import (
 from protocol import signed
 from protocol.cards import Authority, Role
 from protocol.errors import FormatError
-from protocol.identity import PeerId, ReplicaId, RunId
+from protocol.identity import NO_PEER, PeerId, ReplicaId, RunId
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
@@ -86,6 +86,10 @@ class PeerRecord(BaseModel):
         0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
     )
 
+    issuer: PeerId = Field(
+        NO_PEER, exclude=True, description="the gateway that let it in, by its card; never on the wire"
+    )
+
     @model_serializer(mode="wrap")
     def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Who can be dialled, relays nothing and has not measured its speed says nothing of it: so its bytes are those
@@ -129,6 +133,11 @@ def expiration(record: PeerRecord) -> float:
     return record.sequence / 1000 + RECORD_SECONDS
 
 
+def may_author(record: PeerRecord) -> bool:
+    """Whether what a peer contributes counts: nobody else's word says where the run is."""
+    return record.role in ("volunteer", "datacenter") and not record.on_trial
+
+
 def common_round(finished: Iterable[int], liars: int) -> int:
     """Of the last rounds that peers say they have finished, the latest that more than `liars` of them have: no liar
     alone can push it. Of fewer peers, what all of them have; 0 of none."""
@@ -148,7 +157,7 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     Raises:
         FormatError: the signer was not admitted, or as another than it says; the record is malformed or another's.
     """
-    place = authority.admitted(signer, card)
+    place = authority.admitted_now(signer, card)
     try:
         record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=RELAYS_NAMED))
     except ValidationError as error:
@@ -162,7 +171,19 @@ def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> 
     said = record.role, record.stage, record.slot, record.on_trial
     if said != (place.role, place.stage, place.slot, place.on_trial):
         raise FormatError(f"the record of {signer} names another place than its card")
-    return record
+    if "issuer" in record.model_fields_set:
+        raise FormatError(f"the record of {signer} is malformed: its card tells who let it in")
+    return record.model_copy(update={"issuer": place.issuer}) if place.issuer else record
+
+
+def require_rounds(record: PeerRecord, manifest: Manifest, closed: Iterable[int] = ()) -> None:
+    """Check that a peer is in a round that its run has, and has `closed` none that it has not.
+
+    Raises:
+        FormatError: it says to be beyond the last.
+    """
+    if (last := max(record.round, record.contributed, *closed)) > manifest.outer.rounds:
+        raise FormatError(f"peer {record.peer_id[-8:]} speaks of round {last}, and the run has {manifest.outer.rounds}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +211,7 @@ class Register:
         record = read(value, owner, self.authority)
         if key != self.key(owner):
             raise FormatError(f"the record of {owner} lies under another peer's key")
+        require_rounds(record, self.manifest)
         return expiration(record)
 
     def read(self, found: Mapping[str, object]) -> tuple[PeerRecord, ...]:
@@ -197,9 +219,11 @@ class Register:
         records = []
         for owner in sorted(found):
             try:
-                records.append(read(found[owner], owner, self.authority))
+                record = read(found[owner], owner, self.authority)
+                require_rounds(record, self.manifest)
             except FormatError:
                 continue
+            records.append(record)
         return tuple(records)
 
 

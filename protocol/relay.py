@@ -11,7 +11,7 @@ this node objects. Two peers have a budget of bytes, a number of streams, and a 
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +26,8 @@ from protocol.limits import (
     RELAY_BYTES_PER_SECOND,
     RELAY_BYTES_SAVED,
     RELAY_GREETING_BYTES,
+    RELAY_GREETINGS_OF_PEER,
+    RELAY_GREETINGS_OF_STRANGERS,
     RELAY_IDLE_SECONDS,
     RELAY_LOOK_SECONDS,
     RELAY_OPEN_SECONDS,
@@ -36,6 +38,7 @@ from protocol.limits import (
     RELAY_STREAM_SECONDS,
     RELAY_STREAMS,
     RELAY_STREAMS_OF_PAIR,
+    RELAY_STREAMS_OF_PEER,
 )
 from protocol.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
 
@@ -81,21 +84,29 @@ class Relay:
     clock: Clock = time.monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)
     budgets: OrderedDict[Pair, Budget] = field(default_factory=OrderedDict)
-    greeting: int = 0
+    greeting: Counter[PeerId] = field(default_factory=Counter)
+    """How many greetings of each are awaited."""
+    welcome: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
+    """Who has shown a card that holds."""
+    opened: dict[Stream, PeerId] = field(default_factory=dict)
+    """The streams that are carried, and who has opened each."""
 
     async def open(self) -> None:
         """Be a relay from now on."""
         await self.streams.serve(RELAY, self._answer)
 
     async def _answer(self, peer: PeerId, stream: Stream) -> None:
-        if self.greeting >= RELAY_STREAMS:
+        most = RELAY_STREAMS if peer in self.welcome else RELAY_GREETINGS_OF_STRANGERS
+        if self.greeting.total() >= most or self.greeting[peer] >= RELAY_GREETINGS_OF_PEER:
             return
-        self.greeting += 1
+        self.greeting[peer] += 1
         try:
             async with asyncio.timeout(RELAY_OPEN_SECONDS):
                 greeting = await stream.hear(RELAY_GREETING_BYTES)
         finally:
-            self.greeting -= 1
+            self.greeting[peer] -= 1
+            if not self.greeting[peer]:
+                del self.greeting[peer]
         try:
             word, other = self._read(peer, greeting)
             if word == "hold":
@@ -117,7 +128,10 @@ class Relay:
             fields = None
         match fields:
             case ["hold" | "call" as word, bytes(card), str(other)]:
-                self.authority.admitted(peer, card)
+                self.authority.admitted_now(peer, card)
+                self.welcome[peer] = None
+                if len(self.welcome) > RELAY_PAIRS_KEPT:
+                    self.welcome.popitem(last=False)
                 self._require_no_objection((peer,))
                 return word, PeerId(other)
         raise FormatError("no greeting of a relay's")
@@ -149,10 +163,12 @@ class Relay:
         pair = frozenset((peer, other))
         self._require_no_objection(pair)
         budget = self._budget(pair)
-        open_now = sum(each.streams for each in self.budgets.values())
-        if budget.streams >= RELAY_STREAMS_OF_PAIR or open_now >= RELAY_STREAMS:
+        mine = sum(each == peer for each in self.opened.values())
+        too_many = budget.streams >= RELAY_STREAMS_OF_PAIR or mine >= RELAY_STREAMS_OF_PEER
+        if too_many or (len(self.opened) >= RELAY_STREAMS and not self._make_room(mine)):
             raise RefusedError("this relay carries as many streams as it can")
         budget.streams += 1
+        self.opened[stream] = peer
         try:
             tunnel = await open_tunnel(self.streams, other)
             try:
@@ -162,6 +178,18 @@ class Relay:
                 tunnel.close()
         finally:
             budget.streams -= 1
+            self.opened.pop(stream, None)
+
+    def _make_room(self, mine: int) -> bool:
+        """Hang up on the newest stream of who has opened most, if that is more than who asks has, and this one; whether
+        there is room now."""
+        ((greedy, most),) = Counter(self.opened.values()).most_common(1)
+        if most <= mine + 1:
+            return False
+        newest = [stream for stream, peer in self.opened.items() if peer == greedy][-1]
+        del self.opened[newest]
+        newest.close()
+        return True
 
     async def _watched(self, pair: Pair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
         """Splice, and look now and then whether that may go on."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from protocol import manifest as manifests
-from protocol.dataset import BLOCKS, DATA
+from protocol.dataset import BLOCKS, DATA, MANIFEST_BYTES
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part, PeerId, RunId
-from protocol.layout import model_layout, parts_followed
+from protocol.layout import Layout, elements, model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.manifest import Manifest
 from protocol.tables import MOST_CHARACTERS
@@ -41,8 +41,20 @@ HELD_OUT = "heldout.bin"
 """Tokens never trained on, in the same format. A run on prepared text has neither, but `data.json` and the digests of
 its blocks (`protocol/dataset.py`), which are read when they are needed."""
 
-LARGEST_FILE_BYTES = 2**40
-"""A TiB: more tokens or weights than any volunteer will fetch."""
+TEXT_BYTES = 2**34
+"""Of TRAIN, and of HELD_OUT: 16 GiB, eight thousand million tokens of two bytes. Who makes a run holds their text in
+memory, some four times as much; a larger text is prepared."""
+
+BLOCKS_BYTES = 2**27
+"""Digests of four million blocks: a million million tokens in blocks of the usual size. Who reads text holds them."""
+
+TOKENIZER_BYTES_PER_TOKEN = 256
+"""The tokenizers of Llama 3, Qwen and Gemma have 80 to 140 for each of their tokens, with its merge."""
+
+TOKENIZER_BASE_BYTES = 2**20
+
+HEADER_BYTES_PER_TENSOR = 256
+"""Of a safetensors file: a name, a number format, a shape and two offsets take 150."""
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -98,7 +110,8 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
     """Parse what `Descriptor.canonical` made, from another peer.
 
     Raises:
-        FormatError: the bytes do not hash to `run_id`, or are not a descriptor with exactly the run's files.
+        FormatError: the bytes do not hash to `run_id`, or are not a descriptor with exactly the run's files, none of
+            which is larger than its manifest lets it be.
     """
     if len(data) > DESCRIPTOR_BYTES:
         raise FormatError(f"a descriptor of {len(data)} bytes, where {DESCRIPTOR_BYTES} are allowed")
@@ -114,6 +127,7 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
     descriptor = describe(manifest, operator, files)
     if [file.name for file in descriptor.files] != file_names(manifest, descriptor.prepared):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")
+    require_sizes(descriptor)
     if descriptor.canonical() != data:
         raise FormatError("not a run's descriptor in canonical form; it may be of another version of hetpeer")
     return descriptor
@@ -140,8 +154,8 @@ def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
     sha256, size = fields["sha256"], fields["size"]
     if not isinstance(sha256, str) or not HEX_SHA256.fullmatch(sha256):
         raise FormatError(f"{name[:60]!r}: not a SHA-256 of 64 lower-case hex digits")
-    if type(size) is not int or not 0 <= size <= LARGEST_FILE_BYTES:
-        raise FormatError(f"{name[:60]!r}: not a size between 0 and {LARGEST_FILE_BYTES} bytes")
+    if type(size) is not int or size < 0:
+        raise FormatError(f"{name[:60]!r}: not a size in bytes")
     return RunFile(name, sha256, size)
 
 
@@ -170,6 +184,46 @@ def files_needed(descriptor: Descriptor, stage: int | None) -> list[str]:
     if stage == 0:
         names += [DATA, BLOCKS] if descriptor.prepared else [TRAIN]
     return sorted(names)
+
+
+def most_bytes(manifest: Manifest) -> dict[str, int]:
+    """What each file that a run of this manifest may have weighs at most: tensors what their layout takes, all else
+    a bound of its own."""
+    model = manifest.model
+    parts = {genesis_file(part): _stored_bytes(layout) for part, layout in model_layout(manifest).items()}
+    return parts | {
+        BASIS: _stored_bytes({"basis": (model.d, model.d)}),
+        TOKENIZER: tokenizer_bytes(model.vocabulary),
+        TRAIN: TEXT_BYTES,
+        HELD_OUT: TEXT_BYTES,
+        DATA: MANIFEST_BYTES,
+        BLOCKS: BLOCKS_BYTES,
+    }
+
+
+def tokenizer_bytes(vocabulary: int) -> int:
+    """The most that a tokenizer of so many tokens weighs."""
+    return TOKENIZER_BASE_BYTES + TOKENIZER_BYTES_PER_TOKEN * vocabulary
+
+
+def _stored_bytes(layout: Layout) -> int:
+    """Of a safetensors file of values of four bytes, at most."""
+    return 8 + header_bytes(layout) + 4 * elements(layout)
+
+
+def header_bytes(layout: Layout) -> int:
+    """Of the header of a safetensors file of these tensors, at most."""
+    return HEADER_BYTES_PER_TENSOR * (len(layout) + 1)
+
+
+def require_sizes(descriptor: Descriptor) -> None:
+    """Raises FormatError: a file is larger than the manifest lets it be; the message names both sizes."""
+    most = most_bytes(descriptor.manifest)
+    for file in descriptor.files:
+        if file.size > most[file.name]:
+            raise FormatError(
+                f"the run's {file.name} has {file.size} bytes, and by its manifest it takes {most[file.name]} at most"
+            )
 
 
 def measure_file(path: Path) -> RunFile:

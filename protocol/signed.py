@@ -12,7 +12,7 @@ import msgpack
 
 from protocol.errors import FormatError
 from protocol.identity import PeerId
-from protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, verify
+from protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, peer_id_of_public, verify
 from protocol.limits import SIGNED_BYTES
 
 MOST_ITEMS = 1024
@@ -37,20 +37,39 @@ def read(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]
     Raises:
         FormatError: it is malformed, of another kind, or the signature does not hold.
     """
+    body = _body(data, kind)
+    signer = (_known_signer if again else _signer)(data)
+    return signer, _fields(body, kind)
+
+
+def claimed(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
+    """What a message of a kind says: (who would have signed it, its fields). **Nothing of it is checked yet**: it
+    decides whether checking is worth while.
+
+    Raises:
+        FormatError: it is malformed, or of another kind.
+    """
+    body = _body(data, kind)
+    return _name(data[SIGNATURE_BYTES : SIGNATURE_BYTES + PUBLIC_BYTES]), _fields(body, kind)
+
+
+def _body(data: bytes, kind: str) -> bytes:
     if len(data) > SIGNED_BYTES:
         raise FormatError(f"a signed message of {len(data)} bytes, where {SIGNED_BYTES} are allowed")
-    head = SIGNATURE_BYTES + PUBLIC_BYTES
-    prefix = kind.encode() + b"\0"
+    head, prefix = SIGNATURE_BYTES + PUBLIC_BYTES, kind.encode() + b"\0"
     if not data[head:].startswith(prefix):
         raise FormatError(f"not a signed {kind}")
-    signer = (_known_signer if again else _signer)(data)
+    return data[head + len(prefix) :]
+
+
+def _fields(body: bytes, kind: str) -> list[Any]:
     try:
-        fields = msgpack.unpackb(data[head + len(prefix) :], max_array_len=MOST_ITEMS, max_map_len=MOST_ITEMS)
+        fields = msgpack.unpackb(body, max_array_len=MOST_ITEMS, max_map_len=MOST_ITEMS)
     except (ValueError, msgpack.UnpackException):
         raise FormatError(f"a signed {kind} that cannot be read") from None
     if not isinstance(fields, list) or any(isinstance(each, bool) for each in fields):  # True would pass for 1
         raise FormatError(f"a signed {kind} that is no list of numbers, bytes and names")
-    return signer, fields
+    return fields
 
 
 def _signer(data: bytes) -> PeerId:
@@ -59,3 +78,4 @@ def _signer(data: bytes) -> PeerId:
 
 
 _known_signer = lru_cache(VERIFIED_KEPT)(_signer)
+_name = lru_cache(VERIFIED_KEPT)(peer_id_of_public)

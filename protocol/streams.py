@@ -64,6 +64,14 @@ class Streams:
 
     p2p: Any
     answering: set[asyncio.Task[Any]] = field(default_factory=set)
+    served: dict[str, Callable[..., Awaitable[None]]] = field(default_factory=dict)
+    """By their names."""
+
+    async def move(self, p2p: Any) -> None:
+        """From now on those of another daemon, which takes the place of one that has died."""
+        self.p2p = p2p
+        for name, handle in self.served.items():
+            await p2p.add_binary_stream_handler(name, handle)
 
     async def connect(self, address: str) -> PeerId:
         """Be connected to a node at its libp2p address; who that is.
@@ -99,6 +107,16 @@ class Streams:
             return set()
         stream.close()
         return {PeerId(PeerID(each.id).to_base58()) for each in answer.peers}
+
+    async def hang_up(self, peer: PeerId) -> None:
+        """End the connection to a peer, and all that goes over it."""
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+        from hivemind.proto import p2pd_pb2 as p2pd
+
+        with suppress(ControlFailure, *BROKEN):
+            asked = p2pd.DisconnectRequest(peer=PeerID.from_base58(peer).to_bytes())
+            (await self._ask(p2pd.Request(type=p2pd.Request.DISCONNECT, disconnect=asked)))[0].close()
 
     async def open(self, peer: PeerId, name: str) -> Stream:
         """A stream to a peer that is connected.
@@ -151,6 +169,7 @@ class Streams:
                 self.answering.discard(task)
                 stream.close()
 
+        self.served[name] = handle
         await self.p2p.add_binary_stream_handler(name, handle)
 
     async def close(self) -> None:

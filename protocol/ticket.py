@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.errors import TicketError
+from protocol.addresses import split
+from protocol.errors import FormatError, TicketError
 from protocol.identity import RunId
-from protocol.keys import PUBLIC_BYTES
+from protocol.keys import PUBLIC_BYTES, peer_id_of_public
 
 PREFIX = "hetpeer1-"
 ENVIRONMENT = "HETPEER_TICKET"
@@ -50,7 +51,7 @@ class Ticket:
     def __str__(self) -> str:
         fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
         body = msgpack.packb(fields)
-        return PREFIX + base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
+        return PREFIX + _encoded(_check(body) + body)
 
 
 def parse(text: str) -> Ticket:
@@ -63,11 +64,13 @@ def parse(text: str) -> Ticket:
     if not text.startswith(PREFIX):
         raise TicketError(f"this is no hetpeer ticket (it does not begin with {PREFIX}); {_ASK}")
     encoded = text[len(PREFIX) :]
+    if not re.fullmatch("[A-Za-z0-9_-]*", encoded):  # Python's decoder takes the other alphabet's + and /, too
+        raise TicketError(f"the ticket has characters that do not belong there; {_ASK}")
     try:
-        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise TicketError(f"the ticket has characters that do not belong there; {_ASK}") from None
-    if _check(raw[4:]) != raw[:4]:
+        raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except binascii.Error:  # a length that no bytes have
+        raw = b""
+    if _check(raw[4:]) != raw[:4] or _encoded(raw) != encoded:
         raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
     try:
         fields = msgpack.unpackb(raw[4:], max_array_len=MOST_ADDRESSES)
@@ -76,14 +79,14 @@ def parse(text: str) -> Ticket:
     match fields:
         case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
             len(run) == 32
-            and len(authority) == PUBLIC_BYTES
+            and _is_key(authority)
             and len(token) <= TOKEN_BYTES
             and all(isinstance(each, str) for each in (*doors, *addresses))
         ):
             ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
         case _:
             raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
-    if not all(re.fullmatch(r"\S+:\d{1,5}", door) for door in ticket.doors):
+    if not all(map(_is_door, ticket.doors)):
         raise TicketError(f"the ticket names no address; {_ASK}")
     return ticket
 
@@ -115,6 +118,28 @@ def _in_file(path: Path) -> str | None:
             return file.read(MOST_CHARACTERS)
     except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
         return None
+
+
+def _is_key(authority: bytes) -> bool:
+    """Whether these bytes are a public key: 33, of a point that lies on the curve."""
+    try:
+        peer_id_of_public(authority)
+    except FormatError:
+        return False
+    return len(authority) == PUBLIC_BYTES
+
+
+def _is_door(address: str) -> bool:
+    """Whether a node can listen there: nobody is reached at port 0."""
+    try:
+        return split(address)[1] > 0
+    except FormatError:
+        return False
+
+
+def _encoded(raw: bytes) -> str:
+    """The one text for these bytes; others would decode to them as well."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def _check(body: bytes) -> bytes:

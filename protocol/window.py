@@ -20,6 +20,8 @@ they hear of it: so grace is at least SKEW.
 
 from dataclasses import dataclass
 
+from protocol.manifest import Manifest
+
 SKEW = 2
 """Rounds in which a message of one honest peer reaches the others, the difference of their clocks included."""
 
@@ -36,6 +38,11 @@ class Window:
         if self.grace < SKEW or self.liars < 0:
             raise ValueError(f"a window needs a grace of at least {SKEW} rounds, and no fewer than 0 liars")
 
+    @staticmethod
+    def of(manifest: Manifest) -> "Window":
+        """That of a run."""
+        return Window(manifest.outer.grace, manifest.outer.liars)
+
     @property
     def width(self) -> int:
         """A round is open while the clock is at most so many rounds ahead of it."""
@@ -45,6 +52,11 @@ class Window:
     def most_receipts(self) -> int:
         """More are never needed, so more are neither made nor kept."""
         return self.liars + 1
+
+    @property
+    def most_told(self) -> int:
+        """Receipts that come with an entry at most: those that are needed, and one that may be the hearer's own."""
+        return self.most_receipts + 1
 
     @property
     def revocable(self) -> int:

@@ -22,7 +22,7 @@ MODULES = sorted(
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))
 )
 
-MOST_LINES = 300
+MOST_LINES = 400
 LONGER: frozenset[str] = frozenset()  # paths that may be longer, each with its reason beside it
 
 

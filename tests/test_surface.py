@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES
 ROOT = Path(__file__).parents[1]
 
 FLAGS = {
-    "admin invite": "dir expires json uses",
+    "admin invite": "dir expires gateway json uses",
     "admin invitations": "dir json",
     "admin withdraw": "dir json",
     "admin peers": "dir json",
@@ -22,12 +22,13 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json listen log-json "
     "mirror revoke trials until-stdin-closes weights",
-    "join": "announce data data-cache device dir json listen log-json manifest max-down max-memory max-up metrics "
-    "priority quiet-hours reach relay schedule stage threads until-stdin-closes",
-    "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-down max-memory "
-    "max-up metrics nproc precision priority quiet-hours reach relay threads until-stdin-closes",
-    "observe": "announce audit data data-cache device dir json listen log-json max-down max-memory max-up metrics "
-    "priority quiet-hours reach relay threads until-stdin-closes",
+    "join": "announce data data-cache device dir json listen log-json manifest max-disk max-down max-memory max-up "
+    "metrics priority private-mirrors quiet-hours reach relay schedule stage threads until-stdin-closes",
+    "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-disk max-down "
+    "max-memory max-up metrics nproc precision priority private-mirrors quiet-hours reach relay threads "
+    "until-stdin-closes",
+    "observe": "announce audit data data-cache device dir json listen log-json max-disk max-down max-memory max-up "
+    "metrics priority private-mirrors quiet-hours reach relay stay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
     "why": "json",

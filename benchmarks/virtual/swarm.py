@@ -1,20 +1,22 @@
 """M replicas of one stage in the round in which all of them contribute at the same moment.
 
-What is real: every decision of `peer/network/spreading.py` (with whom to compare, whom to tell, what to fetch from
-whom, how many at once), its constants, and the ledgers (`protocol/ledger.py`, `protocol/reconciliation.py`) of `real`
-peers drawn at random, which must say what the others' plain bit sets say. What is a model: time, links, and the glue
-that calls those decisions when a message arrives, as `peer/network/reconciliation.py` and `fetching.py` do.
+What is real: every decision of `peer/network/spreading.py` and `wanted.py` (with whom to compare, whom to tell, what to
+fetch from whom, how many at once), their constants, and the ledgers (`protocol/ledger.py` and `reconciliation.py`) of
+`real` peers drawn at random, which must say what the others' plain bit sets say. What is a model: time, links, and the
+glue that calls those decisions when a message arrives, as `peer/network/learning.py` and `fetching.py` do.
 """
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from peer.network.reconciliation import ENTRIES_ASKED
-from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, Wanted, compare_seconds, partners, some
+from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, partners, some
+from peer.network.wanted import Wanted
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Entry, Ledger, Standing
+from protocol.ledger import Entry, Ledger
+from protocol.limits import ENTRIES_NAMED
 from protocol.reconciliation import different, lacking, summary
+from protocol.standing import Standing
 from protocol.window import Window
 
 from .network import Clock, Network, Transfer
@@ -41,9 +43,9 @@ class VirtualPeer:
     me: int
     others: range
     ledger: Ledger | None
+    wanted: Wanted[int, int]
     have: int = 0
     order: list[int] = field(default_factory=list)
-    wanted: Wanted[int, int] = field(default_factory=Wanted)
     untold: list[int] = field(default_factory=list)
     quiet: bool = False
     nearly: float = 0.0
@@ -62,7 +64,10 @@ class Swarm:
         self.random = random.Random(seed)
         count = len(network.links)
         sampled = set(self.random.sample(range(count), min(real, count)))
-        self.peers = [VirtualPeer(me, range(1, count), empty(me) if me in sampled else None) for me in range(count)]
+        self.peers = [
+            VirtualPeer(me, range(1, count), empty(me) if me in sampled else None, Wanted(lambda: clock.now))
+            for me in range(count)
+        ]
         self.authors = {entry_of(author).key: author for author in range(count)} if sampled else {}
         self.incomplete = count
         self.compared = 0
@@ -120,8 +125,8 @@ class Swarm:
     def hear_keys(self, peer: VirtualPeer, source: VirtualPeer, keys: list[int]) -> None:
         """What another holds: ask for what nobody has told yet, and fetch."""
         unknown = peer.wanted.hear(peer.lacks(keys), source.me)
-        for at in range(0, len(unknown), ENTRIES_ASKED):
-            asked = unknown[at : at + ENTRIES_ASKED]
+        for at in range(0, len(unknown), ENTRIES_NAMED):
+            asked = unknown[at : at + ENTRIES_NAMED]
             size = self.sizes.call + self.sizes.key * len(asked)
             self.network.message(peer.me, source.me, size, self.answer, source, peer, asked)
         self.fetch(peer)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bootstrap.monitor.groups import group_views
-from bootstrap.monitor.peers import AWAY, Peer
+from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, is_over
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
 from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
 from bootstrap.rates import Limit
@@ -63,10 +63,14 @@ class Fold:
     log: deque[LineView] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     finished: int = 0
     """The last round that the swarm has finished."""
+    over: bool = False
+    """Whether the run is, once for all."""
     tokens: int = 0
     """Of rounds that are no longer in the history, too."""
     lines: Limit = field(default_factory=lambda: Limit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
     looked: float = 0.0
+    awake: float = 0.0
+    """Since when it has looked without standing still: it hears nobody meanwhile."""
     seen: bool = False
     """Whether anybody has: what was finished before that, was finished at no time that is known."""
 
@@ -191,6 +195,7 @@ class Fold:
 
     def _look(self, now: float) -> None:
         """See who has come and gone, and which rounds have ended."""
+        self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
         finished = min(self._finished(), self.manifest.outer.rounds)
         if self.seen:
@@ -204,6 +209,8 @@ class Fold:
                 self._judge(entry)
         self._look_at_peers(now)
         self._begin_next(now)
+        if now - self.awake > AT_WORK_SECONDS:
+            self.over = self.over or is_over(self.peers.values(), self.manifest.outer.rounds, now)
 
     def _finished(self) -> int:
         there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY]

@@ -1,6 +1,7 @@
 """What is known of one peer: its signed record, what it told last, and the state that follows from both. Pure."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
@@ -22,6 +23,10 @@ MOST_RATE = 1e12
 """Tokens or bytes a second: what is more than this nobody does."""
 
 AWAY: frozenset[State] = frozenset({"gone", "lost", "paused"})
+
+AT_WORK_SECONDS = 10.0
+"""Who is at work gives a sign of life in this time: it tells every second. Who has finished waits longer than this for
+those that do not answer: so either it is still there when a sleeper wakes, or the node knows that the run is over."""
 
 Sample = tuple[float, int, int, int]
 """When, and then tokens, bytes up and bytes down since the peer joined."""
@@ -46,6 +51,8 @@ class Peer:
     """Its group as it tells; None: as its record says."""
     members: list[str] = field(default_factory=list)
     broken: str = ""
+    first: int = 0
+    """The last round that it had ended when this node saw it first."""
     done: int = 0
     contributed: int = 0
     state: State = "waiting"
@@ -63,6 +70,12 @@ class Peer:
         return self.record is not None and (self.record.role == "datacenter" or self.record.stage == 0)
 
     @property
+    def has_worked(self) -> bool:
+        """Whether it has contributed, or has a replica to do so with: who has not, may be a spare for ever."""
+        record = self.record
+        return self.contributed > 0 or (record is not None and (record.contributed > 0 or bool(record.replica)))
+
+    @property
     def finished(self) -> int:
         """The last round that it has ended."""
         return max(self.done, self.record.round if self.record else 0)
@@ -77,6 +90,8 @@ class Peer:
         """A record from the DHT; the newest counts."""
         if self.record is not None and record.sequence <= self.record.sequence:
             return
+        if self.record is None:
+            self.first = record.round
         at = min(record.sequence / 1000, now)
         self.record, self.heard = record, max(self.heard, at)
         if self.going is not None and not record.gone and at > self.going_at + CUT_SECONDS:
@@ -161,3 +176,12 @@ class Peer:
             credit=self.batch.credit,
             version=self.batch.version,
         )
+
+
+def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
+    """Whether a peer that trains has finished the last of `rounds`, as this node saw it come to it, and nobody gives a
+    sign of life that has worked in the run and has not: so names alone end no run in which anybody is at work."""
+    there = [peer for peer in peers if peer.trains]
+    late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY]
+    at_work = any(now - peer.heard <= AT_WORK_SECONDS for peer in late)
+    return not at_work and any(peer.first < rounds <= peer.finished for peer in there)

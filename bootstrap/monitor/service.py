@@ -9,6 +9,7 @@ import grpc
 
 from bootstrap.monitor.watch import Monitor
 from protocol.any_bytes import NO_MESSAGE
+from protocol.certificates import Caller
 from protocol.channels import EOF, caller, refuse, require_manifest
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
@@ -34,12 +35,13 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
 
     async def Tell(self, request_iterator: AsyncIterator[pb.Batch], context: Any) -> None:
         await require_manifest(context, self.manifest)
-        peer = caller(context).peer
+        who = caller(context)
+        peer = who.peer
         if self.streams.get(peer, 0) >= STREAMS_OF_PEER:
             await refuse(context, f"a peer tells on {STREAMS_OF_PEER} streams at most")
         self.streams[peer] = self.streams.get(peer, 0) + 1
         self.monitor.begin(peer)
-        reading, stopping = asyncio.create_task(self._hear(peer, context)), asyncio.create_task(self._stopping.wait())
+        reading, stopping = asyncio.create_task(self._hear(who, context)), asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             if reading.done() and (reason := reading.result()):
@@ -52,12 +54,12 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             if not self.streams[peer]:
                 del self.streams[peer]
 
-    async def _hear(self, peer: PeerId, context: Any) -> str:
+    async def _hear(self, who: Caller, context: Any) -> str:
         """All that comes, until the stream ends or breaks; why no more is heard, or empty."""
         reason = ""
         with suppress(grpc.aio.BaseError, grpc.aio.AioRpcError):
             while not reason and (message := await context.read()) is not EOF:
-                reason = self.objection(peer) or self._take(peer, message)
+                reason = self.objection(who.peer) or self.objection(who.issuer) or self._take(who.peer, message)
         return reason
 
     def _take(self, peer: PeerId, message: Any) -> str:

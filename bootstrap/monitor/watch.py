@@ -37,6 +37,7 @@ class Kept(BaseModel):
     tokens: int
     history: list[RoundView]
     log: list[LineView]
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +50,9 @@ class Monitor:
     batches: Limit = field(default_factory=lambda: Limit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    """The run has ended: that is written down at once."""
+    _told_over: bool = False
     _unkept: bool = False
 
     @staticmethod
@@ -60,11 +64,16 @@ class Monitor:
                 kept = Kept.model_validate_json((folder / KEPT).read_bytes())
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
+                    fold.over = kept.over
         return Monitor(fold, folder)
 
     def view(self) -> View:
         """The run, now."""
         return self.fold.view(self.clock())
+
+    def finished(self) -> int:
+        """The run's last round, once it is over; 0 before."""
+        return self.fold.manifest.outer.rounds if self.fold.over else 0
 
     async def until_changed(self, seconds: float) -> None:
         """Until somebody has told something new, or so long."""
@@ -110,7 +119,8 @@ class Monitor:
         """Write down what is known, for as long as the node runs, and at its end."""
         try:
             while True:
-                await asyncio.sleep(KEEP_SECONDS)
+                await _until(self._over, KEEP_SECONDS)
+                self._over.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
         finally:
             self.write(*self._to_keep())
@@ -120,7 +130,12 @@ class Monitor:
         self._unkept = False
         tokens = self.fold.tokens
         return changed, Kept(
-            run_id=view.run_id, started=view.started, tokens=tokens, history=view.history, log=view.log
+            run_id=view.run_id,
+            started=view.started,
+            tokens=tokens,
+            history=view.history,
+            log=view.log,
+            over=self.fold.over,
         )
 
     def write(self, changed: bool, kept: Kept) -> None:
@@ -131,6 +146,9 @@ class Monitor:
 
     def _ring(self) -> None:
         self._unkept = True
+        if self.fold.over and not self._told_over:
+            self._told_over = True
+            self._over.set()
         self._changed.set()
         self._changed = asyncio.Event()
 

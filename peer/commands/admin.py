@@ -18,8 +18,7 @@ from peer.events import Progress
 from peer.home import operators_folder, operators_ticket
 from peer.network.contacts import Contacts
 from peer.network.discovery import Peers
-from peer.network.reconciliation import tell_revocation
-from peer.network.visiting import read_peers
+from peer.network.visiting import read_peers, tell_revocation
 from peer.process import Terminal, run, told
 from protocol.cards import Authority
 from protocol.errors import UnreachableError, UserError

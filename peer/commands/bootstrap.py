@@ -9,6 +9,7 @@ from pathlib import Path
 from bootstrap import invitations, trials
 from bootstrap.dashboard.server import serve as serve_dashboard
 from bootstrap.dashboard.server import taken
+from bootstrap.gatekeeper import OBSERVER
 from bootstrap.genesis import create_run, load_run
 from bootstrap.metrics import render
 from bootstrap.monitor.watch import Monitor
@@ -27,6 +28,8 @@ from protocol import manifest as manifests
 from protocol import ticket as tickets
 from protocol.addresses import WILDCARDS, read_host, split
 from protocol.atomic import write_atomically
+from protocol.attestations import GRANTED, grant
+from protocol.cards import Authority
 from protocol.dataset import MOST_MIRRORS, base_urls
 from protocol.errors import FormatError, UnreachableError, UserError
 from protocol.identity import PeerId
@@ -233,7 +236,16 @@ async def _observe(
     if invitations.is_closed(folder):
         ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
     revoke = _revoke_with(ticket, descriptor, folder, terminal) if options.revoke else None
-    await observe(ticket, folder / "observer", terminal, stop, audits, revoke, _acquit_in(folder))
+    if options.join is None:
+        await asyncio.to_thread(_name_attester, folder, descriptor)
+    await observe(ticket, folder / OBSERVER, terminal, stop, audits, revoke, _acquit_in(folder))
+
+
+def _name_attester(folder: Path, descriptor: Descriptor) -> None:
+    """The operator's word that its own observer attests what it sees of closed rounds."""
+    attester = load_or_create(folder / OBSERVER).peer_id
+    word = grant(load_or_create(folder), Authority(descriptor.run_id, descriptor.operator), attester)
+    write_atomically(folder / OBSERVER / GRANTED, word)
 
 
 def _acquit_in(folder: Path) -> Acquit:

@@ -139,10 +139,6 @@ def _identity(folder: Path) -> PeerId:
     return load_or_create(folder).peer_id
 
 
-def _window(manifest: Manifest) -> Window:
-    return Window(manifest.outer.grace, manifest.outer.liars)
-
-
 def _verifier(descriptor: Descriptor, folder: Path, receiver: PeerId | None) -> Verifier:
     """With the revocations that this folder knows: those of others it cannot know of."""
     authority = Authority(descriptor.run_id, descriptor.operator)
@@ -152,7 +148,7 @@ def _verifier(descriptor: Descriptor, folder: Path, receiver: PeerId | None) -> 
             record = read_revocation(signed, authority)
         except FormatError:
             continue
-        start = record.effective(_window(descriptor.manifest))
+        start = record.effective(Window.of(descriptor.manifest))
         revoked[record.author] = min(start, revoked.get(record.author, start))
     return Verifier(authority, receiver, revoked, microbatch_tokens(descriptor.manifest))
 
@@ -172,7 +168,7 @@ def why(credit: RoundCredit, checked: Checked) -> str:
         return "unclear: signers name different contributions"
     if credit.counted_by:
         return f"counted: {credit.steps} steps, signed by {_names(credit.counted_by)}"
-    window, newest = _window(checked.manifest), max(each.round for each in checked.rounds)
+    window, newest = Window.of(checked.manifest), max(each.round for each in checked.rounds)
     if credit.round + window.width > checked.manifest.outer.rounds:
         return "one of the run's last rounds, which are never closed"
     if not window.is_past(newest, credit.round):

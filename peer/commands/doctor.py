@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from peer import disk
 from peer.commands.tables import Row, printable, show
 from peer.compute.machine import BASE_BYTES, DeviceName, cores, find_device, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
@@ -183,8 +184,7 @@ def _of_stages(
     if around is not None and around.descriptor is not None:
         files = around.descriptor
         least = min(
-            machine.disk_bytes(manifest, stage, sum(files.file(name).size for name in files_needed(files, stage)))
-            for stage in stages
+            disk.space_in(folder, files, files_needed(files, stage), stage, True, None).needed for stage in stages
         )
         findings.append(machine.disk(folder, least))
     findings += verdict.stages(manifest, speeds, rooms, link, around.round_seconds if around else 0.0)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from rich.table import Table
-from safetensors.torch import load_file
 
 from peer.commands.tables import show
 from peer.compute.evaluation import Evaluator
@@ -21,6 +20,7 @@ from peer.export.collected import Collected, collect
 from peer.export.live import bring_up_to_date
 from peer.export.written import Export, require_room, write
 from peer.home import locked, peer_folder
+from peer.model.genesis import read_basis
 from peer.process import Terminal, run, told
 from protocol.errors import UserError
 from protocol.prepared import linked
@@ -93,7 +93,7 @@ def _losses(collected: Collected, held_out: Batch | None, terminal: Terminal) ->
     if held_out is None:
         held_out = held_out_batch(_held_out(collected), manifest)
     terminal.emit(Progress(f"evaluating on {manifest.evaluation.sequences} held-out sequences"))
-    basis = load_file(collected.file(BASIS))["basis"]
+    basis = read_basis(collected.file(BASIS).parent, manifest)
     evaluator = Evaluator(manifest, basis, torch.from_numpy(held_out), torch.device("cpu"))
     return Losses(*evaluator.evaluate(collected.grids))
 

@@ -17,6 +17,7 @@ from peer.events import Progress
 from peer.home import operators_folder, operators_ticket
 from peer.process import Terminal, told
 from protocol.errors import UserError
+from protocol.keys import load_or_create
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_DAYS = 3650
@@ -35,23 +36,29 @@ def duration(text: str) -> int:
     return seconds
 
 
-def invite(uses: int, expires: str, directory: Path | None, terminal: Terminal) -> int:
-    """Make an invitation and print its ticket, which is kept nowhere; the exit code."""
+def invite(uses: int, expires: str, directory: Path | None, terminal: Terminal, gateway: bool = False) -> int:
+    """Make an invitation for peers, or for a gateway, and print its ticket, which is kept nowhere; the exit code."""
 
     def work(folder: Path) -> None:
         seconds, ticket, now = duration(expires), operators_ticket(folder), time.time()
-        token = book.invite(folder, uses, seconds, now)
+        if gateway and load_or_create(folder).public != ticket.authority:
+            raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
+        token = book.invite(folder, uses, seconds, now, gateway)
         id = book.invitation_id(token)
-        logs.write(folder, Entry(what="invited", at=now, invitation=id, reason=f"{uses} uses for {expires}"))
+        what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
+        logs.write(folder, Entry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}"))
         expiry, line = int(now) + seconds, str(replace(ticket, token=token))
-        row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line}
-        number = "one peer" if uses == 1 else f"{uses} peers"
+        row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line, "gateway": gateway}
+        whom = "gateway" if gateway else "peer"
+        number = f"one {whom}" if uses == 1 else f"{uses} {whom}s"
         lines = [
             f"Invitation {id}, for {number} until {book.date(expiry)}. The ticket, one line, shown only now:",
             "",
             line,
         ]
-        if not book.is_closed(folder):
+        if gateway:
+            lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
+        elif not book.is_closed(folder):
             lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
         show(terminal, [row], "\n".join(lines))
 

@@ -40,6 +40,7 @@ class JoinOptions:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     metrics: str | None = None
     """[HOST:]PORT to serve them at."""
+    stay: bool = False
 
 
 def join(options: JoinOptions, terminal: Terminal) -> int:
@@ -66,6 +67,7 @@ def join(options: JoinOptions, terminal: Terminal) -> int:
                 manners=manners,
                 data=options.data,
                 relay=options.relay,
+                stay=options.stay,
                 split_backward=options.schedule == "zero-bubble",
                 processes=options.processes,
                 arithmetic=options.arithmetic,

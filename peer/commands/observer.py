@@ -42,7 +42,8 @@ async def observe(
     Raises:
         LostMemberError: it died.
     """
-    arguments = ["observe", "--dir", str(folder), "--json", "--until-stdin-closes"]
+    arguments = ["observe", "--stay", "--dir", str(folder), "--json", "--until-stdin-closes"]
+    arguments.append("--private-mirrors")  # which this operator has named
     observer = await asyncio.create_subprocess_exec(
         *command,
         *arguments,

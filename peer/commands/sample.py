@@ -21,7 +21,7 @@ from protocol.errors import UserError
 from protocol.hugging_face import CONFIG, open_checkpoint
 from protocol.manifest import Model
 from protocol.run_files import DESCRIPTOR, TOKENIZER
-from protocol.tokenizer import read_tokenizer
+from protocol.tokenizer import encode, read_tokenizer
 
 UNFINISHED = "\ufffd"
 """What stands at the end of a text for a character of which more tokens are to come."""
@@ -47,7 +47,7 @@ def sample(options: SampleOptions, terminal: Terminal) -> int:
         torch.set_num_threads(options.threads or cores())
         with Console(stderr=True).status("loading the model"):
             model, tokenizer = _load(options)
-        prompt = tokenizer.encode(options.prompt).ids or [model.sizes.end_of_text]
+        prompt = encode(tokenizer, options.prompt) or [model.sizes.end_of_text]
         if len(prompt) >= model.sizes.context:
             raise UserError(f"the prompt has {len(prompt)} tokens, and the model reads {model.sizes.context} at most")
         seed = random.getrandbits(32) if options.seed is None else options.seed

@@ -59,10 +59,11 @@ def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[Row]:
 
 def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
     """Invitations, the oldest first."""
-    table = _table("id", "state", "uses left", "expires", "used by")
+    table = _table("id", "for", "state", "uses left", "expires", "used by")
     for each in invitations:
         used_by = " ".join(peer[-8:] for peer in each.used_by) or "–"
-        _add(table, each.id, each.state(now), f"{each.left} of {each.uses}", date(each.expires), used_by)
+        whom = "gateways" if each.gateway else "peers"
+        _add(table, each.id, whom, each.state(now), f"{each.left} of {each.uses}", date(each.expires), used_by)
     return table
 
 

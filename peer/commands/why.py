@@ -13,7 +13,7 @@ from typing import Any
 from bootstrap.log import LOG, last
 from peer import journal
 from peer.commands.tables import log_line, log_rows, printable, show
-from peer.decisions import CaughtUp, Counted, NotCounted
+from peer.decisions import Adopted, CaughtUp, Counted, NotCounted
 from peer.events import Contributed, Event, Failed, Joined, Progress, Resumed, Resynchronised
 from peer.home import home, peer_folders
 from peer.journal import EVENTS, Noted
@@ -112,7 +112,7 @@ def _told(noted: Noted) -> Happened:
 
 def _round(noted: Noted) -> int:
     """The round that an event is of: the one it names, or else the one that this peer worked on."""
-    past = isinstance(noted.event, Resumed | CaughtUp | Resynchronised)
+    past = isinstance(noted.event, Resumed | Adopted | CaughtUp | Resynchronised)
     return noted.in_round if past else int(getattr(noted.event, "round", 0)) or noted.in_round
 
 

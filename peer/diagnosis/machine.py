@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import time
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import psutil
 import torch
 
 from peer import version
-from peer.checkpoint import KEPT
 from peer.compute.machine import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
+from peer.disk import SHARE, bytes_in
+from peer.disk import free_bytes as free_on_disk
 from peer.sentences import size
-from protocol.identity import EMBEDDING
-from protocol.layout import elements, part_layout, parts_authored, parts_followed
-from protocol.manifest import Manifest
 from protocol.ticket import PREFIX
 
 FILES_NEEDED = 1024
@@ -29,13 +26,6 @@ SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 EARLIEST = 1767225600.0
 """2026 began; a clock before that was never set."""
-
-CHECKPOINT_BYTES = 12
-"""Of a trained value: error feedback and AdamW's two moments."""
-
-SNAPSHOT_BYTES = 4
-SNAPSHOTS = 4
-"""At most, while one is made."""
 
 
 def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
@@ -93,21 +83,14 @@ def memory(device: torch.device) -> Finding:
 
 def disk(folder: Path, needed: int) -> Finding:
     """Where this peer would keep its things; `needed`: bytes for the run's cheapest stage, 0 where there is no run."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(there).free
+    free = free_on_disk(folder)
     value = f"{size(free)} free in {folder}"
-    if needed > free:
-        advice = f"Free {size(needed - free)} there, or give another disk's folder with --dir"
+    missing = needed - bytes_in(folder)
+    if missing > SHARE * free:
+        advice = f"Free {size(missing / SHARE - free)} there, or give another disk's folder with --dir"
         return Finding("disk", f"{value}; the run takes {size(needed)}", "failure", advice, {"free": free})
     value = f"{value}; the run takes {size(needed)} at most" if needed else value
     return Finding("disk", value, numbers={"free": free, "needed": needed})
-
-
-def disk_bytes(manifest: Manifest, stage: int, files: int) -> int:
-    """What a volunteer of a stage keeps on its disk beside the run's `files`: checkpoints, and closed rounds."""
-    trained = sum(elements(part_layout(manifest, part)) for part in parts_authored(stage))
-    followed = sum(elements(part_layout(manifest, part)) for part in {EMBEDDING, *parts_followed(manifest, stage)})
-    return files + CHECKPOINT_BYTES * (KEPT + 1) * trained + SNAPSHOT_BYTES * SNAPSHOTS * followed
 
 
 def open_files() -> Finding:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from peer import checkpoint
 from peer.checkpoint import Settled
 from peer.events import Listener, Progress
+from peer.model.genesis import read_part
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
 from peer.optim.grid import digest
@@ -156,7 +155,7 @@ def _part(
 
 def _first(descriptor: Descriptor, part: Part, folders: Sequence[Path]) -> Grid:
     """The weights that a part began with."""
-    tensors: Grid = load_file(run_file(descriptor, folders, genesis_file(part)))
+    tensors = read_part(run_file(descriptor, folders, genesis_file(part)).parent, descriptor.manifest, part)
     return OuterState.begin(descriptor.manifest, part, tensors, author=False).grid
 
 

@@ -57,10 +57,10 @@ async def bring_up_to_date(
 async def _catch_up(outer: OuterLoop) -> None:
     """Raises UnreachableError if the last round that the others were seen to finish cannot be had. They may go
     meanwhile: what they had has come by then, or has not."""
-    met, last = False, 0
+    met, last, witnesses = False, 0, outer.reconciler.witnesses
     for attempt in range(TRIES):
-        met, last = met or bool(outer.discovery.others()), max(last, outer.others_at())
-        if met and outer.clock > last:
+        met, last = met or bool(outer.discovery.others()), max(last, witnesses.shown_at())
+        if met and outer.clock > last and not witnesses.unanswered():
             await agree(outer)
             return
         if not met and attempt == TRIES_ALONE:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
@@ -20,10 +18,11 @@ from peer.lab.bench import Bench
 from peer.lab.methods import Method, method
 from peer.lab.replicas import Workshop
 from peer.lab.switches import Switches
+from peer.model.genesis import read_basis, read_part
 from peer.optim.grid import digest, to_float
 from protocol.identity import EMBEDDING
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.run_files import BASIS, Descriptor, genesis_file
+from protocol.run_files import Descriptor
 
 
 @dataclass(slots=True)
@@ -46,9 +45,8 @@ class Lab:
     ) -> "Lab":
         """Set up from a run's files. `compiled` is faster on a GPU, and not bit by bit what a swarm computes."""
         manifest, switches = descriptor.manifest, switches or Switches()
-        basis: Tensor = load_file(directory / BASIS)["basis"]
-        grids = {part: load_file(directory / genesis_file(part)) for part in model_layout(manifest)}
-        grids = {part: {name: grids[part][name] for name in layout} for part, layout in model_layout(manifest).items()}
+        basis = read_basis(directory, manifest)
+        grids = {part: read_part(directory, manifest, part) for part in model_layout(manifest)}
         tokens, held_out = open_text(descriptor, directory)
         held_out_SM = torch.from_numpy(held_out_batch(held_out, manifest))
         te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])

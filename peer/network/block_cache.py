@@ -48,13 +48,15 @@ class BlockCache:
             return data
 
     def put(self, block: Block, data: bytes) -> None:
-        """Keep a block, and drop the least lately used beyond the limit.
+        """Keep a block, and drop the least lately used beyond the limit; none that is larger than that.
 
         Raises:
             ResourceError: the disk is full.
         """
         name = block.sha256.hex()
         with self._lock:
+            if len(data) > self.most_bytes:
+                return
             self._make_room(len(data))
             write_atomically(self.folder / name, data)
             self._sizes[name] = len(data)

@@ -9,6 +9,7 @@ from peer.network.pipeline import Attempt
 from protocol.cards import Card
 from protocol.channels import caller, refuse, require_manifest
 from protocol.credit import microbatch_tokens
+from protocol.guard import charge
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
@@ -101,6 +102,7 @@ class CreditService(credit_pb2_grpc.CreditServicer):
         await require_manifest(context, self.seen.manifest)
         if max(len(request.worked), len(request.counted)) > ROUNDS_ASKED:
             await refuse(context, f"receipts of {ROUNDS_ASKED} rounds at a time")
+        await charge(context, len(request.worked) + len(request.counted), "signatures")
         who, seen = caller(context).peer, self.seen
         if who == seen.me:
             await refuse(context, "nobody signs for itself")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from peer.network.spreading import read_seconds, some
 from protocol.dht import Dht
-from protocol.identity import PeerId, RunId
-from protocol.limits import HEARTBEAT_SECONDS, RECORD_SECONDS
+from protocol.identity import NO_PEER, PeerId, RunId
+from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register, common_round, expiration, sign
+from protocol.records import PeerRecord, Register, expiration, sign
 
 Peers = tuple[PeerRecord, ...]
 
@@ -125,7 +125,22 @@ class Discovery:
         if in_person or record.sequence > self.lost.get(peer, -1):
             self.lost.pop(peer, None)
             self.seen[peer] = time.monotonic()
+        if len(self.records) > PEERS_KEPT:
+            self._forget(min(self.records, key=lambda each: self.seen.get(each, 0.0)))
         self.news.ring()
+
+    def issuer(self, peer: PeerId) -> PeerId:
+        """The gateway that let a peer in, by its newest record; empty: none did, or it is not known."""
+        return self.records[peer].issuer if peer in self.records else NO_PEER
+
+    def let_in_by(self, gateway: PeerId) -> list[PeerId]:
+        """The peers that are known to have been let in by a gateway."""
+        return [record.peer_id for record in self.records.values() if record.issuer == gateway]
+
+    def _forget(self, peer: PeerId) -> None:
+        """Nothing has been heard of a peer for longer than of any other."""
+        for table in (self.records, self.seen, self.lost, self.trips):
+            table.pop(peer, None)
 
     def lose(self, peer: PeerId) -> None:
         """A peer does not answer: it is gone until it says something new."""
@@ -147,7 +162,3 @@ class Discovery:
     def others(self) -> Peers:
         """Everybody but this peer."""
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
-
-    def common_round(self, liars: int) -> int:
-        """The round that the others have finished (`protocol.records.common_round`)."""
-        return common_round((peer.round for peer in self.others()), liars)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from peer.decisions import Avoided
 from peer.events import Listener, Refused
 from protocol.errors import HetpeerError, PeerError
-from protocol.identity import PeerId
+from protocol.identity import NO_PEER, PeerId
 
 FIRST_SECONDS = 10.0
 """After a first offence: a moment, for who has a broken link or memory, or another version."""
@@ -29,18 +29,22 @@ class Offences:
 
 @dataclass(slots=True)
 class Distrust:
-    """`hang_up` ends what a peer and this one have open with each other."""
+    """`hang_up` ends what a peer and this one have open with each other, and if it is a gateway, what this one has open
+    with those whom it let in; `issuer` is the gateway that let a peer in, as far as is known, or empty."""
 
     emit: Listener
     clock: Callable[[], float] = time.monotonic
     revoked: set[PeerId] = field(default_factory=set)
     offenders: dict[PeerId, Offences] = field(default_factory=dict)
     hang_up: Callable[[PeerId], None] = lambda peer: None
+    issuer: Callable[[PeerId], PeerId] = lambda peer: NO_PEER
 
     def objection(self, peer: PeerId) -> str:
         """Why this peer does not talk to another now; empty: it does."""
         if peer in self.revoked:
             return f"the operator has taken peer {peer[-8:]} out of the run"
+        if self.issuer(peer) in self.revoked:
+            return f"the operator has taken out the gateway that let peer {peer[-8:]} in"
         known = self.offenders.get(peer)
         if known is not None and (left := known.until - self.clock()) > 0:
             return f"peer {peer[-8:]} is avoided for {left:.0f} s: {known.reason}"
@@ -62,6 +66,10 @@ class Distrust:
         if len(self.offenders) > OFFENDERS_KEPT:
             del self.offenders[next(iter(self.offenders))]
         self.hang_up(peer)
+
+    def is_revoked(self, peer: PeerId) -> bool:
+        """Whether the operator has taken a peer out."""
+        return peer in self.revoked
 
     def revoke(self, peer: PeerId) -> None:
         """The operator has taken a peer out."""

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import httpx2
+import httpcore2
 
 from peer.events import Listener, Progress
+from peer.network.web import Client, header
 from protocol.bandwidth import Bandwidth
 from protocol.blobs import fetch
 from protocol.channels import Credentials, Reachable, connect
@@ -21,13 +22,8 @@ from protocol.dataset import Block, check_block
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
 from protocol.manifest import Manifest
 
-STALL_SECONDS = 10.0
-"""Without a byte."""
-
 BLOCK_SECONDS = 60.0
 """For a whole block: at 512 KiB, less than a home link's tenth part. It is a mirror that drips, or a hopeless way."""
-
-MOST_REDIRECTS = 5
 
 PATIENCE_SECONDS = 3600.0
 """After so long without a single block from anybody, there is something that waiting does not mend."""
@@ -60,7 +56,7 @@ class HttpMirror:
     """A folder with the shards, behind an HTTP server that knows ranges."""
 
     name: str
-    client: httpx2.AsyncClient
+    client: Client
     bandwidth: Bandwidth
     last: bool = False
 
@@ -71,7 +67,7 @@ class HttpMirror:
         with _told():
             async with (
                 asyncio.timeout(BLOCK_SECONDS),
-                self.client.stream("GET", f"{self.name}/{block.shard}", headers=headers) as response,
+                self.client.get(f"{self.name}/{block.shard}", headers) as response,
             ):
                 _require_range(response, block)
                 return await _body(response, block.size)
@@ -82,23 +78,23 @@ def _told() -> Iterator[None]:
     """Raise the library's errors as ours."""
     try:
         yield
-    except (TimeoutError, httpx2.TimeoutException):
+    except (TimeoutError, httpcore2.TimeoutException):
         raise UnreachableError("stalls") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
         raise UnreachableError(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-async def _body(response: httpx2.Response, most: int) -> bytes:
+async def _body(response: httpcore2.Response, most: int) -> bytes:
     """As it came, and no more than was asked for."""
     data = bytearray()
-    async for some in response.aiter_raw():
+    async for some in response.aiter_stream():
         data += some
         if len(data) > most:
             raise FormatError(f"gives more than the {most} bytes that are due")
     return bytes(data)
 
 
-async def fetch_whole(client: httpx2.AsyncClient, url: str, most: int) -> bytes:
+async def fetch_whole(client: Client, url: str, most: int) -> bytes:
     """A small file, of `most` bytes at most.
 
     Raises:
@@ -108,21 +104,21 @@ async def fetch_whole(client: httpx2.AsyncClient, url: str, most: int) -> bytes:
     """
     try:
         with _told():
-            async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
-                if response.status_code != 200:
-                    raise RefusedError(f"answers {response.status_code}")
+            async with client.get(url, {"Accept-Encoding": "identity"}) as response:
+                if response.status != 200:
+                    raise RefusedError(f"answers {response.status}")
                 return await _body(response, most)
     except HetpeerError as error:
         raise type(error)(f"{url}: {error}") from None
 
 
-def _require_range(response: httpx2.Response, block: Block) -> None:
+def _require_range(response: httpcore2.Response, block: Block) -> None:
     """Raises RefusedError or FormatError unless the body will be the bytes that were asked for."""
-    if response.status_code == 200:
+    if response.status == 200:
         raise RefusedError("answers with the whole file: its server knows no ranges (nginx, Caddy and S3 do)")
-    if response.status_code != 206:
-        raise RefusedError(f"answers {response.status_code} to {block.shard}")
-    given = response.headers.get("content-range", "")
+    if response.status != 206:
+        raise RefusedError(f"answers {response.status} to {block.shard}")
+    given = header(response, b"content-range")
     if not given.startswith(f"bytes {block.offset}-{block.offset + block.size - 1}/"):
         raise FormatError(f"answers with another range, {given[:80]!r}")
 
@@ -236,13 +232,3 @@ class Mirrors:
         if not standing.failures:
             self.emit(Progress(f"mirror {standing.source.name}: {block}: {reason}; asking another"))
         standing.failed(reason, now)
-
-
-def http_client() -> httpx2.AsyncClient:
-    """For all mirrors: a few connections that stay open, the system's certificates, the proxy of the environment."""
-    return httpx2.AsyncClient(
-        timeout=httpx2.Timeout(STALL_SECONDS),
-        follow_redirects=True,
-        max_redirects=MOST_REDIRECTS,
-        limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8),
-    )

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,8 @@ class Admitted:
     """Whether what newcomers contribute counts only after a trial."""
     mirrors: tuple[str, ...] = ()
     """Base URLs of the run's prepared text."""
+    attestation: bytes = b""
+    """What the operator's observer has seen of closed rounds, signed by it: not checked yet. Empty: none does."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -76,6 +78,20 @@ async def describe(ticket: Ticket) -> Descriptor:
     return descriptor
 
 
+async def finished(ticket: Ticket) -> int:
+    """The run's last round, if the run is over by the word of the first of the operator's nodes that answers; else 0.
+
+    Raises:
+        UnreachableError, PeerError: no door of the ticket opens.
+    """
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> int:
+        reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        return int(reply.finished)
+
+    return await _at_a_door(ticket, ask)
+
+
 async def register(
     ticket: Ticket,
     descriptor: Descriptor,
@@ -83,9 +99,10 @@ async def register(
     role: Role | Literal["gateway"],
     stage: int | None,
     card: bytes = b"",
+    revoked: Collection[PeerId] = (),
 ) -> Admitted:
     """A place in the run, the signed card that shows it, and a certificate; `card` is the one that this peer has, if it
-    was admitted before.
+    was admitted before. Doors of those who are `revoked` are passed by: what they give holds no longer.
 
     Raises:
         UnreachableError: no door of the ticket opens.
@@ -97,6 +114,8 @@ async def register(
     )
 
     async def ask(channel: grpc.aio.Channel, node: Node) -> Admitted:
+        if node.peer_id in revoked:
+            raise PeerError(f"the operator has taken out the gateway at {node.address}")
         metadata = handshake(descriptor.manifest)
         reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
         return _admitted(reply, node)
@@ -112,7 +131,10 @@ async def register(
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
         shown = Node(node.peer_id, f"{host}:{reply.port}")
-        return Admitted(given, reply.card, credentials, shown, reply.closed, reply.trials, base_urls(reply.mirrors))
+        mirrors = base_urls(reply.mirrors)
+        return Admitted(
+            given, reply.card, credentials, shown, reply.closed, reply.trials, mirrors, bytes(reply.attestation)
+        )
 
     return await _at_a_door(ticket, ask)
 

@@ -3,36 +3,48 @@
 import asyncio
 import random
 from collections.abc import Coroutine, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from peer.network.acceptance import Acceptance
+from peer.network.attested import Attested
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distance import timed
 from peer.network.distrust import Distrust
-from peer.network.reconciliation_wire import entry_to_wire, keys_of, keys_to_wire, summary_to_wire
+from peer.network.learning import Learner
+from peer.network.reconciliation_wire import (
+    entry_to_wire,
+    keys_of,
+    keys_to_wire,
+    require_differences,
+    some_named,
+    summary_to_wire,
+)
 from peer.network.spreading import HEARERS, TELL_SECONDS, compare_seconds, first_hearers, follows, partners, some
+from peer.network.witnesses import Witnesses
 from protocol import statement
-from protocol.channels import Reachable, handshake
+from protocol.channels import handshake
 from protocol.claims import Claim
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
-from protocol.ledger import Entry, Ledger
-from protocol.limits import CALL_SECONDS
+from protocol.ledger import Entry
+from protocol.limits import (
+    CALL_SECONDS,
+    ENTRIES_NAMED,
+    REVOCATIONS_NAMED,
+)
 from protocol.manifest import Manifest
-from protocol.reconciliation import lacking, summary
-from protocol.records import PeerRecord
+from protocol.reconciliation import summary
+from protocol.records import PeerRecord, require_rounds
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
+from protocol.statement import Claims
+from protocol.window import Window
 
 ANSWER_SECONDS = 3.0
 """Comparing is also a peer's heartbeat: who does not answer in so long is gone."""
-
-ENTRIES_ASKED = 64
-"""At most so many in one message: 1 KiB each."""
 
 
 @dataclass(slots=True)
@@ -44,15 +56,32 @@ class Reconciler:
     contacts: Contacts
     acceptance: Acceptance
     distrust: Distrust
+    attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
-    others_claims: dict[PeerId, statement.Claims] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """Those of them that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
     """Keys of what has been accepted since others were told last."""
     telling: asyncio.TimerHandle | None = None
+    learner: Learner = field(init=False)
+    witnesses: Witnesses = field(init=False)
+    """Where the others are, as far as they show it."""
+
+    def __post_init__(self) -> None:
+        """Nothing is learnt or shown yet."""
+        self.learner = Learner(
+            self.manifest,
+            self.contacts,
+            self.acceptance,
+            self.distrust,
+            self.attested,
+            self._spread,
+            self.start_learning,
+        )
+        self.witnesses = Witnesses(self.discovery, self.acceptance)
+        self.acceptance.ahead = self.witnesses.follow
 
     def statement(self) -> bytes:
         """What this peer says of itself: its record and its closed rounds, signed."""
@@ -72,47 +101,31 @@ class Reconciler:
             FormatError: it is none, or another's.
         """
         heard = statement.read(said, self.acceptance.signer.authority)
+        require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
         if heard.record.peer_id != speaker:
             raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
-        self.others_claims[heard.record.peer_id] = heard.claims
+        ledgers = self.acceptance.ledgers
+        self.attested.look(speaker, {part: said for part, said in heard.claims.items() if part in ledgers})
         self.discovery.meet(heard.record, in_person=True)
-        clock = self.discovery.common_round(self.manifest.outer.liars) + 1
-        for ledger in self.acceptance.ledgers.values():
-            ledger.clock = max(ledger.clock, clock)  # before anything is accepted: this peer may have slept
+        self.witnesses.follow()  # before anything is accepted: this peer may have slept
         return heard.record
 
-    async def receive(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> None:
-        """Take what another peer passed on, and tell on what is new. It goes on if nobody waits for it any longer."""
-        if taking := self._begin(messages, sender):
-            await asyncio.wait(taking)
+    @property
+    def others_claims(self) -> dict[PeerId, Claims]:
+        """The closed rounds of others, as they told them last."""
+        return self.attested.said
 
-    def _begin(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> list[asyncio.Task[None]]:
-        return [self.start_learning(self._take(message, sender)) for message in messages]
-
-    async def _take(self, message: pb.Entry, sender: PeerRecord) -> None:
-        try:
-            self._spread(await self.acceptance.take(message.proof, list(message.receipts), sender))
-        except PeerError as error:
-            self.distrust.note(sender.peer_id, error)
-
-    async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
-        """A peer says what it holds: take from it, or from whoever else says so, what is lacking here.
-
-        Raises:
-            HetpeerError: it does not answer when asked.
-        """
-        ledgers = self.acceptance.ledgers
-        known = [(ledgers[Part(each.part)], each.keys) for each in held if each.part in ledgers]
-        asking = (self._ask(peer, ledger, [key.to_bytes(8, "big") for key in keys]) for ledger, keys in known)
-        await asyncio.gather(*asking)
+    def revocations(self) -> list[bytes]:
+        """What to pass on of the operator's: so many as one message may have."""
+        return some([*self.acceptance.revocations.values()], REVOCATIONS_NAMED, random)
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
         """Heed the operator's revocations, whoever passes them on."""
-        for signed in revocations:
-            try:
+        try:
+            for signed in revocations:
                 self.acceptance.revoke(signed)
-            except FormatError as error:
-                self.distrust.note(sender, error)
+        except FormatError as error:
+            self.distrust.note(sender, error)
 
     # Talking
 
@@ -162,12 +175,16 @@ class Reconciler:
                 question, metadata = self._comparison(whole), handshake(self.manifest)
                 with timed(channel, peer.peer_id, self.discovery.trips):
                     told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
+            require_differences(told, self.manifest)
             said = self.hear(told.statement, peer.peer_id)
-            await self._learn(said, told)
+            self.revoke(told.revocations, said.peer_id)
+            self.attested.hear(told.attestation, said.peer_id)
+            learning = self.start_learning(self.learner.learn(told.parts, said))
+            await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
             followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
-            for part in followed:
+            for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
                 self.acceptance.note_spoken(part, said.peer_id)
             return self._held(followed) <= keys_of(told.parts)
         except PeerError as error:
@@ -179,41 +196,10 @@ class Reconciler:
     def _held(self, parts: Iterable[Part]) -> set[tuple[Part, bytes]]:
         return {(part, entry.key) for part in parts for entry in self.acceptance.ledgers[part].all_entries()}
 
-    async def _learn(self, said: PeerRecord, told: pb.Differences) -> None:
-        self.revoke(told.revocations, said.peer_id)
-        await self.learn(told.parts, said)
-
-    async def heed(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
-        """Learn what a peer told unasked. If it does not answer a question, comparing will find out."""
-        with suppress(HetpeerError):
-            await self.learn(held, peer)
-
-    async def _ask(self, peer: PeerRecord, ledger: Ledger, keys: list[bytes]) -> None:
-        for key in keys:
-            self.acceptance.vouch(ledger.part, key, peer.peer_id)
-        unknown = self.acceptance.fetcher.hear(lacking(ledger, keys), peer)
-        taking: list[asyncio.Task[None]] = []
-        try:
-            for at in range(0, len(unknown), ENTRIES_ASKED):
-                answer = await self._entries(peer, ledger.part, unknown[at : at + ENTRIES_ASKED])
-                taking += self._begin(answer.entries, peer)
-            if taking:
-                await asyncio.wait(taking)
-        finally:
-            self.acceptance.fetcher.wanted.forget(unknown)
-
-    async def _entries(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> pb.Entries:
-        question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
-        async with self.contacts.to(peer) as channel:
-            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-            metadata = handshake(self.manifest)
-            entries: pb.Entries = await stub.Ask(question, metadata=metadata, timeout=ANSWER_SECONDS)
-        return entries
-
     def _comparison(self, whole: bool) -> pb.Comparison:
         mine = [summary(ledger) for ledger in self.acceptance.ledgers.values()]
         parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
-        return pb.Comparison(statement=self.statement(), parts=parts)
+        return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
 
     def keep_promises(self) -> None:
         """After a start: say what this peer holds. It may have signed receipts, and died before it had passed on what
@@ -242,9 +228,9 @@ class Reconciler:
     ) -> None:
         message = pb.News(
             statement=self.statement(),
-            entries=[entry_to_wire(entry) for entry in news],
-            revocations=list(self.acceptance.revocations.values()),
-            held=[keys_to_wire(part, keys) for part, keys in held.items()],
+            entries=[entry_to_wire(entry, Window.of(self.manifest)) for entry in news],
+            revocations=self.revocations(),
+            held=[keys_to_wire(part, keys) for part, keys in some_named(held).items()],
         )
         try:
             async with self.contacts.to(peer) as channel:
@@ -258,7 +244,9 @@ class Reconciler:
         me = self.discovery.record.peer_id
         entries = (entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
         own = [entry for entry in entries if entry.name.author == me]
-        await asyncio.gather(*(self._tell(peer, own) for peer in some(self.discovery.others(), HEARERS, random)))
+        messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
+        hearers = some(self.discovery.others(), HEARERS, random)
+        await asyncio.gather(*(self._tell(peer, each) for peer in hearers for each in messages))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Ask for, or fetch, what others hold, beside everything else."""
@@ -278,15 +266,3 @@ class Reconciler:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
-
-
-async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
-    """Bring the operator's revocation to one peer, which tells it on; whether it heard."""
-    try:
-        async with contacts.to(peer) as channel:
-            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-            message = pb.Revocations(revocations=[signed])
-            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)
-    except HetpeerError:
-        return False
-    return True

@@ -14,10 +14,15 @@ from pathlib import Path
 
 import msgpack
 
+from peer.sentences import size
 from protocol.atomic import sync_folder, write_atomically
 from protocol.blobs import Slice
+from protocol.errors import ResourceError
 from protocol.identity import Part
 from protocol.ledger import Entry
+
+BLOCK_BYTES = 4096
+"""Of a disk: a file takes whole ones."""
 
 
 @dataclass(slots=True)
@@ -25,18 +30,26 @@ class Shelf:
     """Blobs and their entries, by hash."""
 
     directory: Path
+    most_bytes: int | None = None
+    """So much it may hold in all. An open run may have any number of names."""
     slices: dict[str, Slice] = field(default_factory=dict)
+    sizes: dict[Path, int] = field(default_factory=dict)
+    """On the disk, where files take whole blocks."""
 
     def put(self, entry: Entry, blob: bytes = b"") -> None:
         """Keep a contribution, or only what is signed about one that is void; when this returns, it outlives a power
-        cut."""
+        cut.
+
+        Raises:
+            ResourceError: there is no room for it.
+        """
         folder = self.directory / entry.name.part
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.directory)
         path = self._path(entry)
         signed: bytes = msgpack.packb([entry.proof, list(entry.receipts.values())])
-        write_atomically(path, signed + blob)
+        self._write(path, signed + blob)
         if blob:
             self.slices[entry.sha256] = Slice(path, len(signed), len(blob))
 
@@ -64,17 +77,32 @@ class Shelf:
             if start == len(data) or sha256 in self.slices:
                 yield proof, receipts, sha256 in self.slices
 
+    def _write(self, path: Path, data: bytes) -> None:
+        after = _on_disk(len(data)) + sum(taken for each, taken in list(self.sizes.items()) if each != path)
+        if self.most_bytes is not None and after > self.most_bytes:
+            raise ResourceError(
+                f"what others contribute takes more than the {size(self.most_bytes)} that this disk has left for it: "
+                "give it more with --max-disk, or leave this run"
+            )
+        write_atomically(path, data)
+        self.sizes[path] = _on_disk(len(data))
+
+    def _remove(self, path: Path) -> None:
+        self.sizes.pop(path, None)
+        path.unlink(missing_ok=True)
+
     def tidy(self) -> None:
-        """Remove what was half written when the power failed."""
+        """Remove what was half written when the power failed, and see what there is."""
         for path in self.directory.glob("*/.*.partial"):
             path.unlink()
+        self.sizes = {path: _on_disk(path.stat().st_size) for path in self.directory.glob("*/*")}
 
     def keep_revocation(self, signed: bytes) -> None:
         """Keep what the operator signed."""
         path = self.directory / "revocations" / hashlib.sha256(signed).hexdigest()
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, signed)
+            self._write(path, signed)
 
     def revocations(self) -> list[bytes]:
         """What the operator signed, as it was kept."""
@@ -83,7 +111,7 @@ class Shelf:
     def discard(self, entry: Entry) -> None:
         """Forget one contribution: this peer does not stand by it."""
         self.slices.pop(entry.sha256, None)
-        self._path(entry).unlink(missing_ok=True)
+        self._remove(self._path(entry))
 
     def drop(self, part: Part, last: int, keep: Collection[str] = ()) -> None:
         """Forget the rounds of a part up to `last`, but for the contributions with these hashes. What came too late for
@@ -92,10 +120,14 @@ class Shelf:
             round, _, sha256 = path.name.partition("-")
             if int(round) <= last and sha256 not in keep:
                 self.slices.pop(sha256, None)
-                path.unlink(missing_ok=True)
+                self._remove(path)
 
     def _path(self, entry: Entry) -> Path:
         return self.directory / entry.name.part / f"{entry.name.round:08d}-{entry.sha256}"
+
+
+def _on_disk(count: int) -> int:
+    return -(-count // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _signed(data: bytes) -> tuple[bytes, list[bytes], int]:

@@ -1,30 +1,27 @@
 """Snapshots between peers: served in pieces by everyone who has them, fetched from several peers at once."""
 
-import asyncio
 import hashlib
 import io
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpc
 
-from peer.network.contacts import Contacts
 from protocol.atomic import replacing, write_atomically
-from protocol.blobs import Slice, fetch
-from protocol.channels import handshake, require_manifest
-from protocol.errors import FormatError, HetpeerError, ResourceError, UnreachableError
+from protocol.blobs import Slice
+from protocol.channels import require_manifest
+from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.guard import charge
 from protocol.history import History
 from protocol.identity import Part
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest
 from protocol.reading import Reading
-from protocol.records import PeerRecord
 from protocol.schemas import snapshots_pb2 as pb
 from protocol.schemas import snapshots_pb2_grpc
-from protocol.snapshot import HEADER_BYTES, PIECE_BYTES, Header, Values, parse, piece_bytes, pieces_of, tensors_of
+from protocol.snapshot import PIECE_BYTES, Header, Values, parse, piece_bytes, pieces_of, tensors_of
 
 SNAPSHOTS_KEPT = 3
 """Of each part the last states: peers are a round or two apart, and a newcomer begins with the last."""
@@ -35,13 +32,6 @@ may take more rounds than a few. No peer makes others keep more."""
 
 PARTIAL = ".part"
 """The suffix of a snapshot of which pieces are still missing."""
-
-PIECES_IN_FLIGHT = 2
-"""From each peer: the next is on its way while one is checked."""
-
-Failed = Callable[[PeerRecord, HetpeerError], None]
-"""A peer did not give what it was asked for: a `PeerError` if it gave something else, and any other if nothing."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -107,7 +97,7 @@ class SnapshotStore:
             data = path.read_bytes()
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-        if _missing(io.BytesIO(data), header, self.manifest):
+        if missing_pieces(io.BytesIO(data), header, self.manifest):
             raise FormatError(f"{path} is damaged")
         return tensors_of(data, self.manifest, header.part)
 
@@ -179,112 +169,12 @@ class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no snapshot {request.digest[:16]} here")
             return
         data = found[0].to_bytes()
+        await charge(context, len(data) / CHUNK_BYTES, f"a header of {len(data)} bytes")
         for start in range(0, len(data), CHUNK_BYTES):
             yield pb.SnapshotHeader(data=data[start : start + CHUNK_BYTES])
 
 
-@dataclass(slots=True)
-class Fetching:
-    """A snapshot on its way here. `served` is how many bytes came from each peer."""
-
-    contacts: Contacts
-    path: Path
-    header: Header
-    todo: deque[int]
-    total: int
-    done: int
-    progress: Progress
-    failed: Failed
-    passed_over: set[str] = field(default_factory=set)
-    served: dict[str, int] = field(default_factory=dict)
-
-    async def take_from(self, peer: PeerRecord) -> None:
-        """Fetch pieces from one peer until there are none left to fetch, or it fails."""
-        manifest = self.contacts.manifest
-        while self.todo and peer.peer_id not in self.passed_over:
-            index = self.todo.popleft()
-            size = piece_bytes(manifest, self.header.part, index)
-            try:
-                async with self.contacts.to(peer) as channel:
-                    data = await fetch(channel, manifest, self.header.pieces[index], size, self.contacts.bandwidth)
-                await asyncio.to_thread(_write_piece, self.path, index, data)
-            except HetpeerError as error:
-                self.todo.append(index)
-                if peer.peer_id not in self.passed_over:
-                    self.passed_over.add(peer.peer_id)
-                    self.failed(peer, error)
-                return
-            except asyncio.CancelledError:
-                self.todo.append(index)
-                raise
-            self.done += size
-            self.served[peer.peer_id] = self.served.get(peer.peer_id, 0) + size
-            self.progress(self.done, self.total)
-
-
-async def fetch_snapshot(
-    sources: Sequence[PeerRecord],
-    digest: str,
-    contacts: Contacts,
-    store: SnapshotStore,
-    progress: Progress,
-    failed: Failed,
-) -> Fetching:
-    """Fetch the snapshot with this digest from all of `sources` at once; an interrupted fetch goes on where it was.
-
-    A peer that sends something else, or nothing, is told to `failed` and passed over.
-
-    Raises:
-        UnreachableError: no source is left, and something is missing.
-    """
-    header = await _header(sources, digest, contacts, failed)
-    path = await asyncio.to_thread(store.begin, header)
-    missing = await asyncio.to_thread(_missing_in, path, header, contacts.manifest)
-    sizes = [piece_bytes(contacts.manifest, header.part, index) for index in range(len(header.pieces))]
-    done = sum(sizes) - sum(sizes[index] for index in missing)
-    fetching = Fetching(contacts, path, header, deque(missing), sum(sizes), done, progress, failed)
-    while fetching.todo and (good := [peer for peer in sources if peer.peer_id not in fetching.passed_over]):
-        async with asyncio.TaskGroup() as tasks:
-            for peer in good * PIECES_IN_FLIGHT:
-                tasks.create_task(fetching.take_from(peer))
-    if fetching.todo:
-        raise UnreachableError(
-            f"{len(fetching.todo)} of {len(header.pieces)} pieces of the state of {header.part} after round "
-            f"{header.round} are missing, and none of {len(sources)} peers has them"
-        )
-    path.replace(store.path(header.part, header.round))
-    await asyncio.to_thread(store.add, header)
-    return fetching
-
-
-async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: Failed) -> Header:
-    """The header, from the first source that has it."""
-    for peer in sources:
-        try:
-            data = b""
-            async with asyncio.timeout(CALL_SECONDS), contacts.to(peer) as channel:
-                stub = snapshots_pb2_grpc.SnapshotsStub(channel)
-                request = pb.SnapshotRequest(digest=digest)
-                async for chunk in stub.Describe(request, metadata=handshake(contacts.manifest)):
-                    data += chunk.data
-                    if len(data) > HEADER_BYTES:
-                        raise FormatError(f"a snapshot's header longer than {HEADER_BYTES} bytes")
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise FormatError("it sent another snapshot's header than it announced")
-            return parse(data, contacts.manifest)
-        except HetpeerError as error:
-            failed(peer, error)
-        except TimeoutError:
-            failed(peer, UnreachableError(f"no answer in {CALL_SECONDS:.0f} s"))
-    raise UnreachableError(f"none of {len(sources)} peers gave the header of snapshot {digest[:16]}")
-
-
-def _missing_in(path: Path, header: Header, manifest: Manifest) -> list[int]:
-    with path.open("rb") as file:
-        return _missing(file, header, manifest)
-
-
-def _missing(file: BinaryIO, header: Header, manifest: Manifest) -> list[int]:
+def missing_pieces(file: BinaryIO, header: Header, manifest: Manifest) -> list[int]:
     """Pieces that are not in a file yet, or not whole."""
     missing = []
     for index, sha256 in enumerate(header.pieces):
@@ -292,9 +182,3 @@ def _missing(file: BinaryIO, header: Header, manifest: Manifest) -> list[int]:
         if hashlib.sha256(file.read(piece_bytes(manifest, header.part, index))).hexdigest() != sha256:
             missing.append(index)
     return missing
-
-
-def _write_piece(path: Path, index: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(index * PIECE_BYTES)
-        file.write(data)

@@ -3,10 +3,8 @@
 `benchmarks/scale.py` plays the same decisions for a thousand peers in virtual time, and says what they cost.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from protocol.identity import Part
 from protocol.layout import parts_followed
@@ -41,22 +39,7 @@ RECORDS_A_SECOND = 25
 """In a larger one it reads the less often, so that what it reads in a second stays the same; yet twice while a record
 lives."""
 
-FETCHES = 8
-"""Blobs that come in at the same time."""
-
-FETCHES_FROM_ONE = 4
-"""And from the same peer: the others wait for its uplink, too."""
-
-MOST_SOURCES = 32
-"""Of one blob are remembered; more would not make it come any sooner."""
-
-LOOKED_AT = 4
-"""Blobs that are looked at before the next fetch, drawn at random: so peers fetch different ones, and have something
-for each other."""
-
 Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
-Source = TypeVar("Source", bound=Hashable)
 
 
 class Chance(Protocol):
@@ -96,94 +79,3 @@ def first_hearers(author: PeerRecord, followers: Sequence[PeerRecord], chance: C
     if not author.on_trial:
         return some(followers, FANOUT, chance)
     return some([peer for peer in followers if peer.role == "observer"], HEARERS, chance)
-
-
-@dataclass(slots=True)
-class Wanted(Generic[Key, Source]):
-    """What this peer lacks of what others have said they hold, and who said so.
-
-    A key is first *asked* for: its entry is to come. Then its bytes are *wanted*, from any of its sources; at most
-    `FETCHES` of them are under way.
-    """
-
-    asked: dict[Key, list[Source]] = field(default_factory=dict)
-    sources: dict[Key, list[Source]] = field(default_factory=dict)
-    waiting: list[Key] = field(default_factory=list)
-    """The wanted ones that are not under way."""
-    under_way: int = 0
-    busy: Counter[Source] = field(default_factory=Counter)
-    speeds: dict[Source, float] = field(default_factory=dict)
-    """Bytes a second of the last blob that came from each."""
-    usual_speed: float = 0.0
-
-    def hear(self, lacking: Iterable[Key], source: Source) -> list[Key]:
-        """A peer says that it holds these: what to ask it for. They count as asked until
-        `want` or `forget`."""
-        unknown = []
-        for key in lacking:
-            known = self.sources.get(key) or self.asked.get(key)
-            if known is None:
-                self.asked[key] = [source]
-                unknown.append(key)
-            elif source not in known and len(known) < MOST_SOURCES:
-                known.append(source)
-        return unknown
-
-    def want(self, key: Key, source: Source) -> bool:
-        """The bytes of an entry are to be fetched; False if that is known already, and this is one more source."""
-        if key in self.sources:
-            self.hear([key], source)
-            return False
-        others = [each for each in self.asked.pop(key, []) if each != source]
-        self.sources[key] = [source, *others]
-        self.waiting.append(key)
-        return True
-
-    def choose(self, chance: Chance) -> tuple[Key, Source] | None:
-        """What to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most."""
-        if self.under_way >= FETCHES or not self.waiting:
-            return None
-        drawn = some(range(len(self.waiting)), LOOKED_AT, chance)
-        choices = [(place, source) for place in drawn for source in self.sources[self.waiting[place]]]
-        free = [each for each in choices if self.busy[each[1]] < FETCHES_FROM_ONE]
-        if not free:
-            return None
-        place, source = max(free, key=lambda each: self._promise(each[1]))
-        key, self.waiting[place] = self.waiting[place], self.waiting[-1]
-        self.waiting.pop()
-        self.under_way += 1
-        self.busy[source] += 1
-        return key, source
-
-    def _promise(self, source: Source) -> float:
-        return self.speeds.get(source, self.usual_speed) / (1 + self.busy[source])
-
-    def came(self, source: Source, speed: float) -> None:
-        """Bytes have come from there, so many a second. Their key stays wanted until it is dropped."""
-        self._end(source)
-        self.usual_speed += (speed - self.usual_speed) / (16 if self.speeds else 1)
-        self.speeds[source] = speed
-
-    def drop(self, key: Key) -> None:
-        """Nothing more is wanted under this key."""
-        self.sources.pop(key, None)
-
-    def failed(self, key: Key, source: Source) -> bool:
-        """They did not come from there; whether there is another source."""
-        self._end(source)
-        self.speeds[source] = 0.0
-        left = self.sources[key] = [each for each in self.sources[key] if each != source]
-        if left:
-            self.waiting.append(key)
-        else:
-            del self.sources[key]
-        return bool(left)
-
-    def _end(self, source: Source) -> None:
-        self.under_way -= 1
-        self.busy[source] -= 1
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """No answer is to be expected any more for these."""
-        for key in keys:
-            self.asked.pop(key, None)

@@ -9,11 +9,16 @@ from protocol.bequest import Bequest, Heritage, answer, largest, offer, read, re
 from protocol.blobs import fetch
 from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.errors import FormatError, HetpeerError
+from protocol.identity import PeerId
+from protocol.places import Places
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
 
 OFFER_SECONDS = 24.0
 """So long a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
+
+OFFERS_OF_ONE, OFFERS = 2, 64
+"""At once: a giver that hangs up calls again, and waits for the end of its first call."""
 
 TURN_SECONDS = 16.0
 """An heir takes a bequest between two of its inner steps, or while it waits for others; one that does not come to it in
@@ -42,6 +47,8 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
         self.waiting: Offered | None = None
         self._considering: set[asyncio.Task[str]] = set()
         self._one_at_a_time = asyncio.Lock()
+        self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
+        """For offers that are looked at, or wait for it."""
 
     def next(self) -> Offered | None:
         """What is to be taken now, if anything is. Whoever asks must answer it."""
@@ -65,9 +72,12 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
         if bequest.heir != signer.identity.peer_id:
             await refuse(context, f"this is not peer {bequest.heir[-8:]}")
         await speaks(context, bequest.giver, "its own bequests")
+        if not self.places.take(bequest.giver):
+            await refuse(context, "what you offered before is still looked at")
         considering = asyncio.create_task(self._consider(bequest, self.heritage))
         self._considering.add(considering)
         considering.add_done_callback(self._considering.discard)
+        considering.add_done_callback(lambda _: self.places.give_back(bequest.giver))
         reason = await asyncio.shield(considering)  # a giver that hangs up and calls again waits for the end of this
         return pb.BequestReply(answer=answer(signer, bequest, reason))
 
@@ -95,7 +105,7 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
             return "this peer takes nothing over now"
         if bequest.stage != self.stage:
             return f"this peer serves stage {self.stage}"
-        if any(revocation.author == bequest.giver for revocation in self.reconciler.acceptance.revocations):
+        if self.reconciler.acceptance.has_revoked(bequest.giver):
             return "the operator has taken its giver out of the run"
         if bequest.size > largest(self.reconciler.manifest, self.stage):
             return f"{bequest.size} bytes are more than a stage can have"
@@ -106,7 +116,7 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
     async def _fetch(self, bequest: Bequest) -> bytes:
         giver = self.reconciler.discovery.records[bequest.giver]
         contacts = self.reconciler.contacts
-        async with contacts.to(giver) as channel:
+        async with contacts.to(giver) as channel, asyncio.timeout(OFFER_SECONDS):  # then its giver has gone
             return await fetch(channel, contacts.manifest, bequest.sha256, bequest.size, contacts.bandwidth)
 
 

@@ -3,13 +3,19 @@
 import tempfile
 from pathlib import Path
 
+from peer.network.contacts import Contacts
 from peer.network.discovery import Peers
 from peer.network.operator import address_towards
+from peer.network.reconciliation import ANSWER_SECONDS
 from protocol import dht as dhts
 from protocol.cards import Authority
+from protocol.channels import Reachable, handshake
+from protocol.errors import HetpeerError
 from protocol.keys import load_or_create
 from protocol.records import Register
 from protocol.run_files import Descriptor
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
 from protocol.ticket import Ticket
 
 
@@ -28,3 +34,15 @@ async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
             return register.read(await dht.read_all())
         finally:
             await dht.stop()
+
+
+async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
+    """Bring the operator's revocation to one peer, which tells it on; whether it heard."""
+    try:
+        async with contacts.to(peer) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            message = pb.Revocations(revocations=[signed])
+            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)
+    except HetpeerError:
+        return False
+    return True

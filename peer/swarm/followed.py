@@ -97,8 +97,7 @@ class Followed:
     async def settle_part(self, part: Part, clock: int, last: int) -> None:
         """One part of it."""
         followed = self.parts[part]
-        # The others' word may have set the ledger's clock further: what this peer has not caught up with stays open.
-        due = [round for round in followed.ledger.advance(clock) if followed.ledger.window.is_past(clock, round)]
+        due = followed.ledger.advance(clock)
         for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
             if round <= last or round in due:
                 await self._settle_round(followed, round)
@@ -108,6 +107,11 @@ class Followed:
                 followed.ledger.fold(round)
                 await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
         followed.digest = await self.torch_thread.run(digest, followed.state.grid)
+
+    def in_grids(self) -> set[str]:
+        """SHA-256 of the contributions to open rounds that are in the grids."""
+        rounds = (settled for each in self.parts.values() for settled in each.settled.values())
+        return {sha256 for settled in rounds for sha256 in settled.values()}
 
     async def _settle_round(self, followed: FollowedPart, round: int) -> None:
         """Put a round's set into the grid; again, if it changes meanwhile."""
@@ -206,6 +210,8 @@ class Followed:
         contribution = await self.torch_thread.run(decode, blob, self.manifest)
         if contribution.name != entry.name or contribution.run != self.run_id:
             raise FormatError(f"{entry.name} turned out to be {contribution.name} of run {contribution.run[:8]}")
+        if contribution.slot != entry.slot:
+            raise FormatError(f"{entry.name} names place {contribution.slot}, and its author's card {entry.slot}")
         await self.torch_thread.run(check_magnitudes, contribution, self.manifest)
         ledger = self.parts[entry.name.part].ledger
         if not ledger.window.is_past(ledger.clock, entry.name.round):  # of those there may be more than memory holds

@@ -24,7 +24,6 @@ from protocol.schemas import group_pb2 as pb
 
 SILENT = "a member did not answer"
 
-
 ANSWER_SECONDS = 60.0
 """A member that is alive has loaded a round, or settled it, in this time."""
 
@@ -59,10 +58,9 @@ class Leader:
         outer, failures = self.here.outer, 0
         self.here.overdue = self._watch
         await self.here.take_up()
-        while not (outer.over or self.here.node.leaving):
-            await self._fill_seats()
-            if outer.over or self.here.node.leaving:
-                break
+        while outer.contributed and not (outer.over or self.here.node.leaving):
+            await self.here.finish()  # without doing a round twice
+        while await self._fill_seats():
             try:
                 if await self._begin():
                     await self._inner_loop()
@@ -81,18 +79,19 @@ class Leader:
         for stream in self.orders.values():
             stream.close()
 
-    async def _fill_seats(self) -> None:
-        """Until every stage has a member. The rounds of the others go on meanwhile, and so do ours."""
+    async def _fill_seats(self) -> bool:
+        """Until every stage has a member; False: the run is over, or this peer leaves. The rounds of the others go on
+        meanwhile, and so do ours."""
         node, outer, attempt = self.here.node, self.here.outer, 0
         while not (outer.over or node.leaving):
             self._forget_the_lost()
             if self._complete:
-                return
+                return True
             await self.here.succession.inherit()
             for stage, seat in (await fill(node.reconciler, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:
-                return
+                return True
             node.emit(Progress("looking for volunteers of the other stages"))
             if self.here.round and outer.late(self.here.round):
                 await self._end_round()
@@ -103,6 +102,7 @@ class Leader:
             else:
                 await node.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
             attempt += 1
+        return False
 
     def _call(self, stage: int, seat: Seat) -> None:
         """Open the control stream to a member."""
@@ -197,7 +197,7 @@ class Leader:
             self.announced = members
             node.emit(GroupFormed(self.replica, node.slot, members, "each other stage has a volunteer now"))
             await node.publish(replica=self.replica)
-        while not (self.here.outer.begun or node.leaving):
+        while not (self.here.outer.begun or self.here.outer.over or node.leaving):
             node.emit(Progress("waiting for the other replicas"))
             if any(stream.ended for stream in self.orders.values()):
                 raise LostMemberError("a member left before the run began")
@@ -255,11 +255,11 @@ class Leader:
         """Contribute, finish, and see that the members have."""
         round = self.here.round or self.here.outer.clock
         self._order(pb.Order(end=pb.End(round=round)))
-        if self.here.node.leaving:
-            return
         if chosen := self.choice.decide():
             self.here.node.emit(CompressionChosen(self.choice.current, chosen))
         await self.here.finish()
+        if self.here.outer.told_over or self.here.node.leaving:
+            return
         async with asyncio.timeout(ANSWER_SECONDS):
             for _, stream in sorted(self.orders.items()):
                 with suppress(LostMemberError):

@@ -57,9 +57,7 @@ class Member:
         await self.here.abandon(reason)
         await self.here.node.publish(replica="")
         if self.here.steps >= self.here.node.manifest.inner.steps:
-            self.here.node.group.ready = False  # it has done its part of this round: a leader would wait for it in vain
-            await self.here.finish()
-            self.here.node.group.ready = True
+            await self.here.contribute()  # a leader that has to do this round again may call all the same
 
     async def _obey(self, membership: Membership, reports: Reports) -> None:
         """Do what a leader orders, until the run is over.
@@ -84,8 +82,7 @@ class Member:
                 case "end":
                     if order.end.round > rounds:
                         raise reports.breach(f"ended round {order.end.round} of {rounds}")
-                    while self.here.outer.clock <= order.end.round:
-                        await self.here.finish()
+                    await self._finish_before(order.end.round + 1)
                     reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
                 case kind:
                     raise reports.breach(f"ordered {kind} where nothing of the kind was due")
@@ -98,6 +95,9 @@ class Member:
         receiving.add_done_callback(lambda _: news.ring())
         try:
             while not receiving.done():
+                if self.here.outer.over or self.here.node.leaving:
+                    reports.close()
+                    raise LeavingError("this peer leaves")
                 await (succession.inherit() if succession.due else news.wait(1.0))
             return receiving.result()
         finally:
@@ -129,8 +129,7 @@ class Member:
             raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
         if order.round > node.manifest.outer.rounds or order.step > node.manifest.inner.steps:
             raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
-        while outer.clock < order.round and not outer.over:
-            await self.here.finish()
+        await self._finish_before(order.round)
         if outer.clock > order.round:
             reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
             return
@@ -150,6 +149,17 @@ class Member:
         digest = self.here.embedding_digest
         ready = pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round, step=self.here.steps)
         reports.send(pb.Report(ready=ready))
+
+    async def _finish_before(self, round: int) -> None:
+        """Finish all rounds before this one.
+
+        Raises:
+            LeavingError: this peer is asked to go, or the run is over, before that.
+        """
+        while self.here.outer.clock < round and not self.here.outer.finished:
+            if self.here.outer.over or self.here.node.leaving:
+                raise LeavingError("this peer leaves")
+            await self.here.finish()
 
     async def _start_over(self, embedding_digest: str, leader: PeerId) -> None:
         """To be loaded anew, from the token embedding that the leader has. What this stage has done from another is

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from peer.decisions import Left, Pulse
 from peer.devices.crew import Split
-from peer.events import Finished, Listener
+from peer.events import Finished, Listener, Progress
 from peer.handoff import TorchThread
+from peer.model.genesis import read_basis, read_part
 from peer.network.credit import CreditService, Seen
 from peer.network.discovery import Discovery
 from peer.network.earned import Earned
@@ -27,15 +27,21 @@ from peer.network.snapshots import SnapshotStore
 from peer.network.succession import SuccessionService
 from peer.optim.outer import OuterState
 from peer.swarm.deadline import Pace
-from peer.swarm.farewell import linger
+from peer.swarm.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state
 from peer.swarm.followed import Followed, FollowedPart
 from peer.swarm.outer_round import OuterLoop
 from peer.swarm.reading import FileReader, Reader, TextSources, block_reader
 from peer.swarm.recovery import catch_up, resume
 from protocol.blobs import BlobService
-from protocol.identity import Part
+from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.run_files import BASIS, genesis_file
+from protocol.run_files import BASIS
+
+SHUT_OUT = "the operator has taken this peer out of the run: nothing it contributes counts any longer"
+GATEWAY_SHUT_OUT = (
+    "the operator has taken out the gateway that let this peer in: start it again, with a ticket that names the "
+    "operator's own node, which may let it in anew"
+)
 
 Work = Callable[["Node"], Coroutine[Any, Any, None]]
 """What a peer does that has joined."""
@@ -71,6 +77,8 @@ class Node:
     """Until what this peer contributes counts."""
     keep_reached: Callable[[], Coroutine[Any, Any, None]]
     """Sees that others reach this peer, if they cannot dial it."""
+    ask_finished: AskFinished
+    """Asks the operator's node whether the run is over."""
     text: TextSources | None = None
     """Where prepared text is; None: the tokens are among the run's files."""
     audit: bool = False
@@ -81,11 +89,15 @@ class Node:
     """Bytes that this peer may use; None: what there is."""
     split: Split = field(default_factory=Split)
     """How a datacenter spreads its replica over this machine."""
-    shut_out: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Is done when the operator has taken this peer out of the run."""
+    shut_out: asyncio.Future[PeerId] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Is done when the operator has taken out this peer, or the gateway that let it in: who it was; or has the error
+    that ends this peer."""
+    stays: bool = False
+    """Whether this peer serves the last state after the run's end, until its user asks it to leave."""
     leaving: bool = False
     """The user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
 
+    told_finished: bool = False
     credit: CreditService = field(init=False)
     """What this peer has seen of others; `earned`: what they have signed of it."""
     earned: Earned = field(init=False)
@@ -102,7 +114,7 @@ class Node:
         it authors."""
         parts = {}
         for part, ledger in self.reconciler.acceptance.ledgers.items():
-            genesis = await self.torch_thread.run(load_file, self.directory / genesis_file(part))
+            genesis = await self.torch_thread.run(read_part, self.directory, self.manifest, part)
             parts[part] = FollowedPart(OuterState.begin(self.manifest, part, genesis, part in authored), ledger)
         followed = Followed(
             manifest=self.manifest,
@@ -116,8 +128,8 @@ class Node:
         )
         pace = Pace(self.manifest.outer.patience)
         outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
-        self.reconciler.acceptance.check = followed.check
         await resume(outer)
+        self.reconciler.acceptance.check = followed.check  # from now on it answers
         return outer
 
     @asynccontextmanager
@@ -139,18 +151,29 @@ class Node:
             ]
             await self.discovery.read()
             self.reconciler.keep_promises()
+            await ask_whether_over(outer, self.ask_finished)
             await catch_up(outer)
+            keeping.append(tasks.create_task(keep_asking_whether_over(outer, self.ask_finished)))
             keeping.append(tasks.create_task(self.reconciler.keep_comparing()))
             await self.publish()
             yield tasks
             if not self.leaving:
-                await linger(outer)
+                await (take_last_state(outer) if outer.told_over else linger(outer))
+            await self._stay(outer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                     await self.earned.ask()
             await self._say_goodbye()
             for task in keeping:
                 task.cancel()
+
+    async def _stay(self, outer: OuterLoop) -> None:
+        """Serve the last state to those who come late, if this peer is to, until it is asked to leave."""
+        if self.stays and outer.finished and not self.leaving:
+            self.emit_finished(outer)
+            self.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
+        while self.stays and outer.finished and not self.leaving:
+            await self.discovery.news.wait(PULSE_SECONDS)
 
     def leave(self) -> None:
         """The user asks this peer to go: what it has done is contributed, nothing new is begun."""
@@ -169,8 +192,9 @@ class Node:
             await asyncio.sleep(PULSE_SECONDS)
 
     def emit_finished(self, outer: OuterLoop) -> None:
-        """The run is over, unless this peer leaves it early."""
-        if outer.over:
+        """The run is over, unless this peer leaves it early, or has missed its end. It is told once."""
+        if outer.finished and not self.told_finished:
+            self.told_finished = True
             self.emit(Finished(self.manifest.outer.rounds, outer.followed.digests))
 
     async def _say_goodbye(self) -> None:
@@ -181,11 +205,9 @@ class Node:
 
     async def basis(self) -> Tensor | None:
         """U [d, d], where this peer needs it and so has fetched it."""
-        path = self.directory / BASIS
-        if not path.exists():
+        if not (self.directory / BASIS).exists():
             return None
-        basis: Tensor = (await self.torch_thread.run(load_file, path))["basis"]
-        return basis
+        return await self.torch_thread.run(read_basis, self.directory, self.manifest)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Reader]:

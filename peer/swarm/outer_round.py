@@ -17,12 +17,14 @@ from peer.network.reconciliation import Reconciler
 from peer.swarm.credited import Credited
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
+from peer.swarm.seen_round import Seen
 from peer.swarm.view import authors, awaited, replicas
 from protocol.bequest import Heritage
 from protocol.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
 from protocol.reading import Spans, beginning, chunks
+from protocol.records import PeerRecord
 from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
@@ -30,20 +32,6 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""
-
-
-@dataclass(slots=True)
-class Seen:
-    """One round as this peer saw it: when it began here, and when each contribution came."""
-
-    started: float = field(default_factory=time.monotonic)
-    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
-    passed: float | None = None
-    """When this peer, still waiting, saw that the others had gone on."""
-
-    def arrived(self, part: Part) -> list[float]:
-        """When the contributions to a part came."""
-        return list(self.arrivals.get(part, {}).values())
 
 
 @dataclass(slots=True)
@@ -66,6 +54,10 @@ class OuterLoop:
     heritage: Heritage = field(default_factory=Heritage)
     """What passed between this peer and others that left, or that took its place."""
     credited: Credited = field(default_factory=Credited)
+    ended_before: bool = False
+    """This peer had finished the last round before its process began."""
+    told_over: bool = False
+    """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
 
     @property
     def clock(self) -> int:
@@ -74,15 +66,20 @@ class OuterLoop:
 
     @property
     def over(self) -> bool:
-        """Whether the last round is finished."""
+        """Whether the last round is finished, here or, as the operator's node says, by the others."""
+        return self.finished or self.told_over
+
+    @property
+    def finished(self) -> bool:
+        """Whether this peer has finished the last round."""
         return self.clock > self.manifest.outer.rounds
 
     @property
     def begun(self) -> bool:
         """A run begins when all the replicas of its manifest have formed; who comes later finds it under way."""
-        peers = self.discovery.peers()
-        formed = len(replicas(peers)) >= self.manifest.replicas.total
-        return formed or self.clock > 1 or any(peer.round or peer.contributed for peer in peers)
+        formed = len(replicas(self.discovery.peers())) >= self.manifest.replicas.total
+        contributed = any(each.ledger.accepted for each in self.followed.parts.values())
+        return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
 
     @property
     def contributed(self) -> bool:
@@ -90,8 +87,17 @@ class OuterLoop:
         return self.discovery.record.contributed >= self.clock
 
     def others_at(self) -> int:
-        """The round that the others have finished."""
-        return self.discovery.common_round(self.manifest.outer.liars)
+        """The round that the others have finished, as far as their contributions bear them out."""
+        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.others_at()
+
+    def shown_at(self) -> int:
+        """The round that they have finished as far as they have signed contributions: a reason to look for these."""
+        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.shown_at()
+
+    def others(self) -> tuple[PeerRecord, ...]:
+        """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
+        last = self.manifest.outer.rounds if self.told_over else 0
+        return tuple(peer for peer in self.discovery.others() if peer.round >= last)
 
     # A round
 
@@ -112,8 +118,10 @@ class OuterLoop:
         behind it, in which it read as many chunks of its `share`.
 
         If this peer made one for the round already, as a member of another group, or the round is long over, Δ goes
-        into the error feedback, and later contributions carry it.
+        into the error feedback, and later contributions carry it. Nothing is published once the run is over elsewhere.
         """
+        if self.told_over:
+            return
         blobs: dict[Part, bytes] = {}
         for part, tensors in moved.items():
             if self._in_time(part, round):
@@ -159,10 +167,11 @@ class OuterLoop:
 
     async def finish(self, round: int) -> dict[str, int]:
         """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
-        that were due, by part."""
+        that were due, by part; nothing if the run is over elsewhere, and this round is not finished here."""
         counts: dict[str, int] = dict.fromkeys(self.followed.parts, 0)
         for due in self.manifest.outer.applied(round):
-            await self.wait_for_others(due)
+            if not await self.wait_for_others(due):
+                return {}
             await self._ask_who_is_ahead(due)
             for part, each in self.followed.parts.items():
                 self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
@@ -180,6 +189,7 @@ class OuterLoop:
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
+        self.reconciler.acceptance.discard_dropped(self.followed.in_grids())
         await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
         self.tell_claims()
 
@@ -195,7 +205,7 @@ class OuterLoop:
 
     def tell_claims(self) -> None:
         """Say in every statement from now on what is closed."""
-        self.reconciler.claims = {part: each.claims for part, each in self.followed.parts.items()}
+        self.reconciler.claims = self.reconciler.attested.close({p: at.claims for p, at in self.followed.parts.items()})
 
     # Waiting
 
@@ -218,9 +228,9 @@ class OuterLoop:
 
     async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
-        if interrupted before."""
-        while not self._complete(round):
-            if interrupted():
+        if interrupted before, or if the run is over elsewhere."""
+        while self.told_over or not self._complete(round):
+            if self.told_over or interrupted():
                 return False
             left = self._left(round)
             if left is not None and left <= 0:
@@ -263,11 +273,13 @@ class OuterLoop:
 
     def _runs_ahead(self, round: int) -> bool:
         """Whether all others are rounds behind: then this peer waits, or its window would close before theirs."""
-        others = [peer.round for peer in self.discovery.others()]
-        return bool(others) and round > max(others) + 1
+        furthest = self.reconciler.witnesses.most_shown()
+        return bool(furthest) and round > furthest + 1
 
     def late(self, round: int) -> str:
         """Why a replica that still trains in this round should end its inner loop with the steps it has; or empty."""
+        if self.told_over:
+            return "the run is over"
         if self.others_at() >= round + self.manifest.outer.delay:  # they have applied it
             return "the others have gone on to the next one"
         self.note_arrivals()

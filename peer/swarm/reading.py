@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +19,9 @@ from peer.handoff import TorchThread
 from peer.network.block_cache import BlockCache
 from peer.network.block_store import BlockStore
 from peer.network.remembered import mirrors_of, node_of
+from protocol.addresses import Ip, is_ip, split
 from protocol.bandwidth import Bandwidth
-from protocol.channels import Credentials
+from protocol.channels import Credentials, Reachable
 from protocol.dataset import Dataset, Stream
 from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
@@ -41,6 +43,8 @@ class TextSources:
     """SHA-256 of the run's."""
     credentials: Credentials
     bandwidth: Bandwidth
+    private_mirrors: bool = False
+    """Whether mirrors may be in this machine's own network."""
 
 
 class Reader(Protocol):
@@ -123,6 +127,15 @@ class BlockReader:
         return held_out_batch(_tokens(stream, await self.store.take(numbers)), self.manifest)
 
 
+def is_nodes_own(ip: Ip, node: Reachable | None) -> bool:
+    """Whether an address is the one at which the operator's node has shown its key: what is there, it can reach itself.
+    A name is not enough: who chose it may have it stand for another address tomorrow."""
+    if node is None:
+        return False
+    host, _ = split(node.address)
+    return is_ip(host) and ip_address(host) == ip
+
+
 def _tokens(stream: Stream, blocks: dict[int, Tokens]) -> BlockedTokens:
     return BlockedTokens(stream, blocks.__getitem__)
 
@@ -137,7 +150,8 @@ async def block_reader(
         FormatError: it is not for this run.
         ResourceError: the cache cannot be made.
     """
-    from peer.network.mirrors import HttpMirror, Mirrors, NodeMirror, Source, http_client  # httpx2 is for this alone
+    from peer.network.mirrors import HttpMirror, Mirrors, NodeMirror, Source  # httpcore2 is for this alone
+    from peer.network.web import Client
 
     dataset = await asyncio.to_thread(open_folder, directory)
     _require_fit(dataset, manifest, sources.tokenizer)
@@ -145,7 +159,11 @@ async def block_reader(
         cache = await asyncio.to_thread(BlockCache, directory / CACHE, sources.cache_bytes)
     except OSError as error:
         raise ResourceError(f"cannot keep blocks in {directory / CACHE}: {error.strerror}") from None
-    async with await asyncio.to_thread(http_client) as client:
+
+    def allowed(ip: Ip) -> bool:
+        return sources.private_mirrors or is_nodes_own(ip, node_of(directory))
+
+    async with await asyncio.to_thread(Client, allowed) as client:
 
         async def known() -> Sequence[Source]:
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
@@ -165,6 +183,7 @@ def _require_fit(dataset: Dataset, manifest: Manifest, tokenizer: str) -> None:
     prepared = dataset.manifest
     if prepared.tokenizer != tokenizer:
         raise FormatError("the run's text was prepared with another tokenizer than the run's")
+    prepared.require_blocks(manifest.tokens_per_step)
     if prepared.vocabulary > manifest.model.vocabulary:
         raise FormatError(
             f"the run's text has a vocabulary of {prepared.vocabulary}, its model one of {manifest.model.vocabulary}"

@@ -194,21 +194,24 @@ class StageRound:
         self.pipeline = None
 
     async def take_up(self) -> None:
-        """Go on as this peer's folder has it: with AdamW's state, and without doing a round twice."""
+        """Go on as this peer's folder has it, with AdamW's state."""
         await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
         await self.succession.settle()
         self.succession.open()
-        while self.outer.contributed and not (self.outer.over or self.node.leaving):
-            await self.finish()
 
     async def finish(self) -> None:
-        """Contribute what there is, wait for the others, settle."""
+        """Contribute what there is, wait for the others, settle; or leave it at that, if this peer is asked to go, or
+        the run is over elsewhere."""
         round, steps = self.round or self.outer.clock, self.steps
         await self.contribute()
         for due in self.node.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(due, lambda: self.succession.due):
+            while not await self.outer.wait_for_others(due, lambda: self.succession.due or self.node.leaving):
+                if self.outer.told_over or self.node.leaving:
+                    return
                 await self.succession.inherit()
         counts = await self.outer.finish(round)
+        if not counts:
+            return
         self.node.emit(self._done(round, steps, counts))
         self.node.earned.ask_soon()
         await agree(self.outer)

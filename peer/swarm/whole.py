@@ -73,13 +73,13 @@ async def _serve(node: Node, replica: Replica) -> None:
         await node.torch_thread.run(replica.load_optimizer, outer.optimizer)
         async with node.in_the_swarm(outer):
             await node.publish(replica=node.discovery.record.peer_id)
-            while not (outer.begun or node.leaving):
+            while not (outer.begun or outer.over or node.leaving):
                 node.emit(Progress("waiting for the other replicas"))
                 await node.discovery.news.wait(1.0)
             while not (outer.over or node.leaving):
                 round = outer.clock
                 await _train_round(node, outer, replica, reader, round)
-                if not node.leaving:
+                if not (node.leaving or outer.told_over):
                     await _evaluate(node, outer, evaluator, round)
                 if auditor is not None:
                     await auditor.audit(outer)
@@ -108,6 +108,8 @@ async def observe(node: Node) -> None:
             if not await outer.wait_for_others(round, lambda: node.leaving):
                 break
             counts = await outer.finish(round)
+            if not counts:
+                break
             node.emit(_round_done(node, outer, round, started, 0, counts))
             await agree(outer)
             await _evaluate(node, outer, evaluator, round)
@@ -123,6 +125,8 @@ async def _train_round(node: Node, outer: OuterLoop, replica: Replica, reader: R
     if node.leaving:
         return
     counts = await outer.finish(round)
+    if not counts:
+        return
     node.emit(_round_done(node, outer, round, started, node.manifest.tokens_per_step * steps, counts))
     node.earned.ask_soon()
     await agree(outer)

@@ -9,6 +9,8 @@ from peer.testnet.faults import (
     After,
     Attacker,
     AttackKind,
+    Crowd,
+    CrowdKind,
     Item,
     Join,
     Kill,
@@ -30,6 +32,9 @@ from protocol.errors import UserError
 MOST_SECONDS = 600.0
 """No fault lasts longer: a testnet is watched by somebody who waits."""
 
+MOST_NAMES = 200
+"""In a crowd: they share one process, and this machine with those whom they attack."""
+
 EXAMPLES = {
     "kill": "kill:stage=1@round=2.3+5s",
     "pause": "pause:datacenter=0@round=1.2+3s",
@@ -39,6 +44,7 @@ EXAMPLES = {
     "slow": "slow:stage=1=1mbit@round=2+10s",
     "random": "random:7:6:kill+pause",
     "attacker": "attacker:garbage",
+    "crowd": "crowd:clock*2@round=2+20s",
 }
 
 
@@ -66,6 +72,7 @@ def _parse_item(item: str) -> Item:
         "slow": _slow,
         "random": _random,
         "attacker": _attacker,
+        "crowd": _crowd,
     }
     try:
         return read[kind](rest)
@@ -151,6 +158,17 @@ def _attacker(text: str) -> Attacker:
         if text == kind:
             return Attacker(kind)
     raise ValueError(f"attacks are {', '.join(get_args(AttackKind))}, not {text!r}")
+
+
+def _crowd(text: str) -> Crowd:
+    what, when, seconds = _timed(text)
+    word, _, names = what.partition("*")
+    kind = next((each for each in (*get_args(CrowdKind), "all") if each == word), None)
+    if kind is None:
+        raise ValueError(f"crowds are {', '.join(get_args(CrowdKind))}, or all of them, not {word!r}")
+    if not re.fullmatch(r"[1-9]\d{0,3}", names) or int(names) > MOST_NAMES:
+        raise ValueError(f"it has 1 to {MOST_NAMES} names, as in {kind}*2")
+    return Crowd(kind, int(names), when, _required(seconds))
 
 
 def _target(text: str) -> Target:

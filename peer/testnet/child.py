@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from peer.events import Event, Failed, Joined, to_line
+from peer.events import Event, Failed, Joined, Progress, to_line
 from peer.process import INTERRUPTED
 from protocol.errors import HetpeerError, LostMemberError, UnreachableError
 
@@ -23,6 +23,9 @@ STOPPED = (0, INTERRUPTED)
 """How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
 
 LOG_LINES = 8
+
+ATTACK = "attack: "
+"""So what an attacker says of its attack begins."""
 
 STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
@@ -108,7 +111,7 @@ def overhear(attacker: Child, event: Event) -> None:
     """What an attacker says is no part of the report; it is kept beside its log."""
     with attacker.log.with_suffix(".jsonl").open("a") as file:
         file.write(to_line(event) + "\n")
-    if isinstance(event, Joined):
+    if isinstance(event, Joined) or (isinstance(event, Progress) and event.doing.startswith(ATTACK)):
         attacker.serving.set()
 
 

@@ -174,7 +174,26 @@ class Attacker:
         return f"attacker:{self.kind}"
 
 
-Fault = Kill | Pause | Leave | Join | Partition | Slow
+CrowdKind = Literal[
+    "clock", "spam", "slow", "equivocation", "flood", "replay", "slots", "gateway", "door", "dht", "dashboard"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """`names` hostile names in one process (`peer/testnet/crowd`), which attack for `seconds`: all in one way, or all
+    ways shared out among them ("all")."""
+
+    kind: CrowdKind | Literal["all"]
+    names: int
+    when: When
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"crowd:{self.kind}*{self.names}{self.when}+{_seconds(self.seconds)}"
+
+
+Fault = Kill | Pause | Leave | Join | Partition | Slow | Crowd
 Item = Fault | Random | Attacker
 
 

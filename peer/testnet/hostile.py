@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from peer.events import Progress
 from peer.network.reconciliation import Reconciler
 from peer.process import print_json
+from peer.testnet.child import ATTACK
 from protocol.contribution import digest
 from protocol.identity import Part
 from protocol.ledger import Entry
@@ -14,7 +15,7 @@ from protocol.records import PeerRecord
 
 def say(what: str) -> None:
     """Tell of an attack."""
-    print_json(Progress(f"attack: {what}"))
+    print_json(Progress(ATTACK + what))
 
 
 def replace(where: object, name: str, by: object) -> None:

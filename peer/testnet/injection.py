@@ -4,12 +4,27 @@ import asyncio
 import itertools
 import signal
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.events import Injected
 from peer.testnet.child import Fate
-from peer.testnet.faults import Attacker, Fault, Item, Join, Kill, Leave, Moment, Partition, Pause, Random, Slow, When
+from peer.testnet.faults import (
+    Attacker,
+    Crowd,
+    Fault,
+    Item,
+    Join,
+    Kill,
+    Leave,
+    Moment,
+    Partition,
+    Pause,
+    Random,
+    Slow,
+    When,
+)
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.random_faults import draw
 from peer.testnet.swarm import ATTACKER, Swarm
@@ -32,6 +47,9 @@ class Processes(Protocol):
 
     async def join(self, stage: int | None) -> str:
         """Start one process more; its name."""
+
+    def attacking(self, crowd: Crowd, number: int) -> AbstractAsyncContextManager[None]:
+        """A crowd, from its first attack until it has gone."""
 
 
 @dataclass(slots=True)
@@ -100,6 +118,8 @@ class Injection:
                 await self._partition(fault, record)
             case Slow():
                 await self._slow(fault, record)
+            case Crowd():
+                await self._crowd(fault, record)
 
     async def _until_due(self, when: When) -> None:
         if isinstance(when, Moment):
@@ -183,6 +203,15 @@ class Injection:
             for name in names:
                 await self.namespaces.unlimit(name)
             record.ended("quick again", names)
+
+    async def _crowd(self, fault: Crowd, record: "Record") -> None:
+        honest = [name for name in self.swarm.names if self.processes.running(name)]
+        async with self.processes.attacking(fault, record.number):
+            record.begun("attacked", honest, f"all, by {fault.names} names")
+            try:
+                await asyncio.sleep(fault.seconds)
+            finally:
+                record.ended("over", honest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ honest_publish = Reconciler.publish
 
 def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Integers], Integers]) -> bytes:
     """A contribution in this peer's name with other values."""
-    made, me = decode(blob, reconciler.manifest), reconciler.discovery.record.peer_id
+    made, me = decode(blob, reconciler.manifest), reconciler.discovery.record
     picked = {name: SparseTensor(each.offsets, change(each.values)) for name, each in made.tensors.items()}
-    name = ContributionName(made.name.part, made.name.round, me)
-    return compose(name, made.run, made.steps, picked, reconciler.manifest, made.slot)[0]
+    name = ContributionName(made.name.part, made.name.round, me.peer_id)
+    return compose(name, made.run, made.steps, picked, reconciler.manifest, me.slot)[0]
 
 
 def contributing(otherwise: Publish) -> None:

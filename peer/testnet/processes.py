@@ -4,17 +4,16 @@ Children stop when their standard input closes, so even a killed testnet leaves 
 """
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from peer.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
-from peer.process import LINE_BYTES, heard
+from peer.process import heard
 from peer.report import Report
 from peer.screen import TestnetScreen
 from peer.testnet.child import (
@@ -25,17 +24,17 @@ from peer.testnet.child import (
     all_gone,
     came_too_late,
     ended_from_outside,
-    overhear,
     to_blame,
 )
 from peer.testnet.child import stop as stop_all
+from peer.testnet.crowds import Crowds
 from peer.testnet.event_log import EventLog
-from peer.testnet.faults import CONTRIBUTING, Attacker, Item, ends_a_datacenter
+from peer.testnet.faults import CONTRIBUTING, Attacker, Crowd, Item, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
-from peer.testnet.launch import arguments, attack, two_free_ports
+from peer.testnet.launch import arguments, attack, spawn, two_free_ports
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
-from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm
+from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm, is_hostile
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
@@ -72,6 +71,7 @@ class Testnet:
     last_evaluation: asyncio.Event = field(default_factory=asyncio.Event)
     all_joined: asyncio.Event = field(default_factory=asyncio.Event)
     injection: Injection = field(init=False)
+    crowds: Crowds = field(init=False)
     listen: str = "127.0.0.1:0"
     evaluate: bool = False
 
@@ -79,6 +79,8 @@ class Testnet:
 
     def __post_init__(self) -> None:
         self.swarm = Swarm.of(self.options.groups, self.options.stages, self.options.datacenters)
+        self.crowds = Crowds(self.start, self.directory, self.report, self.log.now, lambda: self.ticket)
+        self.crowds.expected = any(isinstance(item, Crowd) for item in self.faults)
         tell = partial(self.take, CHAOS)
         self.injection = Injection(self.faults, self.swarm, self, self.namespaces, tell)
 
@@ -119,8 +121,10 @@ class Testnet:
         await self._attack(among_the_first=False)
         async with asyncio.TaskGroup() as tasks:
             injecting = tasks.create_task(self.injection.run())
+            measuring = tasks.create_task(self.crowds.measure(self._honest))
             await self._wait_until_finished()
             injecting.cancel()
+            measuring.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_SECONDS):
                 await self.last_evaluation.wait()
@@ -130,27 +134,14 @@ class Testnet:
         folder = self.directory / name.replace(", ", "-").replace(" ", "-")
         log = self.directory / f"{folder.name}.log"
         where = () if self.namespaces is None else await self.namespaces.enter(name)
-        said = self.listen, self.ticket, self.evaluate
+        said = self.listen, self.ticket, self.evaluate, self.crowds.expected
         asked = command or (*self.command, *arguments(name, self.swarm, self.options, self.directory, *said))
         with log.open("ab" if name in self._latest() else "wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *where,
-                *asked,
-                "--dir",
-                str(folder),
-                "--json",
-                "--until-stdin-closes",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                limit=LINE_BYTES,
-                start_new_session=True,  # the terminal's Ctrl-C is for the testnet, which stops its children
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
+            process = await spawn([*where, *asked], folder, errors)
         child = Child(name, process, log)
         self.children.append(child)
         child.listening = self.tasks.create_task(self._listen(child))
-        if name != ATTACKER:
+        if not is_hostile(name):
             self.tasks.create_task(self._await_end(child))
         return child
 
@@ -181,6 +172,10 @@ class Testnet:
         await self.start(name)
         return name
 
+    def attacking(self, crowd: Crowd, number: int) -> AbstractAsyncContextManager[None]:
+        """A crowd, from its first attack until it has gone."""
+        return self.crowds.attacking(crowd, number)
+
     def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
         """Send a process and all its own a signal, or, where it shall leave, to it alone. False: it has ended."""
         child = self._latest()[name]
@@ -199,7 +194,7 @@ class Testnet:
     async def _listen(self, child: Child) -> None:
         assert child.process.stdout is not None
         async for event in heard(child.process.stdout):
-            (overhear if child.name == ATTACKER else self._hear)(child, event)
+            (self.crowds.overhear if is_hostile(child.name) else self._hear)(child, event)
 
     async def _await_end(self, child: Child) -> None:
         await child.wait_until_ended()
@@ -210,6 +205,7 @@ class Testnet:
         match event:
             case Serving(ticket):
                 self.ticket = self.ticket or ticket
+                self.crowds.dashboard = event.dashboard
                 child.serving.set()
             case GroupFormed():
                 child.serving.set()
@@ -261,7 +257,10 @@ class Testnet:
         return frozenset(child.name for child in [*ended_well, *nodes])
 
     def _trainees(self) -> list[Child]:
-        return [child for child in self._latest().values() if child.name not in (BOOTSTRAP, ATTACKER)]
+        return [child for child in self._honest() if child.name != BOOTSTRAP]
+
+    def _honest(self) -> list[Child]:
+        return [child for child in self._latest().values() if not is_hostile(child.name)]
 
     def _patience(self) -> float | None:
         """For how long a silence may last; only chaos makes that a question."""

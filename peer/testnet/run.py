@@ -18,6 +18,7 @@ from peer.testnet.event_log import EventLog
 from peer.testnet.faults import Item, needs_namespaces
 from peer.testnet.options import TestnetOptions, to_toml
 from peer.testnet.processes import Testnet
+from peer.toll import tolls
 from protocol.errors import HetpeerError
 
 
@@ -68,4 +69,6 @@ async def _watch(testnet: Testnet, screen: TestnetScreen, stop: asyncio.Event) -
 
 def _chaos(report: Report, testnet: Testnet) -> Chaos:
     outer, inner = report.manifest.outer, report.manifest.inner
-    return Chaos(damages(testnet.log.entries, outer.rounds, inner.steps), testnet.alive)
+    entries = testnet.log.entries
+    paid = tolls(entries, testnet.crowds.witnessed)
+    return Chaos(damages(entries, outer.rounds, inner.steps), testnet.alive, tolls=paid)

@@ -9,6 +9,11 @@ BOOTSTRAP = "bootstrap"
 ATTACKER = "attacker"
 
 
+def is_hostile(name: str) -> bool:
+    """Whether a process of this name attacks: an attacker, or a crowd's, which has a number behind it."""
+    return name.startswith(ATTACKER)
+
+
 def volunteer(group: int, stage: int) -> str:
     """The name of a process; people count from 1."""
     return f"volunteer {group + 1}, stage {stage}"

@@ -27,12 +27,14 @@ class PartSummary(_message.Message):
     def __init__(self, part: _Optional[str] = ..., clock: _Optional[int] = ..., folded: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[RoundCheck, _Mapping]]] = ...) -> None: ...
 
 class Comparison(_message.Message):
-    __slots__ = ("statement", "parts")
+    __slots__ = ("statement", "parts", "attested")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartSummary]
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ...) -> None: ...
+    attested: int
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ..., attested: _Optional[int] = ...) -> None: ...
 
 class PartKeys(_message.Message):
     __slots__ = ("part", "keys")
@@ -43,14 +45,16 @@ class PartKeys(_message.Message):
     def __init__(self, part: _Optional[str] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Differences(_message.Message):
-    __slots__ = ("statement", "parts", "revocations")
+    __slots__ = ("statement", "parts", "revocations", "attestation")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartKeys]
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    attestation: bytes
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("part", "keys")

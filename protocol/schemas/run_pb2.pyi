@@ -25,10 +25,12 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("descriptor_json",)
+    __slots__ = ("descriptor_json", "finished")
     DESCRIPTOR_JSON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     descriptor_json: bytes
-    def __init__(self, descriptor_json: _Optional[bytes] = ...) -> None: ...
+    finished: int
+    def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("signing_request", "role", "stage", "token", "card")
@@ -45,7 +47,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors")
+    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors", "attestation")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +57,7 @@ class RegisterReply(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     TRIALS_FIELD_NUMBER: _ClassVar[int]
     MIRRORS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
     card: bytes
@@ -64,7 +67,8 @@ class RegisterReply(_message.Message):
     closed: bool
     trials: bool
     mirrors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ..., mirrors: _Optional[_Iterable[str]] = ...) -> None: ...
+    attestation: bytes
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ..., mirrors: _Optional[_Iterable[str]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("peer_id", "address")

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pytest
@@ -19,7 +19,8 @@ from bootstrap import invitations, revoked, trials
 from bootstrap.admission import Admission
 from bootstrap.dial_back import NOBODY
 from bootstrap.door import GATEWAY_SECONDS, Door
-from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.front import Front
+from bootstrap.gatekeeper import OBSERVER, Gatekeeper
 from bootstrap.invitations import set_closed
 from bootstrap.log import last
 from bootstrap.monitor.status import Status
@@ -31,9 +32,10 @@ from peer.network import operator as nodes
 from peer.network.operator import Admitted
 from peer.network.reach import answering
 from protocol import certificates
+from protocol.attestations import KEPT
 from protocol.blobs import BlobService, fetch
 from protocol.cards import Authority, Card, Role, issue
-from protocol.channels import Credentials, connect, handshake, knock, listen, options
+from protocol.channels import Credentials, connect, door_options, handshake, knock, listen, options
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.guard import Guard
 from protocol.identity import RunId
@@ -84,7 +86,7 @@ class House:
     async def register(
         self,
         who: Identity = ANN,
-        role: Role = "volunteer",
+        role: Role | Literal["gateway"] = "volunteer",
         stage: int | None = None,
         token: bytes = b"",
         card: bytes = b"",
@@ -96,8 +98,8 @@ class House:
             await self.register(**asked)
         self.said.append(str(caught.value))
 
-    def invited(self, uses: int = 1) -> bytes:
-        return invitations.invite(self.folder, uses, 3600, 0x7FFFFFFF)
+    def invited(self, uses: int = 1, gateway: bool = False) -> bytes:
+        return invitations.invite(self.folder, uses, 3600, 0x7FFFFFFF, gateway)
 
 
 Scene = Callable[[House], Awaitable[None]]
@@ -109,21 +111,22 @@ def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Standin
     async def run() -> None:
         by = standing or as_operator(OPERATOR, LIFE)
         gatekeeper = Gatekeeper(folder)
-        door_server = grpc.aio.server(options=options(None))
+        door_server, front = grpc.aio.server(options=door_options()), Front()
         peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(gatekeeper.objection)])
-        door_port = listen(door_server, "127.0.0.1:0", by.credentials.at_the_door())
+        front.port = listen(door_server, "127.0.0.1:0", by.credentials.at_the_door())
         peers_port = listen(peers_server, "127.0.0.1:0", by.credentials.serving())
         register = Register(Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), MANIFEST)
         places = Admission(MANIFEST), who, by.credentials, peers_port, by.certificate_seconds, gatekeeper, by.card
         records = Records()
-        door = Door(DESCRIPTOR, records, register, *places)  # type: ignore[arg-type]
+        door = Door(DESCRIPTOR, records, register, *places, named=front.caller)  # type: ignore[arg-type]
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, lambda sha256: BLOB), peers_server)
         await door_server.start()
         await peers_server.start()
         try:
-            address = f"127.0.0.1:{door_port}"
-            await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
+            async with front.listening("127.0.0.1", 0) as door_port:
+                address = f"127.0.0.1:{door_port}"
+                await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
         finally:
             await door_server.stop(None)
             await peers_server.stop(None)
@@ -147,6 +150,16 @@ def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
             by_name = replace(house.ticket, doors=(house.ticket.operator.replace("127.0.0.1", "localhost"),))
             assert await nodes.dial_back(by_name, ANN.peer_id, here) == (here, "")
         assert await nodes.dial_back(house.ticket, ANN.peer_id, here) == (here, NOBODY)
+
+    play(tmp_path, scene)
+
+
+def test_who_asks_is_told_whether_the_run_is_over(tmp_path: Path):
+    async def scene(house: House) -> None:
+        assert await nodes.finished(house.ticket) == 0
+        house.door.finished = lambda: 7
+        assert await nodes.finished(house.ticket) == 7
+        assert await nodes.describe(house.ticket) == DESCRIPTOR
 
     play(tmp_path, scene)
 
@@ -194,7 +207,9 @@ def test_a_certificate_lasts_as_long_as_the_operator_says(tmp_path: Path, monkey
         peer = run_pb2.RegisterRequest(signing_request=key, role=run_pb2.VOLUNTEER)
         given = await house.door.Register(peer, context)
         assert certificates.read(given.certificate).ends == 1_900_000_000.0 + LIFE
-        gateway = run_pb2.RegisterRequest(signing_request=certificates.request(GATEWAY), role=run_pb2.GATEWAY)
+        gateway = run_pb2.RegisterRequest(
+            signing_request=certificates.request(GATEWAY), role=run_pb2.GATEWAY, token=house.invited(gateway=True)
+        )
         given = await house.door.Register(gateway, context)
         assert certificates.read(given.certificate).ends == 1_900_000_000.0 + GATEWAY_SECONDS
 
@@ -357,6 +372,17 @@ def test_who_comes_in_at_a_gateway_has_a_card_and_a_chain_that_hold(tmp_path: Pa
     play(tmp_path, scene, GATEWAY, as_gateway())
 
 
+def test_who_knows_that_a_gateway_is_revoked_passes_it_by(tmp_path: Path):
+    async def scene(house: House) -> None:
+        given = await nodes.register(house.ticket, DESCRIPTOR, ANN, "volunteer", 1, b"", {BOB.peer_id})
+        assert given.card.issuer == GATEWAY.peer_id
+        with pytest.raises(PeerError, match="the operator has taken out the gateway at"):
+            await nodes.register(house.ticket, DESCRIPTOR, ANN, "volunteer", 1, b"", {GATEWAY.peer_id})
+        assert len(last(house.folder, 9)) == 1
+
+    play(tmp_path, scene, GATEWAY, as_gateway())
+
+
 def test_no_certificate_outlasts_the_gateways_that_gave_it(tmp_path: Path):
     standing = as_gateway(seconds=60.0)
 
@@ -372,6 +398,59 @@ def test_a_gateway_admits_no_gateways(tmp_path: Path):
         await house.refused(RefusedError, "only the operator's own node can admit", role="gateway")
 
     play(tmp_path, scene, GATEWAY, as_gateway())
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_only_an_invitation_for_a_gateway_makes_one_and_it_makes_nothing_else(tmp_path: Path, closed: bool):
+    set_closed(tmp_path, closed)
+
+    async def scene(house: House) -> None:
+        plain, grant = house.invited(uses=9), house.invited(gateway=True)
+        only = "only a ticket of hetpeer admin invite --gateway"
+        for token in (b"", plain, grant[:-1] + bytes([grant[-1] ^ 1])):
+            await house.refused(RefusedError, only, role="gateway", token=token)
+        if closed:
+            await house.refused(RefusedError, "is for a gateway, and for nothing else", token=grant)
+            assert (await house.register(token=plain)).card.role == "volunteer"
+            await house.refused(RefusedError, only, role="gateway")
+        else:
+            assert (await house.register(token=grant)).card.role == "volunteer"  # as without it, and it is not used up
+        given = await house.register(GATEWAY, "gateway", token=grant)
+        assert (given.card.role, given.closed) == ("gateway", closed)
+        assert certificates.read(given.credentials.chain).certifies
+        await house.refused(RefusedError, "has been used by the one peer", who=BOB, role="gateway", token=grant)
+        assert (await house.register(GATEWAY, "gateway")).card.role == "gateway"  # it starts again, and shows none
+        for each in invitations.listed(house.folder):
+            invitations.withdraw(house.folder, each.id)
+        await house.refused(RefusedError, "was withdrawn", who=GATEWAY, role="gateway", token=grant)
+        await house.refused(RefusedError, only, who=GATEWAY, role="gateway")
+
+    play(tmp_path, scene)
+
+
+def test_the_card_of_a_gateway_that_is_revoked_is_no_place_and_saves_no_trial(tmp_path: Path):
+    by_gateway = issue(
+        GATEWAY,
+        DESCRIPTOR.run_id,
+        Card(BOB.peer_id, "datacenter", 0, 4),
+        issue(OPERATOR, DESCRIPTOR.run_id, Card(GATEWAY.peer_id, "gateway", 0, 0)),
+    )
+
+    async def scene(house: House) -> None:
+        trials.require(house.folder, True)
+        for founder in (ANN, OPERATOR):
+            house.records.put(founder, round=3)
+        held = await house.register(BOB, "datacenter", card=by_gateway)
+        assert (held.card.slot, held.card.on_trial) == (4, False)
+        house.door.admission.places.clear()
+        revoked.add(house.folder, RevokedPeer(peer=GATEWAY.peer_id, start=0, at=0.0, signed=b""))
+        fallen = await house.register(BOB, "datacenter", card=by_gateway)
+        assert (fallen.card.slot == 4, fallen.card.on_trial) == (False, True)
+        assert fallen.card.issuer == ""
+        again = house.invited(gateway=True)
+        await house.refused(RefusedError, "has revoked this peer", who=GATEWAY, role="gateway", token=again)
+
+    play(tmp_path, scene)
 
 
 def test_a_gateway_whose_certificate_has_ended_is_said_to(tmp_path: Path):
@@ -473,6 +552,9 @@ def test_who_comes_when_the_run_has_begun_is_on_trial_until_it_has_stood_it(tmp_
         assert not (await house.register(BOB, card=newcomer.signed_card)).card.on_trial
         assert not (await house.register(card=founder.signed_card)).card.on_trial
         assert (await house.register()).card.on_trial  # without its card it is a newcomer
+        watching = await house.register(ANN, role="observer")
+        assert (await house.register(card=watching.signed_card)).card.on_trial  # it has never contributed
+        assert (await house.register(identity("carol"), card=founder.signed_card)).card.on_trial  # it is another's
 
     play(tmp_path, scene)
 
@@ -504,6 +586,16 @@ def test_a_damaged_list_of_trials_lets_nobody_in(tmp_path: Path):
         house.records.put(GATEWAY, round=1)
         (house.folder / trials.TRIALS).write_text("{")
         await house.refused(RefusedError, "cannot keep its records")
+
+    play(tmp_path, scene)
+
+
+def test_who_is_admitted_is_given_what_the_operators_observer_attests(tmp_path: Path):
+    async def scene(house: House) -> None:
+        assert (await house.register()).attestation == b""
+        (house.folder / OBSERVER).mkdir()
+        (house.folder / OBSERVER / KEPT).write_bytes(b"signed")
+        assert (await house.register()).attestation == b"signed"
 
     play(tmp_path, scene)
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from bootstrap.genesis import basis, create_run, genesis_tensor, load_run
+from protocol import run_files
 from protocol.errors import ManifestError, ResourceError
 from protocol.hugging_face import open_checkpoint
 from protocol.identity import Part
@@ -173,3 +174,10 @@ def test_the_basis_for_a_checkpoint_begins_with_what_its_layers_write(text: Path
     u = load_file(tmp_path / "run" / "basis.safetensors")["basis"]
     np.testing.assert_allclose(u.T @ u, np.eye(16), atol=1e-6)
     np.testing.assert_allclose(u[:, :4] @ u[:, :4].T @ written, written, atol=1e-5)
+
+
+def test_a_run_that_nobody_would_join_is_not_made(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_files, "TEXT_BYTES", 100)
+    with pytest.raises(ResourceError, match=r"by its manifest it takes 100 at most: prepare a larger text"):
+        create_run(small_manifest(), tmp_path, text)
+    assert not (tmp_path / "run.json").exists()

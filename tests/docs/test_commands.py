@@ -57,7 +57,7 @@ RUN_BY = {
     "bootstrap": {"": BY_HAND, "--dry-run": HERE, "--listen": GUIDES, "--announce": GUIDES, "--closed": CLOSED}
     | {"--data": MIRRORS, "--mirror": MIRRORS, "--join": SECOND, "--weights": FROM_MODEL, "--dashboard": SEEN},
     "join": {"": BY_HAND, "--stage": BY_HAND}
-    | dict.fromkeys(("--max-up", "--max-down", "--max-memory", "--quiet-hours", "--data-cache"), GUIDES)
+    | dict.fromkeys(("--max-up", "--max-down", "--max-memory", "--max-disk", "--quiet-hours", "--data-cache"), GUIDES)
     | {"--listen": GUIDES, "--announce": GUIDES, "--metrics": WATCHED, "--log-json": WATCHED},
     "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS}
     | {"--precision": COMPILED, "--compile": COMPILED},
@@ -67,7 +67,7 @@ RUN_BY = {
     "doctor": {"": GUIDES},
     "pause": {"": PAUSED},
     "resume": {"": PAUSED},
-    "admin invite": {"": INVITED, "--uses": INVITED, "--expires": INVITED},
+    "admin invite": {"": INVITED, "--uses": INVITED, "--expires": INVITED, "--gateway": SECOND},
     "admin invitations": {"": LISTED},
     "admin withdraw": {"": WITHDRAWN},
     "admin peers": {"": GUIDES},

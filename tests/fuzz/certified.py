@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from protocol import certificates, records
-from protocol import dht as dhts
+from protocol import certificates, dht_rules, records
 from protocol.certificates import Caller
 from protocol.keys import Identity, peer_id_of
 from protocol.limits import RECORD_BYTES
@@ -27,8 +26,8 @@ CERTIFIED = certificates.certify(OPERATOR, AUTHOR.key.public_key(), MADE, LASTS)
 DOOR = certificates.certify(OPERATOR, GATEWAY.key.public_key(), MADE, LASTS, gateway=True)
 REQUEST = certificates.request(AUTHOR)
 
-CALLER = Caller(AUTHOR.peer_id, ENDS, False)
-AT_THE_DOOR = Caller(GATEWAY.peer_id, ENDS, True)
+CALLER = Caller(AUTHOR.peer_id, ENDS, False, OPERATOR.peer_id)
+AT_THE_DOOR = Caller(GATEWAY.peer_id, ENDS, True, OPERATOR.peer_id)
 
 
 def der(pem: bytes) -> bytes:
@@ -85,7 +84,7 @@ OWNER, VALUE = (msgpack.packb(each) for each in (AUTHOR.peer_id, LIES))
 def may_lie(subkey: bytes, value: bytes) -> bool:
     """Whether our node of the DHT would store it, or believe it of another."""
     until = records.expiration(RECORD)
-    return dhts.is_valid(REGISTER, REGISTER.key(AUTHOR.peer_id), subkey, value, until, until)
+    return dht_rules.is_valid(REGISTER, REGISTER.key(AUTHOR.peer_id), subkey, value, until, until)
 
 
 def found(data: bytes) -> tuple[records.PeerRecord, ...]:
@@ -128,6 +127,13 @@ CERTIFICATES = (
         "signed value in the DHT",
         lambda data: may_lie(OWNER, msgpack.packb(sealed(AUTHOR, records.KIND, data))),
         ((LIES[97 + len(records.KIND) + 1 :], True),),
+        "msgpack",
+        (),
+    ),
+    Reader(
+        "dictionary in the DHT",
+        dht_rules.unpacked,
+        ((dht_rules.packed([dht_rules.Entry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
         "msgpack",
         (),
     ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import msgpack
 import torch
 from safetensors.torch import save
@@ -22,12 +23,14 @@ from peer.lab import record as lab_records
 from peer.lab.experiment import Case
 from peer.lab.sweep import _text
 from peer.lab.switches import Switches
+from peer.model.genesis import read_part
 from peer.network.acceptance import Acceptance
 from peer.network.discovery import News
 from peer.network.remembered import AUTHORITY as ROOT
 from peer.network.remembered import CARD, CERTIFICATE, mirrors_of, recall
 from peer.network.shelf import Shelf
 from peer.network.snapshots import SnapshotStore
+from peer.network.web import redirected, require_plain
 from protocol import certificates
 from protocol.acquaintances import PEERS
 from protocol.cards import KIND, Card, issue
@@ -37,10 +40,11 @@ from protocol.errors import ResourceError
 from protocol.history import History
 from protocol.identity import EMBEDDING, RunId
 from protocol.keys import load_or_create
+from protocol.layout import EMBEDDING_TENSOR
 from protocol.ledger import Entry, Ledger
 from protocol.proofs import revoke
 from protocol.reading import Reading
-from protocol.run_files import DESCRIPTOR, describe, file_names, measure_file
+from protocol.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
 from protocol.snapshot import describe as describe_snapshot
 from protocol.snapshot import pieces_of
 from protocol.ticket import Ticket
@@ -241,6 +245,22 @@ def read_documents(path: Path) -> list[str]:
     return [piece.text for source in find([str(path)], "text") for piece in source.pieces(Meter())]
 
 
+def read_first_weights(path: Path) -> float:
+    return read_part(path.parent, MANIFEST, EMBEDDING)[EMBEDDING_TENSOR].sum().item()
+
+
+PART_VALUES = MANIFEST.model.vocabulary * MANIFEST.model.d
+FIRST_WEIGHTS = save({EMBEDDING_TENSOR: torch.ones(MANIFEST.model.vocabulary, MANIFEST.model.d, dtype=torch.int32)})
+
+
+def redirect(data: bytes) -> str:
+    """And the address can be asked."""
+    url = redirected("https://mirror.example/text/a.bin", data.decode("latin-1"))
+    require_plain(url)
+    httpcore2.URL(url)
+    return url
+
+
 TOKENS = b"".join(number.to_bytes(2, "little") for number in range(300))
 
 DISK = (
@@ -303,6 +323,12 @@ DISK = (
     ),
     Reader("tokens", from_file("train.bin", lambda path: open_tokens(path, 300).tobytes()), ((TOKENS, TOKENS),)),
     Reader("data.json", parse_data, ((PREPARED.canonical(), PREPARED),), "json"),
+    Reader(
+        "first weights of a part",
+        from_file(genesis_file(EMBEDDING), read_first_weights),
+        ((FIRST_WEIGHTS, PART_VALUES),),
+        allowed=(ResourceError,),
+    ),
     Reader("blocks.sha256", lambda data: Dataset.of(PREPARED, data).blocks, ((BLOCK_DIGESTS, 3),)),
     Reader(
         "remembered mirrors",
@@ -310,6 +336,15 @@ DISK = (
         ((b"https://example.org/text\n", ("https://example.org/text",)),),
         "text",
         NOTHING,
+    ),
+    Reader(
+        "where a mirror redirects to",
+        redirect,
+        (
+            (b"/moved/a.bin", "https://mirror.example/moved/a.bin"),
+            (b"https://b.example/x?y#z", "https://b.example/x?y"),
+        ),
+        "text",
     ),
     Reader(
         "lines of JSON",

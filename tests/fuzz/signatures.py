@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from protocol import bequest, cards, proofs, receipts, records, signed
+from protocol import attestations, bequest, cards, proofs, receipts, records, signed
 from protocol import statement as statements
 from protocol.bequest import Bequest
 from protocol.cards import Card
@@ -57,6 +57,8 @@ CLAIMS = {EMBEDDING: [Claim(1, SHA256, 3, False), Claim(2, SHA256, 5, False)], s
 ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
 RECEIPT = signer(HOLDER).receipt(ENTRY)
 REVOCATION = Revocation(PEER, 2, 17)
+GRANTED = attestations.grant(OPERATOR, AUTHORITY, HOLDER.peer_id)
+ATTESTATION = attestations.Attestation(HOLDER.peer_id, 7, 2, {EMBEDDING: (SHA256, 30), stage_part(0): (SHA256, 29)})
 BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
 
 WORK = receipts.Work(AUTHOR.peer_id, PEER, 3, ReplicaId(AUTHOR.peer_id), 1, 0, 1, 1, 9, 9, 90)
@@ -100,6 +102,22 @@ SIGNED = (
         lambda data: proofs.read_revocation(data, AUTHORITY),
         proofs.revoke(OPERATOR, AUTHORITY, REVOCATION),
         REVOCATION,
+    ),
+    behind_signature(
+        "attester",
+        OPERATOR,
+        attestations.GRANT,
+        lambda data: attestations.read_grant(data, AUTHORITY),
+        GRANTED,
+        HOLDER.peer_id,
+    ),
+    behind_signature(
+        "attestation",
+        HOLDER,
+        attestations.KIND,
+        lambda data: attestations.read(data, AUTHORITY),
+        attestations.attest(HOLDER, AUTHORITY, ATTESTATION, GRANTED),
+        ATTESTATION,
     ),
     behind_signature(
         "bequest",

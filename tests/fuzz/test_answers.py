@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from bootstrap.node import as_operator
 from peer.network import operator
+from peer.network.donors import fetch_snapshot
 from peer.network.group import Membership, Seat, invite
 from peer.network.pipeline import Attempt
 from peer.network.probing import measure_doors
-from peer.network.reconciliation import tell_revocation
-from peer.network.snapshots import fetch_snapshot
 from peer.network.succession import bequeath
+from peer.network.visiting import tell_revocation
 from protocol.bequest import Bequest
 from protocol.blobs import fetch
 from protocol.channels import listen, options

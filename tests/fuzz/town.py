@@ -49,6 +49,7 @@ from protocol.schemas import (
     succession_pb2,
 )
 from protocol.telling import Batch, Noted, pack
+from protocol.window import Window
 from tests.fuzz.hostile import MANIFEST, Town
 from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
 
@@ -172,7 +173,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         "Reconciliation/Compare": mine._comparison(whole=False),
         "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),
         "Reconciliation/Tell": reconciliation_pb2.News(
-            statement=statement, entries=map(entry_to_wire, entries), held=[held]
+            statement=statement, entries=[entry_to_wire(entry, Window(3, 1)) for entry in entries], held=[held]
         ),
         "Reconciliation/Revoke": reconciliation_pb2.Revocations(),
         "Run/Describe": run_pb2.DescribeRequest(),

@@ -25,13 +25,13 @@ def test_limits_are_megabits_a_second():
     [("8GB", 8 * 10**9), ("7.5 GiB", 7.5 * 2**30), ("900mb", 9 * 10**8), ("1TiB", 2**40)],
 )
 def test_memory_is_said_with_its_unit(text: str, count: float):
-    assert bytes_of(text) == count
+    assert bytes_of("--max-disk", text) == count
 
 
 @pytest.mark.parametrize("text", ["8", "GB", "0GB", "-1GB", "8 gigs", "1e3GB", ""])
 def test_memory_without_a_unit_is_refused_with_an_example(text: str):
     with pytest.raises(UserError, match="such as 8GB"):
-        bytes_of(text)
+        bytes_of("--max-memory", text)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from rich.console import Console
 from peer.damage import Damage
 from peer.report import Chaos, Report
 from peer.summary import summary
+from peer.toll import Memory, Shunned, Toll
 from tests.peer.test_report import report
 
 
@@ -49,3 +50,18 @@ def test_a_run_that_was_never_evaluated_has_no_loss_to_show():
     made.chaos = Chaos([], frozenset())
     assert "final loss unknown" in shown(made)
     assert "digests after the last round: none, nobody was there at the end" in shown(made)
+
+
+def test_after_a_crowd_it_has_the_pace_the_memory_and_who_was_avoided():
+    told: dict[str, object] = {"outcomes": {"clock": {"answered": 1200, "shut out": 3}, "door": {}}, "cpu_seconds": 2.5}
+    memory, shunned = {"volunteer": Memory(500.0, 530.4, 510.0)}, {"clock": Shunned(2, 1, 1.5, 1.5)}
+    toll = Toll("crowd:clock*2@round=2+9s", 10.0, 19.0, 10.25, 9.5, None, memory, shunned, told)
+    made = report()
+    made.chaos = Chaos([], frozenset(), tolls=[toll])
+    lines = shown(made).splitlines()
+    pace = "crowd:clock*2@round=2+9s: steps a second before 10.25, during 9.50, after –; its own CPU time 2.50 s"
+    assert pace in lines
+    assert next(line for line in lines if "volunteer" in line).split() == ["volunteer", "500", "530", "510"]
+    clock = next(line for line in lines if line.strip().startswith("clock"))
+    assert clock.split() == ["clock", "2", "1", "1.50", "1.50", *["1,200", "answered,", "3", "shut", "out"]]
+    assert made.result()["chaos"]["crowds"][0]["during"] == 9.5

@@ -15,11 +15,11 @@ from protocol.bandwidth import Bandwidth
 from protocol.blobs import Blob, BlobService, Slice, fetch, fetch_file
 from protocol.channels import connect, handshake, listen, options
 from protocol.errors import FormatError, RefusedError
-from protocol.limits import CHUNK_BYTES
+from protocol.limits import CHUNK_BYTES, SERVED_TO_ONE
 from protocol.run_files import RunFile
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc
-from tests.reference.admitted import credentials, there
+from tests.reference.admitted import credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
@@ -113,6 +113,20 @@ def test_on_a_slow_line_chunks_are_shorter_and_the_blob_is_whole():
 def test_other_bytes_than_announced_are_refused(served: bytes, size: int, words: str):
     with pytest.raises(FormatError, match=words):
         with_server({SHA256: served}, lambda channel: fetch(channel, MANIFEST, SHA256, size))
+
+
+def test_to_one_peer_so_many_blobs_are_sent_at_once():
+    async def scene(channel: grpc.aio.Channel) -> None:
+        stub, who = blobs_pb2_grpc.BlobsStub(channel), identity("caller").peer_id
+        assert service.serving.take(who, SERVED_TO_ONE)  # they take what they asked for slowly
+        with pytest.raises(grpc.aio.AioRpcError, match="too many blobs"):
+            await stub.Fetch(pb.FetchRequest(sha256=SHA256), metadata=handshake(MANIFEST)).read()
+        service.serving.give_back(who)
+        assert await fetch(channel, MANIFEST, SHA256, len(DATA)) == DATA
+        assert service.serving.total == SERVED_TO_ONE - 1
+
+    service = BlobService(MANIFEST, {SHA256: DATA}.get)
+    with_service(service, scene)
 
 
 def test_a_blob_that_is_not_there():

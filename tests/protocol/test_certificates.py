@@ -53,7 +53,7 @@ def test_a_request_becomes_a_certificate_that_names_who_asked():
     now = 1_800_000_000.0
     key = certificates.read_request(certificates.request(PEER))
     made = certificates.certify(OPERATOR, key, now, 60.0)
-    assert certificates.read(made) == Caller(PEER.peer_id, now + 60.0, certifies=False)
+    assert certificates.read(made) == Caller(PEER.peer_id, now + 60.0, certifies=False, issuer=OPERATOR.peer_id)
     assert certificates.public_key(made) == PEER.public
     assert x509.load_pem_x509_certificate(made).not_valid_before_utc.timestamp() == now - SLACK_SECONDS
 

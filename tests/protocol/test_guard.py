@@ -1,6 +1,7 @@
 """What a caller may do before any handler sees it: how often, how long, and until when."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from protocol.guard import Allowance, Guard
 from protocol.identity import PeerId
 from protocol.limits import CALLERS_KEPT, CALLS_PER_SECOND, CALLS_SAVED
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, pipeline_pb2_grpc, run_pb2, run_pb2_grpc
-from tests.reference.admitted import credentials, identity, there
+from tests.reference.admitted import by_gateway, certified, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
@@ -137,6 +138,25 @@ def test_a_newcomer_is_counted_though_all_others_are_busy():
 
 
 # Over real sockets
+
+
+def test_asking_again_and_again_brings_nobody_more_calls():
+    now = [0.0]
+
+    async def scene(on: Scene) -> None:
+        assert await on.describe() == b"here"
+        on.guard.allowances[CALLER].left = 0.0
+        for _ in range(3):  # 0.75 of a call has come together after the third, and 1 after the fourth
+            now[0] += 0.25 / CALLS_PER_SECOND
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError, match="too many calls"):
+                    await on.describe()
+        now[0] += 0.2500001 / CALLS_PER_SECOND
+        assert await on.describe() == b"here"
+        with pytest.raises(grpc.aio.AioRpcError, match="too many calls"):
+            await on.describe()
+
+    play(scene, Guard(clock=lambda: now[0]))
 
 
 def test_too_many_calls_are_refused_in_words_and_who_waits_is_answered_again():
@@ -308,6 +328,36 @@ def test_a_caller_that_goes_away_leaves_nothing_open():
     play(scene)
 
 
+def test_with_a_gateway_fall_those_whom_it_let_in_and_nobody_else():
+    revoked: set[PeerId] = set()
+    gateway, newcomer = identity("gateway"), identity("newcomer")
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        shown = by_gateway(newcomer, gateway, identity("operator"))
+        async with channel_to(there("server", on.address), MANIFEST, shown) as channel:
+            stub = run_pb2_grpc.RunStub(channel)
+            waiting = asyncio.create_task(asyncio.wait_for(stub.Describe(run_pb2.DescribeRequest()), 20))
+            await on.services.entered.wait()
+            on.services.entered.clear()
+            another = asyncio.create_task(on.describe())
+            await on.services.entered.wait()
+            revoked.add(gateway.peer_id)
+            on.guard.cut_off(gateway.peer_id)
+            words = f"{newcomer.peer_id[-8:]} was let in by a gateway, but it was taken out"
+            with pytest.raises(grpc.aio.AioRpcError, match=words):
+                await waiting
+            with pytest.raises(grpc.aio.AioRpcError, match=words):
+                await stub.Describe(run_pb2.DescribeRequest(), timeout=20)
+        on.services.let_go.set()
+        assert await another == b"here"
+        again = certified(newcomer, identity("operator"))  # the operator's own node has let it in anew
+        async with channel_to(there("server", on.address), MANIFEST, again) as channel:
+            assert await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+
+    play(scene, Guard(lambda peer: "it was taken out" if peer in revoked else ""))
+
+
 def test_a_method_that_does_not_exist_is_said_to():
     async def scene(on: Scene) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -324,6 +374,57 @@ def test_an_ended_certificate_is_refused_by_its_own_time(monkeypatch: pytest.Mon
         with pytest.raises(grpc.aio.AioRpcError, match=f"certificate of peer {CALLER[-8:]} has ended"):
             await on.describe()
         assert not on.services.entered.is_set()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("call", [_described, _fetched, _exchanged], ids=["a question", "a download", "a stream"])
+def test_an_open_call_ends_some_time_after_the_certificate_it_was_made_with(
+    call: Callable[[Scene], Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(guards, "CERTIFICATE_SLACK_SECONDS", 0.1)
+    monkeypatch.setattr(guards, "caller", lambda context: Caller(CALLER, time.time() + 0.1, certifies=False))
+
+    async def scene(on: Scene) -> None:
+        on.services.let_go.clear()
+        with pytest.raises(grpc.aio.AioRpcError, match="has ended: renew it, and connect again") as error:
+            await call(on)
+        assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert on.services.entered.is_set()
+        await on.services.left.wait()
+
+    play(scene)
+
+
+def test_a_stream_goes_on_whose_caller_shows_a_new_certificate_in_another_call(monkeypatch: pytest.MonkeyPatch):
+    """Two streams are opened with certificates that end at once; one of the callers then shows another."""
+    monkeypatch.setattr(guards, "CERTIFICATE_SLACK_SECONDS", 0.5)
+    ends: dict[PeerId, float] = {}
+    monkeypatch.setattr(
+        guards, "caller", lambda context: Caller(caller(context).peer, ends[caller(context).peer], False)
+    )
+
+    async def scene(on: Scene) -> None:
+        ours: Duplex[Any, Any] = Duplex(CALLER, "the server", 4)
+        theirs: Duplex[Any, Any] = Duplex(CALLER, "the server", 4)
+        another = identity("another").peer_id
+        async with channel_to(there("server", on.address), MANIFEST, credentials("another")) as others:
+            ends[CALLER] = ends[another] = time.time() + 1
+            carried = [
+                asyncio.create_task(link.carry(pipeline_pb2_grpc.PipelineStub(channel).Exchange()))
+                for link, channel in ((ours, on.channel), (theirs, others))
+            ]
+            assert {await on.services.arrivals.get(), await on.services.arrivals.get()} == {CALLER, another}
+            ends[another] = time.time() + 3600
+            await run_pb2_grpc.RunStub(others).Describe(run_pb2.DescribeRequest(), timeout=20)
+            with pytest.raises(LostMemberError):
+                await ours.receive()
+            assert time.time() > ends[CALLER]
+            assert on.guard.allowances[another].open
+            assert not theirs.ended
+            for each in carried:
+                each.cancel()
+            await asyncio.wait(carried)
 
     play(scene)
 

@@ -4,7 +4,8 @@ import pytest
 
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Entry, Ledger, Revocation, Standing
+from protocol.ledger import Entry, Ledger, Revocation
+from protocol.standing import Standing
 from protocol.window import Window
 
 PART = Part("stage-0")
@@ -123,8 +124,8 @@ def test_a_receipt_is_given_once_for_what_others_sent_and_while_more_are_of_use(
 
 def test_a_round_is_folded_when_nothing_can_come_any_more():
     mine = ledger(5, entry(5), entry(6))
-    assert mine.advance(11) == [1, 2, 3, 4]
-    assert mine.advance(9) == [1, 2, 3, 4], "the clock goes on only"
+    assert list(mine.advance(11)) == [1, 2, 3, 4]
+    assert list(mine.advance(9)) == [1, 2, 3, 4], "the clock goes on only"
     for round in mine.advance(12):
         mine.fold(round)
     assert (mine.folded, mine.history.to_wire(), mine.open_rounds()) == (5, {"ann": [[5, 5]]}, [6])
@@ -138,6 +139,48 @@ def test_a_revocation_takes_effect_where_nobody_can_have_folded(start: int, issu
     mine = ledger(9, entry(7), entry(8), entry(9), entry(10))
     assert mine.revoke(Revocation(ANN, start, issued))
     assert [round for round in range(7, 11) if mine.chosen(round)] == [r for r in range(7, 11) if r < first_without]
+
+
+def by(gateway: str, each: Entry) -> Entry:
+    """An entry that its author signed by a card of this gateway's."""
+    each.issuer = PeerId(gateway)
+    return each
+
+
+@pytest.mark.parametrize("first", ["the revocation", "the entries"])
+def test_what_was_signed_by_cards_of_a_revoked_gateway_falls_from_the_same_round_on_in_any_order(first: str):
+    mine, revocation = ledger(10), Revocation(PeerId("gate"), 9, 12)
+
+    def hear() -> None:
+        assert mine.take(by("gate", entry(8))) is Standing.ACCEPTED
+        mine.take(by("gate", entry(9)))
+        mine.offer(by("gate", entry(9, EVE)))
+        mine.take(by("", entry(9, BOB)))
+        mine.take(by("another", entry(10, BOB)))
+        mine.take(by("gate", entry(10)))
+
+    if first == "the entries":
+        hear()
+    mine.revoke(revocation)
+    if first == "the revocation":
+        hear()
+    assert [mine.chosen(round) for round in (8, 9, 10)] == [{ANN: "v1"}, {BOB: "v1"}, {BOB: "v1"}]
+    plain = ledger(10, entry(8), entry(9, BOB), entry(10, BOB))
+    assert mine.checks == plain.checks
+    assert {entry.key for entry in mine.all_entries()} == {entry.key for entry in plain.all_entries()}
+    assert mine.take(by("gate", entry(9))) is Standing.FALLEN
+    assert mine.take(by("", entry(9))) is Standing.ACCEPTED  # the same content, by a card that holds
+
+
+def test_a_version_that_falls_voids_nothing_and_the_other_waits_for_its_bytes():
+    mine = ledger(10, by("gate", entry(10, ANN, "v1")))
+    assert mine.offer(entry(10, ANN, "v2", BOB)) is Standing.ACCEPTED  # void, so without its bytes
+    assert mine.chosen(10) == {}
+    mine.revoke(Revocation(PeerId("gate"), 10, 10))
+    assert mine.chosen(10) == {}
+    assert mine.take(entry(10, ANN, "v2", BOB)) is Standing.ACCEPTED
+    assert mine.chosen(10) == {ANN: "v2"}
+    assert mine.checks == ledger(10, entry(10, ANN, "v2")).checks
 
 
 def test_a_revocation_of_what_is_folded_says_that_the_state_is_wrong():
@@ -165,6 +208,43 @@ def test_an_author_counts_itself_only_if_others_can_when_they_hear_of_it():
     assert ledger(5).take(entry(5, ME)) is Standing.ACCEPTED
     assert ledger(6).take(entry(5, ME)) is Standing.UNPROVEN
     assert ledger(6).take(entry(5, ME, "v1", BOB)) is Standing.ACCEPTED
+
+
+def test_an_author_needs_no_more_receipts_than_anybody_ever_does():
+    most = ledger(9)  # of another, by a message later, three: there are never more than two
+    assert WINDOW.receipts_needed(9 + 2, 5) > WINDOW.most_receipts - 1
+    assert ledger(10).take(entry(5, ME, "v1", BOB)) is Standing.UNPROVEN
+    assert ledger(10).take(entry(5, ME, "v1", BOB, EVE)) is Standing.ACCEPTED
+    assert most.take(entry(5, ME, "v1", BOB, EVE)) is Standing.ACCEPTED
+
+
+def test_no_more_receipts_are_kept_than_are_ever_needed():
+    mine = ledger(5, entry(5, ANN, "v1", BOB))
+    for each in ("a", "b", "c", "d"):
+        mine.offer(entry(5, ANN, "v1", PeerId(each)))
+    assert len(mine.versions(ContributionName(PART, 5, ANN))["v1"].receipts) == WINDOW.most_receipts
+
+
+def test_nothing_waits_for_a_round_that_is_closed():
+    mine = ledger(8)
+    assert mine.offer(entry(5)) is Standing.UNPROVEN
+    assert mine.offer(entry(5, BOB, "v1", EVE)) is Standing.WANTED
+    for round in range(1, 6):
+        mine.fold(round)
+    assert not mine.waiting.keys() & range(1, 6)
+
+
+def test_what_was_void_and_is_not_any_more_waits_for_its_bytes_if_they_never_came():
+    mine = ledger(5)
+    first, second = entry(5, ANN, "v1"), entry(5, ANN, "v2", BOB)
+    assert mine.take(first) is Standing.ACCEPTED
+    assert mine.offer(second) is Standing.ACCEPTED  # void with the first: its bytes are not asked for
+    mine.advance(8)  # the first would come too late now
+    mine.reconsider([])
+    assert mine.chosen(5) == {}
+    assert mine.waiting[5][ANN].keys() == {"v2"}
+    assert mine.take(entry(5, ANN, "v2", BOB)) is Standing.ACCEPTED
+    assert mine.chosen(5) == {ANN: "v2"}
 
 
 def test_equal_sets_have_equal_checks_whatever_their_order_and_receipts():

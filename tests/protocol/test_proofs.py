@@ -10,7 +10,7 @@ from protocol.errors import FormatError
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.keys import Identity, load_or_create
 from protocol.ledger import Revocation
-from protocol.proofs import Signer, read_entry, read_revocation, read_trial, revoke
+from protocol.proofs import CONTRIBUTION, Signer, read_entry, read_revocation, read_trial, revoke
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 
@@ -87,6 +87,49 @@ def test_an_entry_comes_with_the_receipts_that_hold_for_it(tmp_path: Path, opera
     read = read_entry(entry.proof, receipts, authority)
     assert (read.name, read.sha256, read.size) == (entry.name, entry.sha256, entry.size)
     assert read.receipts == {holder.identity.peer_id: receipts[0]}
+
+
+def test_a_receipt_is_for_one_version_of_one_contribution(tmp_path: Path, operator: Identity, authority: Authority):
+    """In all else its signer could have signed it: another contribution of the run, or another version of this one."""
+    author, another, holder = (
+        signer(tmp_path / name, operator, authority, role, 0)
+        for name, role in (("a", "datacenter"), ("b", "datacenter"), ("h", "datacenter"))
+    )
+    entry = author.contribution(stage_part(1), 3, "cd" * 32, 100)
+    others = [
+        author.contribution(stage_part(1), 3, "ef" * 32, 100),
+        author.contribution(stage_part(1), 4, "cd" * 32, 100),
+        author.contribution(stage_part(0), 3, "cd" * 32, 100),
+        another.contribution(stage_part(1), 3, "cd" * 32, 100),
+    ]
+    elsewhere = Signer(holder.identity, Authority(OTHER, operator.peer_id), holder.card)
+    borrowed = Signer(holder.identity, authority, another.card)
+    receipts = [*map(holder.receipt, others), elsewhere.receipt(entry), borrowed.receipt(entry)]
+    assert read_entry(entry.proof, receipts, authority).receipts == {}
+    assert read_entry(entry.proof, [*receipts, holder.receipt(entry)], authority).receipts.keys() == {
+        holder.identity.peer_id
+    }
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong"),
+    [(0, OTHER), (1, "stage\n1"), (2, 0), (2, 2**31), (2, "3"), (3, bytes(31)), (4, -1), (5, b"card"), (5, "card")],
+)
+def test_a_contribution_that_cannot_be_is_refused(
+    tmp_path: Path, operator: Identity, authority: Authority, at: int, wrong: object
+):
+    author = signer(tmp_path / "a", operator, authority)
+    fields: list[object] = [RUN, stage_part(1), 3, bytes(32), 100, author.card]
+    assert read_entry(signed.sign(author.identity, CONTRIBUTION, fields), [], authority).name.round == 3
+    fields[at] = wrong
+    with pytest.raises(FormatError):
+        read_entry(signed.sign(author.identity, CONTRIBUTION, fields), [], authority)
+
+
+def test_nobody_is_taken_out_from_before_the_first_round(operator: Identity, authority: Authority):
+    for start in (0, -3):
+        with pytest.raises(FormatError, match="not this run's operator"):
+            read_revocation(revoke(operator, authority, Revocation(PeerId("QmPeer"), start, 8)), authority)
 
 
 @pytest.mark.parametrize(("role", "stage"), [("volunteer", 0), ("observer", 0), ("gateway", 0)])

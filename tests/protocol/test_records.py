@@ -69,6 +69,38 @@ in_both_ways = pytest.mark.parametrize("way", ["record", "statement"])
 
 
 @in_both_ways
+def test_the_record_of_who_was_let_in_by_a_revoked_gateway_is_not_read(
+    way: str, me: Signer, tmp_path: Path, operator: Identity
+):
+    gateway, another = load_or_create(tmp_path / "gateway"), load_or_create(tmp_path / "another")
+    revoked: set[PeerId] = set()
+    authority = Authority(RUN, operator.peer_id, revoked.__contains__)
+    theirs = issue(operator, RUN, Card(gateway.peer_id, "gateway", 0, 0))
+    by_gateway = issue(gateway, RUN, Card(me.identity.peer_id, "volunteer", 1, 7), theirs)
+    let_in = Signer(me.identity, authority, by_gateway)
+    told = signed_as(way, let_in, record_of(me))
+    assert read_as(way, told, let_in).issuer == gateway.peer_id
+    revoked.add(another.peer_id)
+    assert read_as(way, told, let_in).issuer == gateway.peer_id
+    revoked.add(gateway.peer_id)
+    with pytest.raises(FormatError, match="has taken out the gateway that let peer"):
+        read_as(way, told, let_in)
+    assert authority.admitted(me.identity.peer_id, by_gateway)  # what it signed before may count yet
+    anew = Signer(me.identity, authority, me.card)
+    assert read_as(way, signed_as(way, anew, record_of(me)), anew).issuer == ""
+
+
+@in_both_ways
+def test_who_let_a_peer_in_is_told_by_its_card_alone(way: str, me: Signer):
+    class Told(PeerRecord):
+        issuer: PeerId = PeerId("QmGateway")
+
+    said = Told(**record_of(me).model_dump())
+    with pytest.raises(FormatError, match="its card tells who let it in"):
+        read_as(way, signed_as(way, me, said), me)
+
+
+@in_both_ways
 def test_a_record_is_read_as_it_was_signed(way: str, me: Signer):
     told = record_of(me, round=3, replica="x", scores={"QmA": -0.25, "QmB": 1e-9})
     assert read_as(way, signed_as(way, me, told), me) == told
@@ -211,7 +243,8 @@ def test_the_longest_record_of_an_honest_peer_fits(me: Signer, tmp_path: Path, o
     scores = {f"{number:064}": 1 / 3 for number in range(16)}
     numbers = {"round": 2**31 - 1, "contributed": 2**31 - 1, "sequence": 2**62 - 1}
     longest = record_of(me, replica=me.identity.peer_id, scores=scores, **named, **numbers)
-    assert read(sign(replace(me, card=card), longest), me.identity.peer_id, me.authority) == longest
+    heard = read(sign(replace(me, card=card), longest), me.identity.peer_id, me.authority)
+    assert heard == longest.model_copy(update={"issuer": gateway.peer_id})
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(), st.text(), st.none()))

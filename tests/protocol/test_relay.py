@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from protocol import relay as relays
 from protocol.cards import Card, issue
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.identity import PeerId
+from protocol.keys import load_or_create
 from protocol.limits import RELAY_BYTES_PER_SECOND, RELAY_BYTES_SAVED
 from protocol.relay import Budget, Relay, be_held, call_by, ping
 from protocol.streams import TUNNEL, Stream
@@ -143,7 +145,11 @@ def test_members_of_the_run_alone_are_held_and_carried(tmp_path: Path):
     async def scene(on: Stage) -> None:
         at, hidden, caller = on.at, on.hidden, on.caller
         foreign = issue(hidden.identity, RUN, Card(hidden.id, "volunteer", 0, 0))
-        for card in (b"", b"card", caller.card, foreign):
+        gateway = load_or_create(on.folder / "gateway")
+        theirs = issue(operator(on.folder), RUN, Card(gateway.peer_id, "gateway", 0, 0))
+        fallen = issue(gateway, RUN, Card(hidden.id, "volunteer", 0, 0), theirs)
+        on.relay.authority = replace(on.relay.authority, fallen=lambda issuer: issuer == gateway.peer_id)
+        for card in (b"", b"card", caller.card, foreign, fallen):
             with pytest.raises(RefusedError):
                 await be_held(hidden.streams, at.address, card)
         assert not on.relay.held
@@ -211,6 +217,79 @@ def test_two_peers_have_so_many_streams_at_once(tmp_path: Path, monkeypatch: pyt
             with suppress(RefusedError):
                 third = await on.called()
         assert await echoed(third, b"there is room again")
+
+    play(tmp_path, scene)
+
+
+def test_of_a_full_relay_who_opened_most_loses_its_newest_to_who_has_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(relays, "RELAY_STREAMS", 4)
+
+    async def scene(on: Stage) -> None:
+        await on.held()
+        await on.caller.streams.serve(TUNNEL, on.caller.echo)
+        _, held = await be_held(on.caller.streams, on.at.address, on.caller.card)
+        on.opened.append(held)
+        greedy = [await on.called() for _ in range(4)]
+        with pytest.raises(RefusedError, match="as many streams as it can"):
+            await on.called()
+        late = await call_by(on.hidden.streams, on.at.address, on.hidden.card, on.caller.id)
+        on.opened.append(late)
+        assert await echoed(late, b"a place")
+        assert await hung_up(greedy[-1])
+        for stream in greedy[:-1]:
+            assert await echoed(stream, b"goes on")
+
+    play(tmp_path, scene)
+
+
+def test_one_peer_opens_so_many_streams_to_however_many_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relays, "RELAY_STREAMS_OF_PEER", 2)
+
+    async def scene(on: Stage) -> None:
+        await on.held()
+        first, _ = await on.called(), await on.called()
+        with pytest.raises(RefusedError, match="as many streams as it can"):
+            await on.called()
+        first.close()
+        again = None
+        while again is None:  # the relay sees it before long
+            with suppress(RefusedError):
+                again = await on.called()
+        assert await echoed(again, b"again")
+
+    play(tmp_path, scene)
+
+
+def test_a_stranger_that_says_nothing_keeps_no_others_greeting_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relays, "RELAY_STREAMS", 10)
+    monkeypatch.setattr(relays, "RELAY_GREETINGS_OF_STRANGERS", 10)
+
+    async def scene(on: Stage) -> None:
+        silent = (
+            [await on.caller.streams.open(on.at.id, relays.RELAY) for _ in range(12)] if await connected(on) else []
+        )
+        on.opened.extend(silent)
+        await asyncio.gather(*(each.reader.read() for each in silent[relays.RELAY_GREETINGS_OF_PEER :]))
+        assert on.relay.greeting[on.caller.id] == relays.RELAY_GREETINGS_OF_PEER
+        assert await ping(await on.held())
+
+    play(tmp_path, scene)
+
+
+async def connected(on: Stage) -> bool:
+    return await on.caller.streams.connect(on.at.address) == on.at.id
+
+
+def test_while_strangers_greet_the_runs_peers_are_heard(tmp_path: Path):
+    async def scene(on: Stage) -> None:
+        await on.held()
+        for number in range(relays.RELAY_GREETINGS_OF_STRANGERS):
+            on.relay.greeting[PeerId(f"stranger {number}")] = 1
+        assert await ping(await on.held())
+        with pytest.raises(HetpeerError, match="hung up"):
+            await on.called()
 
     play(tmp_path, scene)
 

@@ -13,7 +13,7 @@ from protocol.identity import EMBEDDING, PeerId, RunId, stage_part
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.manifest import Manifest
 from protocol.run_files import (
-    LARGEST_FILE_BYTES,
+    TEXT_BYTES,
     Descriptor,
     RunFile,
     check_file,
@@ -22,6 +22,7 @@ from protocol.run_files import (
     files_needed,
     genesis_file,
     measure_file,
+    most_bytes,
     parse,
     token_dtype,
 )
@@ -123,7 +124,7 @@ def test_bytes_that_are_no_descriptor_are_refused(data: bytes) -> None:
         lambda it: it["files"].update({"train.bin": None}),
         lambda it: it["files"]["train.bin"].pop("size"),
         lambda it: it["files"]["train.bin"].update(size=-1),
-        lambda it: it["files"]["train.bin"].update(size=LARGEST_FILE_BYTES + 1),
+        lambda it: it["files"]["train.bin"].update(size=TEXT_BYTES + 1),
         lambda it: it["files"]["train.bin"].update(size=1.0),
         lambda it: it["files"]["train.bin"].update(size=True),
         lambda it: it["files"]["train.bin"].update(sha256="0" * 63),
@@ -143,6 +144,38 @@ def test_a_descriptor_wrong_in_one_place_is_refused(change: Callable[[dict[str, 
     data = forged(change)
     with pytest.raises(FormatError):
         parse(data, named(data))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_file_that_is_larger_than_the_manifest_lets_it_be_is_refused_before_anybody_fetches_it(
+    prepared: bool,
+) -> None:
+    """A hostile operator's way to fill a disk: the run id pins what the descriptor says, however large."""
+    run, most = described(small_manifest(), prepared), most_bytes(small_manifest())
+    for file in run.files:
+        others = [each for each in run.files if each is not file]
+        allowed = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, most[file.name])])
+        assert parse(allowed.canonical(), allowed.run_id) == allowed
+        for size in (most[file.name] + 1, 2**40):
+            huge = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, size)])
+            with pytest.raises(FormatError, match=rf"{file.name} has {size} bytes, and .* {most[file.name]} at most"):
+                parse(huge.canonical(), huge.run_id)
+
+
+def test_what_tensors_may_weigh_is_what_their_layout_takes() -> None:
+    """d = 16, a vocabulary of 300, 2 and 1 layers of ffn = 24, in values of four bytes; and a header each."""
+    most, layer = most_bytes(small_manifest()), 2 * 16 + 4 * 16 * 16 + 3 * 16 * 24
+    values = {
+        "basis.safetensors": 16 * 16,
+        "genesis-embedding.safetensors": 300 * 16,
+        "genesis-stage-0.safetensors": 2 * layer,
+        "genesis-stage-1.safetensors": layer + 16 + 300 * 16,
+    }
+    tensors = {"basis.safetensors": 1, "genesis-embedding.safetensors": 1}
+    tensors |= {"genesis-stage-0.safetensors": 18, "genesis-stage-1.safetensors": 11}
+    for name, count in values.items():
+        assert 0 <= most[name] - 4 * count <= 8 + 256 * (tensors[name] + 1)
+    assert most["tokenizer.json"] == 2**20 + 256 * 300
 
 
 def test_a_descriptor_in_other_spacing_is_refused_since_it_would_have_two_names() -> None:

@@ -40,6 +40,13 @@ def certified(peer: Identity, operator: Identity, seconds: float = AN_HOUR) -> C
     return Credentials(certificates.private_key(peer), chain, certificates.authority(operator))
 
 
+def by_gateway(peer: Identity, gateway: Identity, operator: Identity) -> Credentials:
+    """What a peer shows that a gateway of this operator's has certified."""
+    authority = certificates.certify(operator, gateway.key.public_key(), time.time(), AN_HOUR, gateway=True)
+    chain = certificates.certify(gateway, peer.key.public_key(), time.time(), AN_HOUR) + authority
+    return Credentials(certificates.private_key(peer), chain, certificates.authority(operator))
+
+
 def credentials(name: str, operator: str = "operator") -> Credentials:
     """What the peer of this name shows."""
     return certified(identity(name), identity(operator))

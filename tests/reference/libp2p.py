@@ -69,7 +69,7 @@ async def nodes(folder: Path, *names: str) -> AsyncIterator[list[Libp2pNode]]:
             identity = load_or_create(folder / name)
             card = issue(operator(folder), RUN, Card(identity.peer_id, "volunteer", 0, 0))
             dht = await dhts.start(identity, "127.0.0.1", 0, NoRules())
-            made.append(Libp2pNode(identity, dht, Streams(dht.p2p), card))
+            made.append(Libp2pNode(identity, dht, dht.streams, card))
         yield made
     finally:
         for node in made:

@@ -12,6 +12,7 @@ import torch
 from peer.events import Event
 from peer.handoff import TorchThread
 from peer.network.acceptance import Acceptance
+from peer.network.attested import Attested
 from peer.network.contacts import Contacts
 from peer.network.credit import CreditService, Seen
 from peer.network.discovery import Discovery
@@ -47,7 +48,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.window import Window
-from tests.reference.admitted import certified
+from tests.reference.admitted import by_gateway, certified
 
 RUN = RunId("ab" * 32)
 
@@ -128,6 +129,8 @@ class Village:
     """What a peer of this village serves beside."""
     slots: dict[str, int] = field(default_factory=dict)
     """By name, so that who starts again has its own."""
+    gateways: dict[str, str] = field(default_factory=dict)
+    """Who lets in which name; the others the operator does itself."""
 
     @property
     def authority(self) -> Authority:
@@ -201,7 +204,8 @@ class Village:
         """A peer with this folder, which may have been another's before."""
         manifest, folder = self.manifest, self.folder / name
         identity = load_or_create(folder)
-        shown = certified(identity, self.operator)
+        gateway = load_or_create(self.folder / self.gateways[name]) if name in self.gateways else None
+        shown = by_gateway(identity, gateway, self.operator) if gateway else certified(identity, self.operator)
         server = grpc.aio.server(options=options(manifest), interceptors=self.interceptors)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', shown.serving())}"
         whole, place = list(model_layout(manifest)), stage or 0
@@ -216,7 +220,8 @@ class Village:
             on_trial=on_trial,
             replica=identity.peer_id if role == "datacenter" else "",
         )
-        card = issue(self.operator, RUN, Card(identity.peer_id, role, place, slot, on_trial))
+        granted = issue(self.operator, RUN, Card(gateway.peer_id, "gateway", 0, 0)) if gateway else b""
+        card = issue(gateway or self.operator, RUN, Card(identity.peer_id, role, place, slot, on_trial), granted)
         signer = Signer(identity, self.authority, card)
         discovery, contacts, shelf = (
             Discovery(NoDht(), signer, manifest, record),
@@ -231,7 +236,8 @@ class Village:
         distrust = Distrust(said.append)
         fetcher = Fetcher(contacts, distrust)
         acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers, discovery.news)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust)
+        attested = Attested(signer, distrust, folder, acceptance.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
         snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
         parts = {
             part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), part in authored), ledger)

@@ -14,11 +14,15 @@ Fault = Literal["wrong bytes", "short", "long", "whole file", "stall", "error", 
 
 @dataclass(slots=True)
 class Mirror:
-    """`fault` may be changed at any time. `asked` has the ranges that were asked for, as (file, first, last)."""
+    """`fault` and `away` may be changed at any time. `asked` has the ranges that were asked for, as (file, first,
+    last), `paths` every request."""
 
     folder: Path
     url: str = ""
     fault: Fault | None = None
+    away: str = ""
+    """Where what is under /away/ is."""
+    paths: list[str] = field(default_factory=list)
     asked: list[tuple[str, int, int]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -53,9 +57,10 @@ def mirror(folder: Path, fault: Fault | None = None) -> Iterator[Mirror]:
 def answer(served: Mirror, request: BaseHTTPRequestHandler) -> None:
     """Header and body go in one write: two would wait 40 ms for the acknowledgement of the first. What is under
     /moved/ is under /text/, and what is under /loop/ nowhere."""
-    folder, name = request.path.strip("/").split("/")
+    served.paths.append(request.path)
+    folder, name = request.path.partition("?")[0].strip("/").split("/")
     if folder != "text":
-        there = f"/text/{name}" if folder == "moved" else f"/loop/{name}"
+        there = {"moved": f"/text/{name}", "away": served.away}.get(folder, f"/loop/{name}")
         return _write(request, "302 Found", {"Location": there}, b"")
     asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
     path = served.folder / name

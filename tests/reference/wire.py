@@ -449,12 +449,15 @@ def ticket(data: bytes) -> dict[str, Any]:
     text = "".join(data.decode().split())
     require(text.startswith("hetpeer1-"), "no ticket")
     encoded = text.removeprefix("hetpeer1-")
-    raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    require(re.fullmatch("[A-Za-z0-9_-]*", encoded) is not None, "other characters")
+    raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    require(base64.urlsafe_b64encode(raw).decode().rstrip("=") == encoded, "unused bits are set")
     require(hashlib.sha256(raw[4:]).digest()[:4] == raw[:4], "a damaged ticket")
     run, authority, doors, addresses, token = msgpack(raw[4:])
     require(len(run) == 32 and len(token) <= 64, "a run or token of another length")
     require(1 <= len(doors) <= 1024 >= len(addresses), "no door, or too many addresses")
-    require(all(re.fullmatch(r"\S+:[0-9]{1,5}", door) for door in doors), "no address")
+    ports = [re.fullmatch(r"[^\s\[\]:]+:([0-9]+)|\[[^\s\[\]]*:[^\s\[\]]*\]:([0-9]+)", door) for door in doors]
+    require(all(port and 1 <= int(port[1] or port[2]) <= 65535 for port in ports), "no address")
     said = {"run": run.hex(), "authority": authority.hex(), "operator": peer_id(uncompressed(authority))}
     return said | {"token": token.hex(), "doors": doors, "addresses": addresses}
 

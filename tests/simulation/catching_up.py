@@ -107,7 +107,7 @@ class CatchingUp:
         adopting = mine is None or mine.digest != standing
         donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
         support = sum(claim.digest == standing for claim in claims)
-        clock = _largest([answer.clock for answer in answers], needed)
+        clock = self.clock_of(useful)
         all_said = last and all(other in useful and folded in useful[other].claims for other in self.abreast(clock))
         if adopting and not (donors and (support >= needed or all_said)):
             if self.newcomer or not last:
@@ -125,6 +125,14 @@ class CatchingUp:
             return self.stay()
         vouched = {key: count >= needed for key, count in votes.items()}
         return self.resume(clock, vouched)
+
+    def clock_of(self: Peer, answers: dict[PeerId, Answer]) -> int:
+        """The round that the donors are in, as far as the contributions that they show bear them out."""
+        for answer in answers.values():
+            for entry in answer.entries:
+                self.shown[entry.name.author] = max(entry.name.round, self.shown.get(entry.name.author, 0))
+        words = sorted(self.borne_out({donor: answer.clock for donor, answer in answers.items()}), reverse=True)
+        return words[min(self.window.liars, len(words) - 1)] if words else 0
 
     def stay(self: Peer) -> None:
         """This peer was there all the time, and its state stands after all: what it accepted, it accepted in time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mypy_extensions import trait
@@ -78,10 +79,23 @@ class Comparing:
             self.doubt()
 
     def credible_clock(self: Peer) -> int:
-        """The (liars + 1)-th largest of what the others in the directory said, those not yet heard counted as 0."""
-        others = self.world.others(self.me)
-        said = sorted((self.clocks.get(other, 0) for other in others), reverse=True)
+        """The (liars + 1)-th largest of what the others said, as far as their contributions bear them out."""
+        said = sorted(self.borne_out(self.clocks), reverse=True)
         return said[min(self.window.liars, len(said) - 1)] if said else 0
+
+    def borne_out(self: Peer, clocks: Mapping[PeerId, int]) -> list[int]:
+        """As `peer/network/witnesses.py`: who may contribute has finished no round beyond the one after its last
+        contribution. Where too few have shown any, those who have not are where they began."""
+        gone = {each.author for each in self.ledger.revocations}  # nobody talks to them any more
+        there = [other for other in self.world.others(self.me) if other not in gone]
+        others = [other for other in there if self.world.schedule.may_author(other)]
+        shown = {other: round for other in others if (round := self.newest(other))}
+        words = [min(clocks.get(other, 0), round + 2) for other, round in shown.items()]
+        return words + [0] * (len(others) - len(words)) * (len(words) <= self.window.liars)
+
+    def newest(self: Peer, author: PeerId) -> int:
+        """The last round of which this peer has seen something that the author signed."""
+        return max(self.shown.get(author, 0), self.ledger.newest(author))
 
     def doubt(self: Peer) -> None:
         """Whether the state after some closed round is not the one that stands among the others."""

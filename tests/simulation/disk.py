@@ -94,7 +94,7 @@ def _copy(saved: Checkpoint) -> Checkpoint:
         for round, authors in old.accepted.items()
     }
     ledger = Ledger(old.part, old.me, old.window, old.clock, old.folded, old.history.copy(), accepted)
-    ledger.revocations, ledger.checks = set(old.revocations), dict(old.checks)
+    ledger.revocations, ledger.checks, ledger.begun = set(old.revocations), dict(old.checks), old.begun
     authored = Authored(dict(saved.authored.sent), dict(saved.authored.returned))
     state = saved.state.copy()
     return Checkpoint(ledger, authored, state, dict(saved.claims), dict(saved.blobs))

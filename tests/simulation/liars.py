@@ -34,6 +34,7 @@ class Liar(Peer):
         match event.kind:
             case "clock":
                 self.clock_lie = (1000, -3, 5)[event.number % 3]
+                self.sign_ahead()
             case "claim":
                 self.false_claims = True
             case "snapshot":
@@ -42,6 +43,13 @@ class Liar(Peer):
                 self.plan = event
 
     # Contributions
+
+    def sign_ahead(self) -> None:
+        """A contribution to the round that it says to be in, as a proof: nobody will ever have its bytes."""
+        if self.clock_lie > 0:
+            name = ContributionName(PART, self.ledger.clock + self.clock_lie, self.me)
+            for other in self.world.others(self.me):
+                self.world.send(self.me, other, "on_told", self.me, Entry(name, f"{name.author} ahead", 1), None)
 
     def contribute(self) -> None:
         """As told, in its own round: withheld for one victim, in two or three versions, without bytes, or plainly."""
@@ -130,4 +138,22 @@ class Liar(Peer):
             wrong = Claim(answer.folded, answer.digest(), 10**6, True)
             answer.claims = {**answer.claims, answer.folded: wrong}
             answer.entries = answer.entries[1:]
+        return answer
+
+
+class Stranger(Peer):
+    """One that was let in to look on, and whose word about its round is no use to anybody."""
+
+    clock_lie = 0
+
+    def lie(self, event: Event) -> None:
+        self.clock_lie = (1000, -3, 5)[event.number]
+
+    def summary(self) -> Summary:
+        mine = super().summary()
+        return replace(mine, clock=max(1, mine.clock + self.clock_lie))
+
+    def answer(self) -> Answer:
+        answer = super().answer()
+        answer.clock = max(1, answer.clock + self.clock_lie)
         return answer

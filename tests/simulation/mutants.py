@@ -182,11 +182,16 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "those who catch up themselves vouch": [Change(CatchingUp, "decide", ">= needed:  #", "< 0:  #")],
     "an author that was away keeps what only it has": [
-        Change(Ledger, "reconsider", "for authors in self.accepted.values():\n", "for authors in ():\n"),
+        Change(Ledger, "reconsider", "self._keep(self._in_time)", ""),
     ],
     "one liar pushes the clock": [
         Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")
     ],
+    "anybody's word about its round moves the clock": [
+        Change(Peer, "borne_out", "[other for other in there if self.world.schedule.may_author(other)]", "there"),
+        Change(Peer, "borne_out", "if (round := self.newest(other))", "if (round := 10**6)"),
+    ],
+    "who is revoked has a word still": [Change(Peer, "borne_out", "if other not in gone", "")],
     "a peer that is late goes on without catching up": [
         Change(Peer, "see", "self.fall_behind()", "self.advance(target)"),
         Change(Peer, "start", "self.fall_behind()", "self.go()"),

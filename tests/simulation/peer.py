@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from protocol.claims import Claim
 from protocol.history import History
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Entry, Ledger, Standing
+from protocol.ledger import Entry, Ledger
 from protocol.reconciliation import Authored
+from protocol.standing import Standing
 from tests.simulation.arithmetic import ZERO, State, Vector, add, digest, subtract, term
 from tests.simulation.catching_up import Answer, CatchingUp
 from tests.simulation.comparing import SILENCE, Comparing
@@ -58,6 +59,7 @@ class Peer(CatchingUp, Comparing):
         self.claims = {0: Claim(0, BEGINNING, 0, self.author)}
         self.clocks: dict[PeerId, int] = {}
         self.heard_at: dict[PeerId, float] = {}
+        self.shown: dict[PeerId, int] = {}
         self.heard: dict[PeerId, dict[int, Claim]] = {}
         self.stale: set[int] = set()
         self.awaited: set[PeerId] = set()
@@ -220,6 +222,7 @@ class Peer(CatchingUp, Comparing):
     def hear(self, entry: Entry, blob: Vector | None, source: PeerId, vouched: bool = False) -> Standing:
         """An entry, perhaps with its bytes. Whatever is accepted gets this peer's receipt, and is passed on."""
         name, round = entry.name, entry.name.round
+        self.shown[name.author] = max(round, self.shown.get(name.author, 0))
         if blob is None:
             blob = self.blobs.get(entry.sha256)
         before = len(self.ledger.versions(name))

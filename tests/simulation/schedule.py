@@ -7,7 +7,15 @@ from protocol.identity import PeerId
 from protocol.window import SKEW, Window
 
 NOBODY = PeerId("")
-AUTHOR, STANDBY, LIAR, JOINER = "author", "standby", "liar", "joiner"
+AUTHOR, STANDBY, LIAR, JOINER, STRANGER = "author", "standby", "liar", "joiner", "stranger"
+
+LUCK = 10**10
+"""Seeds that are equal but for multiples of it have one schedule, and other delays: what took a million schedules to
+find once is found again when the protocol's messages are others."""
+
+STRANGERS = 10**12
+"""From this seed on, schedules have strangers: more names than may lie, which contribute nothing and say that they are
+in rounds that they are not in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,11 @@ class Schedule:
     """Liars say nothing of what few have heard of, not even to who asks for everything."""
 
     def honest(self) -> list[PeerId]:
-        return [peer for peer, role in self.roles.items() if role != LIAR]
+        return [peer for peer, role in self.roles.items() if role not in (LIAR, STRANGER)]
+
+    def may_author(self, peer: PeerId) -> bool:
+        """Whether what a peer contributes counts."""
+        return self.roles[peer] not in (STANDBY, STRANGER)
 
     def of(self, role: str) -> list[PeerId]:
         return [peer for peer, its in self.roles.items() if its == role]
@@ -79,6 +91,10 @@ def draw(seed: int) -> Schedule:
     random = Random(seed)
     if seed < 0:
         return _last_words(random, seed)
+    if seed >= STRANGERS:
+        return _with_strangers(random, draw(seed - STRANGERS))
+    if seed >= LUCK:
+        return replace(draw(seed % LUCK), seed=seed)
     liars = random.choice((0, 1, 1, 1, 2))
     calm = random.random() < 0.5
     window = Window(SKEW + (random.random() < 0.2), liars)
@@ -98,6 +114,19 @@ def draw(seed: int) -> Schedule:
     slow = random.sample(schedule.of(AUTHOR)[:core], random.randint(0, core - 1)) if calm else []
     events = sorted([*lies, *_faults(random, schedule, core, united)], key=lambda event: event.time)
     return replace(schedule, united=frozenset(united), slow=frozenset(slow), events=tuple(events))
+
+
+def _with_strangers(random: Random, schedule: Schedule) -> Schedule:
+    """They follow the rounds as anybody, and lie about their own from some moment on."""
+    strangers = map(PeerId, "nopq"[: schedule.window.liars + 1 + random.randint(0, 1)])
+    roles = schedule.roles | dict.fromkeys(strangers, STRANGER)
+    lies = [
+        Event(random.uniform(0, schedule.rounds), "clock", peer, number=random.randint(0, 2))
+        for peer, role in roles.items()
+        if role == STRANGER
+    ]
+    events = tuple(sorted([*schedule.events, *lies], key=lambda event: event.time))
+    return replace(schedule, seed=schedule.seed + STRANGERS, roles=roles, events=events)
 
 
 def _last_words(random: Random, seed: int) -> Schedule:

@@ -10,9 +10,9 @@ from protocol.identity import ContributionName, PeerId
 from protocol.ledger import Entry, Revocation
 from protocol.window import SKEW
 from tests.simulation.arithmetic import Vector
-from tests.simulation.liars import Liar
+from tests.simulation.liars import Liar, Stranger
 from tests.simulation.peer import Peer
-from tests.simulation.schedule import JOINER, LIAR, LIES, Event, Schedule
+from tests.simulation.schedule import JOINER, LIAR, LIES, STRANGER, Event, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +47,8 @@ class World:
         self.peers: dict[PeerId, Peer] = {}
         crashing = {event.who for event in schedule.events if event.kind in ("crash", "torn", "gasp", "wipe")}
         for me, role in schedule.roles.items():
-            kind = Liar if role == LIAR else Peer
-            peer = self.peers[me] = kind(self, me, role != "standby", role == JOINER)
+            kind = {LIAR: Liar, STRANGER: Stranger}.get(role, Peer)
+            peer = self.peers[me] = kind(self, me, schedule.may_author(me), role == JOINER)
             peer.disk.needed = me in crashing
         for peer in self.peers.values():
             if not peer.newcomer:

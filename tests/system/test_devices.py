@@ -74,7 +74,7 @@ def test_who_loses_a_worker_does_the_round_again_and_all_end_with_one_state_and_
         first = workers(replica)
         first[1].kill()
         lost = f"worker 1 (process {first[1].pid}) was killed by SIGKILL; going on from the start of round 2"
-        assert replica.wait_for(Progress, lambda event: "worker" in event.doing).doing == lost
+        assert replica.wait_for(Progress, lambda event: event.doing.startswith("worker ")).doing == lost
         assert gone(first)
         replica.wait_for(StepDone, lambda event: event.round == 3)
         second = workers(replica)

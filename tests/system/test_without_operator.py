@@ -1,5 +1,6 @@
 """The operator's node is killed: nobody notices, newcomers come by the second, and who was here comes back alone."""
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from peer.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.launch import two_free_ports
+from protocol.keys import load_or_create
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
 LONG_RUN = RUN + "steps = 6\n[outer]\nrounds = 500\n"
@@ -68,8 +70,11 @@ def swarm(tmp_path: Path) -> Iterator[Start]:
 
 def test_newcomers_join_by_the_second_node_when_the_first_is_killed(tmp_path: Path, swarm: Start):
     made = swarm()
+    grant = ["admin", "invite", "--gateway", "--json", "--dir", str(tmp_path / "operator")]
+    granted = subprocess.run([*HETPEER, *grant], capture_output=True, text=True, timeout=SECONDS, check=True)
+    invited = json.loads(granted.stdout)["ticket"]
     second = made.stack.enter_context(
-        Peer("bootstrap", "--join", made.ticket, "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "second"))
+        Peer("bootstrap", "--join", invited, "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "second"))
     )
     ticket = second.wait_for(Serving).ticket
     leader = made.peers["leader"]
@@ -80,6 +85,12 @@ def test_newcomers_join_by_the_second_node_when_the_first_is_killed(tmp_path: Pa
     done = leader.wait_for(RoundDone, lambda event: event.round >= first and event.contributions["stage-0"] == 2)
     theirs = newcomer.wait_for(RoundDone, lambda event: event.round == done.round)
     assert {part: theirs.digests[part] for part in done.digests} == done.digests
+    gateway = load_or_create(tmp_path / "second").peer_id  # and with it falls whom it let in, though it is there yet
+    revoke = ["admin", "revoke", gateway, str(tmp_path / "second" / "ticket"), "--dir", str(tmp_path / "operator")]
+    subprocess.run([*HETPEER, *revoke], capture_output=True, timeout=SECONDS, check=True)
+    said = newcomer.wait_for(Failed).message
+    assert "the operator has taken out the gateway that let this peer in" in said
+    leader.wait_for(RoundDone, lambda event: event.round > done.round and event.contributions["stage-0"] == 1)
 
 
 def test_who_was_here_comes_back_while_the_operators_node_is_down(tmp_path: Path, swarm: Start):

@@ -365,3 +365,63 @@ def test_peers_without_records_are_few_and_make_room_for_those_with_one():
     assert len(scene.fold.peers) == MOST_PEERS
     assert [each.id for each in scene.fold.view(scene.now).peers] == [CENTER]
     assert len(scene.fold.log) <= MOST_LINES
+
+
+def watched(scene: Scene, seconds: int, *there: PeerId, **fields: Any) -> None:
+    """Time passes at the node, in which only these give signs of life."""
+    for _ in range(seconds):
+        scene.later(1)
+        for peer in there:
+            scene.tells(peer, **fields)
+        scene.sync()
+
+
+def test_the_run_is_over_when_somebody_has_come_to_its_end_and_nobody_is_at_work():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.says(MEMBER, contributed=49)
+    scene.says(CENTER, round=50)
+    watched(scene, 15, LEADER, MEMBER)
+    assert not scene.fold.over  # the group is at work
+    scene.says(CENTER, gone=True)
+    watched(scene, 9)
+    assert not scene.fold.over
+    watched(scene, 2)  # nothing is heard of it: asleep
+    assert scene.fold.over
+    watched(scene, 5, LEADER, MEMBER)  # awake again, and told at the door
+    assert scene.fold.over
+
+
+def test_a_spare_that_never_had_a_group_does_not_keep_a_run_from_its_end():
+    scene = Scene(MEMBER, CENTER)
+    scene.says(CENTER, round=50)
+    watched(scene, 12, MEMBER)
+    assert scene.fold.over
+
+
+def test_names_that_say_they_have_finished_end_no_run_in_which_anybody_trains():
+    liars = [PeerId(f"Center {number}") for number in range(100)]
+    scene = Scene(LEADER, MEMBER, *liars)
+    scene.says(MEMBER, contributed=3)
+    for liar in liars:
+        scene.says(liar, round=50, contributed=50)
+    watched(scene, 30, MEMBER)
+    assert not scene.fold.over
+
+
+def test_a_node_that_stood_still_takes_nobody_for_gone():
+    scene = Scene(MEMBER, CENTER)
+    scene.says(MEMBER, contributed=3)
+    watched(scene, 15, MEMBER)
+    scene.says(CENTER, round=50)
+    scene.later(60)
+    scene.sync()  # its first look; what others have told meanwhile is still unread
+    assert not scene.fold.over
+    watched(scene, 15, MEMBER)
+    assert not scene.fold.over
+
+
+def test_who_comes_with_the_last_round_behind_it_shows_no_end():
+    scene = Scene(MEMBER)
+    scene.says(CENTER, round=50)
+    watched(scene, 15)
+    assert not scene.fold.over

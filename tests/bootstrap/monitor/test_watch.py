@@ -1,6 +1,7 @@
 """The monitor of a node that runs: what it keeps, whom it makes wait, and whom it wakes."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,21 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
 def test_a_damaged_file_is_passed_over(tmp_path: Path, lying: bytes):
     (tmp_path / KEPT).write_bytes(lying)
     assert not monitor(tmp_path).view().history
+
+
+def test_that_the_run_is_over_is_written_down_at_once(tmp_path: Path):
+    async def run() -> None:
+        made, now = monitor(tmp_path), time.time()
+        made.clock = lambda: now
+        keeping = asyncio.create_task(made.keep())
+        for round in (*[0] * 11, MANIFEST.outer.rounds):  # a second each
+            assert made.finished() == 0
+            known = {"address": "h:1", "role": "datacenter", "stage": 0, "slot": 0, "sequence": int(1000 * now)}
+            made.see_records([PeerRecord(peer_id=ANN, round=round, **known)])  # type: ignore[arg-type]
+            now += 1
+        assert made.finished() == MANIFEST.outer.rounds
+        while monitor(tmp_path).finished() == 0:
+            await made.until_changed(0.01)
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))  # sooner than it is written anyway

@@ -110,6 +110,6 @@ def test_peers_never_load_what_only_preparing_needs() -> None:
 
 
 def test_a_peer_of_a_run_on_files_does_not_load_the_http_client() -> None:
-    program = "import sys, peer.daemon; print('httpx2' in sys.modules)"
+    program = "import sys, peer.daemon; print('httpcore2' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False"]

@@ -13,8 +13,9 @@ from bootstrap.invitations import TOKEN_BYTES, listed, redeem, set_closed
 from bootstrap.log import Entry, write
 from peer.cli import app
 from peer.commands.invitations import duration
-from protocol.errors import UserError
+from protocol.errors import RefusedError, UserError
 from protocol.identity import PeerId, RunId
+from protocol.keys import load_or_create
 from protocol.run_files import DESCRIPTOR
 from protocol.ticket import Ticket, parse
 
@@ -172,3 +173,20 @@ def test_a_stranger_cannot_write_to_the_operators_terminal(folder: Path):
     assert shown.count("\n") == 1
     assert shown.rstrip("\n").isprintable()
     assert "[red]no[/red]" in shown
+
+
+def test_the_operator_alone_makes_an_invitation_for_a_gateway(folder: Path):
+    done = admin(folder, "invite", "--gateway")
+    assert done.exit_code != 0
+    assert "is a gateway's: only the run's operator can make another" in done.output
+    assert not listed(folder)
+    operator = load_or_create(folder)
+    (folder / "ticket").write_text(f"{replace(TICKET, authority=operator.public)}\n")
+    row = json.loads(admin(folder, "invite", "--gateway", "--json").output)
+    assert row["gateway"]
+    token = parse(row["ticket"]).token
+    with pytest.raises(RefusedError, match="is for a gateway, and for nothing else"):
+        redeem(folder, token, ANN, 0.0)
+    assert redeem(folder, token, ANN, 0.0, gateway=True) == row["invitation"]
+    assert "for one gateway until" in admin(folder, "invite", "--gateway").output
+    assert "gateways" in admin(folder, "invitations").output

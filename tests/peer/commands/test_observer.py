@@ -6,18 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.gatekeeper import OBSERVER
 from peer.commands import observer
-from peer.commands.bootstrap import BootstrapOptions, bootstrap
+from peer.commands.bootstrap import BootstrapOptions, _name_attester, bootstrap
 from peer.commands.observer import observe
 from peer.events import Event, Failed, Finished, Progress, Suspected, Tried, to_line
 from peer.process import Terminal, first_error
 from peer.testnet.launch import arguments
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm
+from protocol.attestations import GRANTED, read_grant
+from protocol.cards import Authority
 from protocol.errors import LostMemberError, RefusedError
 from protocol.identity import RunId
+from protocol.keys import load_or_create
+from protocol.run_files import RunFile, describe, file_names
 from protocol.ticket import Ticket
+from tests.reference.small_manifest import small_manifest
 
+MANIFEST = small_manifest()
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:1",), ())
 STOOD, FAILED = Tried(4, "QmGood", 0.02), Tried(4, "QmPoor", -0.5, "it would do harm")
 HARM, COPY = Suspected("QmEvil", "the loss is higher with it", 3), Suspected("QmCopy", "one copies")
@@ -69,12 +76,13 @@ def play(
 
 def test_what_it_says_this_process_says_to_the_last_word():
     said, _ = play(Progress("waiting"), Finished(2), serves=False)
-    assert said == [Progress("waiting"), Finished(2), Progress("--dir --json --until-stdin-closes")]
+    stays = "--stay --dir --json --until-stdin-closes --private-mirrors"
+    assert said == [Progress("waiting"), Finished(2), Progress(stays)]
 
 
 def test_it_audits_if_it_is_to():
     said, _ = play(serves=False, audit=True)
-    assert said == [Progress("--dir --json --until-stdin-closes --audit")]
+    assert said == [Progress("--stay --dir --json --until-stdin-closes --private-mirrors --audit")]
 
 
 def test_whom_it_suspects_of_harm_is_revoked_and_copies_are_not():
@@ -116,3 +124,14 @@ def test_a_testnet_audits_and_revokes_beside_its_bootstrap_node(audit: bool, fla
     options = TestnetOptions("nano", 2, 2, 1, 8, 6, 20, audit=audit)
     line = arguments(BOOTSTRAP, Swarm.of(2, 2, 1), options, tmp_path, "127.0.0.1:0", "", evaluate=False)
     assert line[4:] == flags
+
+
+def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path):
+    operator = load_or_create(tmp_path)
+    files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
+    descriptor = describe(MANIFEST, operator.peer_id, files)
+    _name_attester(tmp_path, descriptor)
+    word = (tmp_path / OBSERVER / GRANTED).read_bytes()
+    assert (
+        read_grant(word, Authority(descriptor.run_id, operator.peer_id)) == load_or_create(tmp_path / OBSERVER).peer_id
+    )

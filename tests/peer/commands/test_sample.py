@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from peer.cli import app
@@ -62,6 +62,21 @@ def test_a_space_that_a_tokenizer_drops_at_the_beginning_of_a_text_stands_behind
     spaced.save(str(Path(checkpoint) / "tokenizer.json"))
     shown = hetpeer("sample", checkpoint, "A small", "--tokens", "1", "--temperature", "0")
     assert shown.startswith("A small ")
+
+
+def test_a_tokenizer_whose_regular_expression_explodes_is_an_error_and_no_endless_wait(checkpoint: str) -> None:
+    """The library gives a match up after ten million steps."""
+    path = Path(checkpoint) / "tokenizer.json"
+    hostile = Tokenizer.from_file(str(path))
+    hostile.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    hostile.save(str(path))
+    assert "cannot take this text: " in hetpeer("sample", checkpoint, "a" * 60 + "b", code=4)
+
+
+def test_a_tokenizer_that_is_larger_than_its_vocabulary_takes_is_not_parsed(checkpoint: str) -> None:
+    path = Path(checkpoint) / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b" " * (2**20 + 256 * 300))
+    assert "too many for a vocabulary of 300" in hetpeer("sample", checkpoint, "A", code=4)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

@@ -51,3 +51,9 @@ def test_what_takes_too_long_is_measured_on_a_part():
     assert (least.model.d, least.model.ffn) == (manifest.model.d, manifest.model.ffn)
     for part in (half, layer):
         assert work_of(part, stage=1).operations <= whole
+
+
+def test_of_an_enormous_model_nothing_is_made() -> None:
+    """As a hostile operator may name one; `hetpeer doctor` then says that no stage fits."""
+    model = {"layers": 1024, "d": 65536, "heads": 64, "kv_heads": 64, "ffn": 2**20, "vocabulary": 2**18}
+    assert measure_stages(small_manifest(model=model), CPU, 1, 0.01, lambda stage: None) == [None, None]

@@ -215,6 +215,9 @@ def test_a_cache_keeps_to_its_bytes_and_drops_what_was_used_longest_ago(
     assert there == [True, False, True, True, True]
     assert sum(path.stat().st_size for path in (tmp_path / "blocks").iterdir()) <= cache.most_bytes
     assert BlockCache(tmp_path / "blocks", 2 * blocks[0].size).size <= 2 * blocks[0].size
+    none = BlockCache(tmp_path / "none", blocks[0].size - 1)
+    none.put(blocks[0], read_block(folder, blocks[0]))
+    assert not any((tmp_path / "none").iterdir())
 
 
 @pytest.mark.parametrize("harm", [b"", b"short", None])

@@ -2,14 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peer.network import discovery as module
 from peer.network.discovery import Discovery, News
 from protocol import dht as dhts
 from protocol.cards import Authority, Card, issue
 from protocol.dht import Dht
-from protocol.identity import RunId
+from protocol.identity import PeerId, RunId
 from protocol.keys import Identity, load_or_create
 from protocol.proofs import Signer
 from protocol.records import PeerRecord, Register
@@ -93,3 +95,22 @@ def test_who_is_told_to_stop_while_news_come_stops(turns: int):
         assert done == {task}
 
     asyncio.run(scene())
+
+
+def test_of_too_many_peers_the_one_unheard_of_for_longest_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "PEERS_KEPT", 3)
+    operator = load_or_create(tmp_path / "operator")
+    none: Any = NoDht()
+    a = discovery(tmp_path / "a", operator, none, Authority(RUN, operator.peer_id))
+    peers = [a.record.model_copy(update={"peer_id": PeerId(f"Qm{number}")}) for number in range(5)]
+    for number, each in enumerate(peers[:3]):
+        a.meet(each, in_person=True)
+        a.seen[each.peer_id] = float(number)
+        a.trips[each.peer_id] = 0.1
+    a.lose(peers[0].peer_id)
+    for each in peers[3:]:
+        a.meet(each, in_person=True)
+    assert {*a.records} == {each.peer_id for each in peers[2:]} == {*a.seen}
+    assert {*a.trips} == {peers[2].peer_id}
+    assert not a.lost
+    assert a.missed() == []

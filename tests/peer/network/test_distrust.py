@@ -8,7 +8,7 @@ from peer.decisions import Avoided
 from peer.events import Event, Refused
 from peer.network.distrust import FIRST_SECONDS, MOST_SECONDS, OFFENDERS_KEPT, Distrust
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
-from protocol.identity import PeerId
+from protocol.identity import NO_PEER, PeerId
 
 ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
 
@@ -30,6 +30,19 @@ class Neighbourhood:
             low, high = (self.now - start, high) if self.distrust.objection(peer) else (low, self.now - start)
         self.now = start
         return high
+
+
+def test_whom_a_revoked_gateway_let_in_is_not_talked_to_until_another_node_lets_it_in():
+    here = Neighbourhood()
+    by = {ANN: PeerId("QmGateway")}
+    here.distrust.issuer = lambda peer: by.get(peer, NO_PEER)
+    here.distrust.note(PeerId("QmGateway"), PeerError("lies"))
+    assert here.distrust.objection(ANN) == ""  # what the gateway does wrong itself is its own affair
+    here.distrust.revoke(PeerId("QmGateway"))
+    assert here.distrust.objection(ANN) == "the operator has taken out the gateway that let peer QmAnn in"
+    assert here.distrust.objection(BOB) == ""
+    del by[ANN]
+    assert here.distrust.objection(ANN) == ""
 
 
 @pytest.mark.parametrize("error", [PeerError("lies"), FormatError("garbage")])

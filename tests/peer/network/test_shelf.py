@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.network.shelf import Shelf
+from peer.network.shelf import BLOCK_BYTES, Shelf
+from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, ContributionName, PeerId
 from protocol.ledger import Entry
 
@@ -68,3 +69,19 @@ def test_a_contribution_costs_one_write(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), real(file)))
     shelf.put(entry(2, b"two"), b"two")
     assert len(synced) == 2  # the file, and its name
+
+
+def test_what_there_is_no_room_for_is_not_written(tmp_path: Path):
+    """And what is dropped makes room: files are counted as the disk counts them."""
+    shelf, half = Shelf(tmp_path, most_bytes=3 * BLOCK_BYTES), b"x" * (BLOCK_BYTES // 2)
+    shelf.put(entry(1, b"one"), b"one")
+    shelf.put(entry(2, half), half)
+    for _ in range(2):  # also after a restart
+        with pytest.raises(ResourceError, match="--max-disk"):
+            shelf.put(entry(3, b"three"), b"three")
+        shelf = Shelf(tmp_path, most_bytes=3 * BLOCK_BYTES)
+        shelf.tidy()
+    shelf.put(entry(1, b"one"), b"one")  # the same again takes no more
+    shelf.drop(EMBEDDING, 1)
+    shelf.put(entry(3, b"three"), b"three")
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.glob("*/*")) <= 3 * BLOCK_BYTES

@@ -5,13 +5,15 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from peer.network import snapshots
-from peer.network.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT, Fetching, SnapshotService, SnapshotStore, fetch_snapshot
+from peer.network import donors, snapshots, wanted
+from peer.network.donors import Fetching, fetch_snapshot
+from peer.network.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT, SnapshotService, SnapshotStore
 from protocol.blobs import BlobService
 from protocol.channels import listen, options
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
@@ -21,6 +23,7 @@ from protocol.layout import part_layout
 from protocol.reading import Reading
 from protocol.records import PeerRecord
 from protocol.schemas import blobs_pb2_grpc, snapshots_pb2_grpc
+from protocol.schemas.blobs_pb2 import Chunk, FetchRequest
 from protocol.snapshot import Header, parse
 from tests.reference.admitted import contacts, credentials, identity
 from tests.reference.small_manifest import small_manifest
@@ -261,3 +264,49 @@ def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path
     for bad in (b"", b"\xc1", data + b"\0", data.replace(b"QmA", b"QmC", 1)):
         with pytest.raises(FormatError):
             parse(bad, MANIFEST)
+
+
+def test_a_header_that_does_not_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scene() -> None:
+        async with holders(tmp_path, 1) as (records, _, header):
+            monkeypatch.setattr(donors, "HEADER_BYTES", len(header.to_bytes()) - 1)
+            with pytest.raises(UnreachableError, match="gave the header"):
+                await fetch_snapshot(
+                    records,
+                    header.digest,
+                    calling := contacts("me", MANIFEST),
+                    SnapshotStore(tmp_path / "mine", MANIFEST),
+                    lambda done, total: None,
+                    lambda peer, error: failed.append(error),
+                )
+            await calling.close()
+            assert [str(error) for error in failed if isinstance(error, PeerError) and "longer than" in str(error)]
+
+    failed: list[HetpeerError] = []
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("slow", [1, 6])
+def test_beside_a_donor_that_is_slow_another_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int):
+    for module in (donors, wanted):
+        monkeypatch.setattr(module, "LAG_SECONDS", 0.1)
+    serve, slow_ones = BlobService.Fetch, list[SnapshotStore]()
+
+    async def dripping(self: BlobService, request: FetchRequest, context: Any) -> AsyncIterator[Chunk]:
+        if any(self.lookup == each.lookup for each in slow_ones):
+            yield Chunk(data=b"x")
+            await asyncio.Event().wait()
+        async for chunk in serve(self, request, context):
+            yield chunk
+
+    monkeypatch.setattr(BlobService, "Fetch", dripping)
+
+    async def scene() -> None:
+        async with holders(tmp_path, slow + 1) as (records, stores, header):
+            slow_ones.extend(stores[:slow])
+            fetched, failed, store = await asyncio.wait_for(take(records, header.digest, tmp_path), 20)
+            assert same(store, fetched.header)
+            assert fetched.served == {records[-1].peer_id: fetched.total}
+            assert failed == {}  # it is not at fault, only slow
+
+    asyncio.run(scene())

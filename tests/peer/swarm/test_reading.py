@@ -5,8 +5,10 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,11 +16,12 @@ from peer.data.batches import batch, held_out_batch
 from peer.data.blocks import BlockedTokens, local_blocks
 from peer.events import Event
 from peer.handoff import TorchThread
-from peer.network.remembered import MIRRORS
+from peer.network.remembered import MIRRORS, Address, remember_text
 from peer.swarm.reading import BlockReader, FileReader, TextSources, block_reader
 from protocol.bandwidth import Bandwidth
-from protocol.dataset import BLOCKS, DATA
+from protocol.dataset import BLOCKS, DATA, STEP_BLOCKS
 from protocol.errors import FormatError, HetpeerError, UnreachableError
+from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.prepared import open_folder
 from tests.reference.mirror import mirror
@@ -28,7 +31,7 @@ from tests.reference.small_manifest import small_manifest
 MANIFEST = small_manifest()
 CHUNKS = range(5, 5 + 3 * MANIFEST.inner.steps)
 """What is read in three rounds."""
-NO_CREDENTIALS: Any = None
+NO_CREDENTIALS: Any = SimpleNamespace(calling=grpc.ssl_channel_credentials)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,11 @@ def directory(folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sources(folder: Path, own: Path | None = None, tokenizer: str | None = None) -> TextSources:
+def sources(
+    folder: Path, own: Path | None = None, tokenizer: str | None = None, private_mirrors: bool = True
+) -> TextSources:
     run = tokenizer or open_folder(folder).manifest.tokenizer
-    return TextSources(own, 10**6, run, NO_CREDENTIALS, Bandwidth())
+    return TextSources(own, 10**6, run, NO_CREDENTIALS, Bandwidth(), private_mirrors)
 
 
 def read(
@@ -54,13 +59,18 @@ def read(
     directory: Path,
     work: Callable[[BlockReader], Awaitable[object]],
     manifest: Manifest = MANIFEST,
+    heard: Callable[[Event], None] = lambda event: None,
 ) -> list[Event]:
     said: list[Event] = []
+
+    def hear(event: Event) -> None:
+        said.append(event)
+        heard(event)
 
     async def run() -> None:
         torch_thread = TorchThread(1)
         try:
-            async with block_reader(asked, manifest, directory, torch_thread, said.append) as reader:
+            async with block_reader(asked, manifest, directory, torch_thread, hear) as reader:
                 await work(reader)
         finally:
             torch_thread.stop()
@@ -118,6 +128,32 @@ def test_from_a_mirror_that_the_operator_named_later(folder: Path, directory: Pa
     assert "503" in said[0].doing  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("node", "asked"), [("127.0.0.1:9", True), ("127.0.0.2:9", False), ("localhost:9", False), (None, False)]
+)
+def test_a_mirror_in_ones_own_network_is_asked_only_where_the_operators_node_has_shown_its_key(
+    folder: Path, directory: Path, node: str | None, asked: bool
+) -> None:
+    """At that very address: a name may stand for another one by now."""
+    if node is not None:
+        remember_text(directory, (), Address(PeerId("QmNode"), node))
+    with mirror(folder) as served:
+        (directory / MIRRORS).write_text(served.url + "\n")
+        told = asyncio.Event()
+
+        async def work(reader: BlockReader) -> None:
+            reading = asyncio.create_task(reader.batch(CHUNKS))
+            telling = asyncio.create_task(told.wait())
+            await asyncio.wait((reading, telling), return_when=asyncio.FIRST_COMPLETED)
+            assert reading.done() == asked
+            for task in (reading, telling):
+                task.cancel()
+
+        said = read(sources(folder, private_mirrors=False), directory, work, heard=lambda event: told.set())
+        assert bool(served.paths) == asked
+        assert asked or "127.0.0.1, which is no public address" in said[0].doing  # type: ignore[union-attr]
+
+
 def test_blocks_come_before_they_are_needed(folder: Path, directory: Path) -> None:
     """Once the first batch is here, those of the next steps are on their way: a mirror that dies harms none of them."""
     with mirror(folder) as served:
@@ -132,6 +168,14 @@ def test_blocks_come_before_they_are_needed(folder: Path, directory: Path) -> No
                 await reader.batch(CHUNKS[place:])
 
         read(sources(folder), directory, work)
+
+
+def test_text_in_blocks_so_small_that_a_step_takes_thousands_is_an_error(folder: Path, directory: Path) -> None:
+    """Each would be a task and a fetch of its own."""
+    tokens = STEP_BLOCKS * open_folder(folder).manifest.block_tokens
+    large = small_manifest(inner={"sequences": tokens // 8 + 1, "microbatch": 1})
+    with pytest.raises(FormatError, match="more than 4096 of them"):
+        read(sources(folder), directory, lambda reader: reader.batch(CHUNKS), large)
 
 
 def test_another_tokenizer_is_an_error(folder: Path, directory: Path) -> None:

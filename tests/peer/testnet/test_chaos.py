@@ -11,6 +11,8 @@ from peer.testnet.faults import (
     After,
     Attacker,
     AttackKind,
+    Crowd,
+    CrowdKind,
     Fault,
     Item,
     Join,
@@ -60,6 +62,7 @@ faults = (
     | st.builds(Leave, targets, whens)
     | st.builds(Join, st.none() | numbers, whens)
     | partitions
+    | st.builds(Crowd, st.sampled_from((*get_args(CrowdKind), "all")), st.integers(1, 200), whens, thousandths)
     | st.builds(Slow, targets, st.sampled_from(("1mbit", "250kbit", "2gbit")), whens, thousandths)
 )
 kinds = st.lists(st.sampled_from(("kill", "pause", "slow", "partition")), min_size=1, max_size=4).map(tuple)
@@ -93,6 +96,8 @@ def test_what_is_written_reads_back(items: list[Item]):
         ("slow:stage=1=1mbit@round=2+10s", Slow(Target("volunteer", 0, 1), "1mbit", Moment(2), 10.0)),
         ("random:7:6", Random(7, 6.0)),
         ("attacker:loris", Attacker("loris")),
+        ("crowd:clock*2@round=2+20s", Crowd("clock", 2, Moment(2), 20.0)),
+        ("crowd:all*100@5s+300s", Crowd("all", 100, After(5.0), 300.0)),
         ("random:7:0.5:kill+pause", Random(7, 0.5, ("kill", "pause"))),
     ],
 )
@@ -132,6 +137,10 @@ def test_every_example_in_an_error_is_right(example: str):
         ("random:7:0", "it takes a seed, how many faults a minute"),
         ("attacker:flowers", "attacks are garbage, shapes"),
         ("attacker:loris@round=1", "attacks are garbage, shapes"),
+        ("crowd:flowers*2@round=1+5s", "crowds are clock, spam"),
+        ("crowd:clock@round=1+5s", "it has 1 to 200 names, as in clock*2"),
+        ("crowd:clock*201@round=1+5s", "it has 1 to 200 names, as in clock*2"),
+        ("crowd:clock*2@round=1", "it lacks how long it lasts"),
         ("random:7:6:join", "random faults are kill, pause, slow and partition, not 'join'"),
     ],
 )
@@ -160,6 +169,7 @@ def test_any_text_is_read_or_refused(text: str):
         ("pause:datacenter=1@round=1+1s", "there is no datacenter 1: they are 0 to 0"),
         ("join:stage=7@round=1", "there is no stage 7"),
         ("kill:all@round=7", "rounds are 1 to 6"),
+        ("crowd:all*9@round=7+9s", "rounds are 1 to 6"),
         ("kill:all@round=0", "rounds are 1 to 6"),
         ("kill:all@round=1.21", "inner steps are 1 to 20"),
         ("partition:half@rounds=5-7", "there are 6 rounds"),

@@ -1,0 +1,131 @@
+"""What this peer has heard that the operator attests of closed rounds, and what it makes of others' claims by that."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peer.events import Refused
+from peer.network.distrust import Distrust
+from protocol import attestations
+from protocol.atomic import write_atomically
+from protocol.attestations import GRANTED, KEPT, Attestation
+from protocol.claims import Claim
+from protocol.errors import FormatError, ResourceError
+from protocol.identity import Part, PeerId
+from protocol.limits import PEERS_KEPT
+from protocol.proofs import Signer
+
+MyClaims = dict[Part, list[Claim]]
+
+
+@dataclass(slots=True)
+class Attested:
+    """The newest attestation, kept in `folder`. `revoked` tells of an attester that the operator has taken out."""
+
+    signer: Signer
+    distrust: Distrust
+    folder: Path
+    revoked: Callable[[PeerId], bool]
+    newest: Attestation | None = None
+    signed: bytes = b""
+    granted: bytes = b""
+    """The operator's word that this peer attests; empty: it does not."""
+    since: int = 0
+    """The last round of which this peer itself has taken others' word."""
+    mine: MyClaims = field(default_factory=dict)
+    """This peer's own closed rounds."""
+    said: dict[PeerId, Mapping[Part, list[Claim]]] = field(default_factory=dict)
+    """Others', as they told them last; the longest unheard of are forgotten first."""
+    disbelieved: set[tuple[PeerId, Part]] = field(default_factory=set)
+    """Of whom it has been said that they claim another past."""
+
+    def __post_init__(self) -> None:
+        """As the folder has it. What is damaged there is not there."""
+        with suppress(OSError, FormatError):
+            granted = (self.folder / GRANTED).read_bytes()
+            if attestations.read_grant(granted, self.signer.authority) == self.signer.identity.peer_id:
+                self.granted = granted
+        with suppress(OSError, FormatError):
+            self._keep((self.folder / KEPT).read_bytes())
+
+    @property
+    def round(self) -> int:
+        """Of the newest that stands; 0: there is none."""
+        return self.newest.round if self.newest is not None and not self.revoked(self.newest.attester) else 0
+
+    def hear(self, signed: bytes, sender: PeerId) -> None:
+        """Keep what was passed on, if it is newer than what is here; empty: it was nothing."""
+        if not signed or signed == self.signed:
+            return
+        try:
+            if self._keep(signed):
+                with suppress(ResourceError):  # others have it, too
+                    write_atomically(self.folder / KEPT, signed)
+        except FormatError as error:
+            self.distrust.note(sender, error)
+
+    def _keep(self, signed: bytes) -> bool:
+        said = attestations.read(signed, self.signer.authority)
+        if said.round <= self.round or self.revoked(said.attester):
+            return False
+        self.newest, self.signed = said, signed
+        return True
+
+    # Attesting
+
+    def close(self, claims: MyClaims) -> MyClaims:
+        """This peer holds these states from now on. If it attests, and its parts are at one round that it has seen
+        itself, it signs that."""
+        self.mine = claims
+        last = {part: each[-1] for part, each in claims.items() if each}
+        rounds = {claim.folded for claim in last.values()}
+        abreast, round = len(last) == len(claims) and len(rounds) == 1, max(rounds, default=0)
+        if self.granted and abreast and round > max(self.round, self.since):
+            states = {part: (claim.digest, claim.contributions) for part, claim in last.items()}
+            me, authority = self.signer.identity, self.signer.authority
+            seen = Attestation(me.peer_id, round, self.since, states)
+            self.hear(attestations.attest(me, authority, seen, self.granted), me.peer_id)
+        return claims
+
+    def hearsay(self, round: int) -> None:
+        """This peer takes others' word of rounds up to this one."""
+        self.since = max(self.since, round)
+
+    def resume(self, folded: int) -> None:
+        """This peer starts again, from the state after a round. What it attested tells up to where it had taken others'
+        word; who did not attest, does not know it any more."""
+        mine = self.newest is not None and self.newest.attester == self.signer.identity.peer_id
+        self.hearsay(self.newest.since if mine and self.newest is not None else folded)
+
+    # Judging
+
+    def claim(self, part: Part) -> Claim | None:
+        """What is attested of a part. Nothing, if it is not what this peer holds, and this peer has been there for
+        longer than the attester: who has seen the rounds needs nobody's word."""
+        if not self.round or self.newest is None or (attested := self.newest.claim(part)) is None:
+            return None
+        hearsay = self.newest.since > self.since
+        return None if hearsay and attestations.contradicted(attested, self.mine.get(part, [])) else attested
+
+    def believes(self, peer: PeerId, part: Part) -> bool:
+        """Whether a peer's word on a part counts: not while it claims another past than the attested one."""
+        attested, said = self.claim(part), self.said.get(peer, {}).get(part, [])
+        return attested is None or not attestations.contradicted(attested, said)
+
+    def look(self, peer: PeerId, told: Mapping[Part, list[Claim]]) -> None:
+        """Look at what a peer claims of its closed rounds, and say it once if that is another past than the attested
+        one. It may not have heard better yet, so it is not avoided."""
+        self.said.pop(peer, None)
+        self.said[peer] = told
+        if len(self.said) > PEERS_KEPT:
+            forgotten = next(iter(self.said))
+            del self.said[forgotten]
+            self.disbelieved = {(other, part) for other, part in self.disbelieved if other != forgotten}
+        for part in told.keys() & self.mine.keys():
+            if self.believes(peer, part):
+                self.disbelieved.discard((peer, part))
+            elif (peer, part) not in self.disbelieved:
+                self.disbelieved.add((peer, part))
+                other = f"its state of {part} after round {self.round} is not the one that the operator attests"
+                self.distrust.emit(Refused(peer, other))

@@ -1,0 +1,184 @@
+"""What others name and show: their keys are heard, entries asked for, checked, and their bytes fetched. Nobody's are
+more than have places."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.network.acceptance import Acceptance, InvalidContributionError
+from peer.network.attested import Attested
+from peer.network.contacts import Contacts
+from peer.network.distrust import Distrust
+from protocol.channels import handshake
+from protocol.errors import HetpeerError, PeerError, ResourceError
+from protocol.identity import Part, PeerId
+from protocol.ledger import Entry
+from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_FEW, ENTRIES_OF_ONE, ENTRIES_TAKEN, LEARNING_OF_ONE
+from protocol.manifest import Manifest
+from protocol.places import Places
+from protocol.reconciliation import lacking
+from protocol.records import PeerRecord
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+
+ASK_ANSWER_SECONDS = 3.0
+"""An answer is at most 64 entries, which are there already."""
+
+LIE_KEYS = 32
+"""Who names so many, and shows the entry of none of them, has made them up: honest peers forget a few meanwhile."""
+
+Taking = set[asyncio.Task[None]]
+"""Entries that are being taken."""
+
+
+@dataclass(slots=True)
+class Learner:
+    """What this peer is learning from others. `start` does something beside everything else, and `tell_on` hears of
+    what has been accepted."""
+
+    manifest: Manifest
+    contacts: Contacts
+    acceptance: Acceptance
+    distrust: Distrust
+    attested: Attested
+    tell_on: Callable[[Iterable[Entry]], None]
+    start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    entries: Places[PeerId] = field(default_factory=lambda: Places(ENTRIES_OF_ONE, ENTRIES_TAKEN, ENTRIES_OF_FEW))
+    """For entries that came from others, until they are accepted or not."""
+    asking: Counter[PeerId] = field(default_factory=Counter)
+    """Messages of each whose keys are being asked for."""
+
+    async def receive(self, messages: Sequence[pb.Entry], sender: PeerRecord) -> bool:
+        """Take what another peer passed on, and tell on what is new. It goes on if nobody waits for it any longer.
+        Whether there was room for it."""
+        if not self.entries.take(sender.peer_id, len(messages)):
+            return False
+        if taking := self._begin(messages, sender):
+            await asyncio.wait(taking)
+        return True
+
+    def _begin(self, messages: Iterable[pb.Entry], sender: PeerRecord) -> Taking:
+        """Take entries that have their places, and give these back."""
+
+        def end(_: object) -> None:
+            self.entries.give_back(sender.peer_id)
+
+        taking = {self.start(self._take(message, sender)) for message in messages}
+        for task in taking:
+            task.add_done_callback(end)
+        return taking
+
+    async def _take(self, message: pb.Entry, sender: PeerRecord) -> None:
+        try:
+            if self.distrust.objection(sender.peer_id):  # by what came before it
+                entry = self.acceptance.claimed(message.proof)
+                self._ask_others(sender.peer_id, entry.name.part, [entry.key])
+                return
+            self.tell_on(await self.acceptance.take(message.proof, list(message.receipts), sender))
+        except InvalidContributionError as error:  # who passed it on may hold it as void, and so without its bytes
+            self.distrust.note(error.author, error)
+        except PeerError as error:
+            self.distrust.note(sender.peer_id, error)
+        except ResourceError as error:
+            self.acceptance.unkept(error)
+
+    async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
+        """A peer says what it holds: take from it, or from whoever else says so, what is lacking here. Of one that has
+        named much that it has not shown yet, nothing more is heard: comparing will find out."""
+        if self.asking[peer.peer_id] >= LEARNING_OF_ONE:
+            return
+        self.asking[peer.peer_id] += 1
+        try:
+            taking = [await self._hear_keys(peer, Part(each.part), each.keys) for each in held]
+        finally:
+            self.asking[peer.peer_id] -= 1
+            if not self.asking[peer.peer_id]:
+                del self.asking[peer.peer_id]
+        if any(taking):
+            await asyncio.wait(Taking().union(*taking))
+
+    async def _hear_keys(self, peer: PeerRecord, part: Part, named: Iterable[int]) -> Taking:
+        ledger = self.acceptance.ledgers.get(part)
+        if ledger is None:
+            return set()
+        keys = [key.to_bytes(8, "big") for key in named]
+        for key in keys if self.attested.believes(peer.peer_id, part) else ():
+            self.acceptance.vouch(part, key, peer.peer_id)
+        return await self._ask(peer, part, self.acceptance.fetcher.hear(lacking(ledger, keys), peer))
+
+    async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
+        """Ask a peer for entries that it has named, and begin to take what it shows. For what it does not, others are
+        asked that have named it, too."""
+        mute, taking, left = self.acceptance.fetcher.wanted.mute, Taking(), keys
+        try:
+            while left and (asked := await self._places(peer.peer_id, left, taking)):
+                shown = await self._shown(peer, part, asked)
+                left = left[len(asked) :]
+                taking |= self._begin(shown.values(), peer)
+                if missing := [key for key in asked if key not in shown]:
+                    mute.note(peer.peer_id)
+                    self._ask_others(peer.peer_id, part, missing)
+                else:
+                    mute.forgive(peer.peer_id)
+        except HetpeerError as error:
+            mute.note(peer.peer_id)
+            self.distrust.note(peer.peer_id, error)
+        finally:
+            self._ask_others(peer.peer_id, part, left)
+        return taking
+
+    async def _places(self, peer: PeerId, keys: list[bytes], taking: Taking) -> list[bytes]:
+        """Those of the keys whose entries have places now: as soon as some of what came before have left theirs. None
+        if nothing of it has any."""
+        while not (free := self.entries.free(peer)):
+            if not (waited := {task for task in taking if not task.done()}):
+                return []
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        asked = keys[: min(free, ENTRIES_NAMED)]
+        self.entries.take(peer, len(asked))
+        return asked
+
+    async def _shown(self, peer: PeerRecord, part: Part, asked: list[bytes]) -> dict[bytes, pb.Entry]:
+        """What a peer shows of what it is asked for, which has its places until it is taken.
+
+        Raises:
+            PeerError: it shows something else, or nothing of what it has named.
+        """
+        shown: dict[bytes, pb.Entry] = {}
+        try:
+            answer = await self._entries(peer, part, asked)
+            _require_shown(len(answer.entries) <= len(asked), "more entries than it was asked for")
+            found = {self.acceptance.claimed(each.proof, each.receipts).key: each for each in answer.entries}
+            _require_shown(found.keys() <= {*asked}, "entries that it was not asked for")
+            _require_shown(bool(found) or len(asked) < LIE_KEYS, f"none of {len(asked)} entries that it named")
+            shown = found
+        finally:
+            self.entries.give_back(peer.peer_id, len(asked) - len(shown))
+        return shown
+
+    def _ask_others(self, peer: PeerId, part: Part, keys: Iterable[bytes]) -> None:
+        fetcher = self.acceptance.fetcher
+        for other, named in fetcher.wanted.unanswered(keys, peer).items():
+            if (record := fetcher.holders.get(other)) is not None:
+                self.start(self._ask_instead(record, part, named))
+            else:
+                fetcher.wanted.forget(named)
+
+    async def _ask_instead(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> None:
+        if taking := await self._ask(peer, part, keys):
+            await asyncio.wait(taking)
+
+    async def _entries(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> pb.Entries:
+        question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
+        async with self.contacts.to(peer) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            metadata = handshake(self.manifest)
+            entries: pb.Entries = await stub.Ask(question, metadata=metadata, timeout=ASK_ANSWER_SECONDS)
+        return entries
+
+
+def _require_shown(holds: bool, instead: str) -> None:
+    if not holds:
+        raise PeerError(f"it shows {instead}")

@@ -1,0 +1,293 @@
+"""What to fetch from whom: entries by who names them, bytes by who promises most. Pure; `fetching.py` carries it out,
+and `benchmarks/scale.py` plays it for a thousand peers."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from peer.network.passing_over import PassedOver
+from peer.network.spreading import Chance, some
+from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
+from protocol.places import Places
+
+FETCHES = 8
+"""Blobs that come in at the same time."""
+
+FETCHES_FROM_ONE = 1, 2, 4
+"""And from the same peer: the others wait for its uplink, too. From one that was too slow, one that has given nothing
+yet, and one that has."""
+
+LAG_SECONDS = 4.0
+"""So far behind `lag_speed` a source may fall before another is tried: more round trips than any link has, and little
+beside a round."""
+
+LAG_BYTES_PER_SECOND = 8000.0
+LAG_SHARE = 1 / 4
+"""What a source is measured by: this share of what blobs usually come at, or while none has come, a quarter of 2 Mb/s
+shared by eight transfers."""
+
+LATE = 8
+"""Fetches that go on though they are too slow. Of more, the slowest is given up."""
+
+SLOW_SECONDS, MOST_SLOW_SECONDS = 10.0, 600.0
+"""How long who was too slow is fetched from last: twice as long each time."""
+
+ASK_SECONDS = 0.5
+"""An entry is a kilobyte: after so long another is asked for it, too."""
+
+MUTE_SECONDS, MOST_MUTE_SECONDS = 1.0, 300.0
+"""How long nothing is heard of who does not show what it has named: twice as long each time."""
+
+MOST_SOURCES = 32
+"""Of one blob are remembered; more would not make it come any sooner."""
+
+LOOKED_AT = 4
+"""Blobs that are looked at before the next fetch, drawn at random: so peers fetch different ones, and have something
+for each other."""
+
+LOOKED_AT_MOST = 256
+"""Blobs that are looked at where none of those can come now."""
+
+Key = TypeVar("Key", bound=Hashable)
+Source = TypeVar("Source", bound=Hashable)
+
+
+def standing_still() -> float:
+    """A clock for who decides nothing by time."""
+    return 0.0
+
+
+@dataclass(slots=True)
+class Asked(Generic[Source]):
+    """An entry that is to come: who says that it holds it, whom it has been asked of, and when last."""
+
+    heard: list[Source]
+    of: list[Source]
+    at: float
+
+
+@dataclass(slots=True)
+class Wanted(Generic[Key, Source]):
+    """What this peer lacks of what others have said they hold, and who said so.
+
+    A key is first *asked* for: its entry is to come. Then its bytes are *wanted*, from any of its sources; at most
+    `FETCHES` of them are under way. A source that has given what it was asked for is *proven*; others may take half of
+    these places as long as there is one. A fetch that is too slow goes on without a place, and another source is tried.
+    """
+
+    clock: Callable[[], float] = standing_still
+    asked: dict[Key, Asked[Source]] = field(default_factory=dict)
+    sources: dict[Key, list[Source]] = field(default_factory=dict)
+    waiting: list[Key] = field(default_factory=list)
+    """The wanted ones of which another fetch may begin."""
+    trying: dict[Key, list[Source]] = field(default_factory=dict)
+    """From whom the wanted ones are being fetched."""
+    under_way: int = 0
+    busy: Counter[Source] = field(default_factory=Counter)
+    late: Counter[Source] = field(default_factory=Counter)
+    """Fetches that go on without a place."""
+    speeds: OrderedDict[Source, float] = field(default_factory=OrderedDict)
+    """Of the proven, bytes a second of the last blob that came from each."""
+    usual_speed: float = 0.0
+    places: Places[Source] = field(default_factory=lambda: Places(KEYS_ASKED_OF_ONE, KEYS_ASKED, KEYS_OF_FEW))
+    """For keys that are asked for."""
+    slow: PassedOver[Source] = field(init=False)
+    """Who was too slow: what others hold is fetched from them."""
+    mute: PassedOver[Source] = field(init=False)
+    """Who did not show the entries of keys that it had named: what it names is not heard."""
+
+    def __post_init__(self) -> None:
+        self.slow = PassedOver(SLOW_SECONDS, MOST_SLOW_SECONDS, self.clock)
+        self.mute = PassedOver(MUTE_SECONDS, MOST_MUTE_SECONDS, self.clock)
+
+    def hear(self, lacking: Iterable[Key], source: Source) -> list[Key]:
+        """A peer says that it holds these: what to ask it for. They count as asked until `want`, `forget` or
+        `unanswered`."""
+        unknown: list[Key] = []
+        if source in self.mute:
+            return unknown
+        now = self.clock()
+        for key in lacking:
+            if key in self.sources:
+                self._remember(self.sources[key], source)
+                continue
+            asked = self.asked.get(key)
+            if asked is None and self.places.take(source):
+                self.asked[key] = Asked([source], [source], now)
+                unknown.append(key)
+            elif asked is not None:
+                self._remember(asked.heard, source)
+                if source not in asked.of and self._should_ask(asked, source, now) and self.places.take(source):
+                    asked.of.append(source)
+                    asked.at = now
+                    unknown.append(key)
+        return unknown
+
+    def _should_ask(self, asked: Asked[Source], source: Source, now: float) -> bool:
+        """Whether one more source is asked for an entry: who was asked before keeps this peer waiting, or is nobody
+        that is known to give anything."""
+        stranger = not any(each in self.speeds for each in asked.of)
+        return not asked.of or now - asked.at >= ASK_SECONDS or (stranger and source in self.speeds)
+
+    def _remember(self, known: list[Source], source: Source) -> None:
+        """One more source; of too many, the ones that are worth more: nobody can fill the list with others' names."""
+        if source in known:
+            return
+        if len(known) < MOST_SOURCES:
+            known.append(source)
+            return
+        worst = min(range(len(known)), key=lambda place: self._rank(known[place]))
+        if self._rank(known[worst]) < self._rank(source):
+            known[worst] = source
+
+    def _rank(self, source: Source) -> int:
+        """2: proven, 1: not known, 0: too slow of late."""
+        return 0 if source in self.slow else 1 + (source in self.speeds)
+
+    def want(self, key: Key, source: Source) -> bool:
+        """The bytes of an entry are to be fetched; False if that is known already, and this is one more source."""
+        if key in self.sources:
+            self._remember(self.sources[key], source)
+            return False
+        asked = self._stop_asking(key)
+        others = [each for each in (asked.heard if asked else []) if each != source]
+        self.sources[key] = [source, *others]
+        self.waiting.append(key)
+        return True
+
+    def choose(self, chance: Chance) -> tuple[Key, Source] | None:
+        """What to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most."""
+        if self.under_way >= FETCHES or not self.waiting:
+            return None
+        room = self._room()
+        for count in (LOOKED_AT, LOOKED_AT_MOST):  # most that wait may be only where nothing is to be had now
+            drawn = some(range(len(self.waiting)), count, chance)
+            choices = [(place, source) for place in drawn for source in self._free(self.waiting[place], room)]
+            if choices or len(drawn) < count:
+                break
+        if not choices:
+            return None
+        place, source = max(choices, key=lambda each: (self._rank(each[1]) > 0, self._promise(each[1])))
+        key, self.waiting[place] = self.waiting[place], self.waiting[-1]
+        self.waiting.pop()
+        self.under_way += 1
+        self.busy[source] += 1
+        self.trying.setdefault(key, []).append(source)
+        return key, source
+
+    def _room(self) -> tuple[bool, bool, bool]:
+        """Whether those of each rank may take a place now."""
+        ranks = Counter[int]()
+        for source, count in self.busy.items():
+            ranks[self._rank(source)] += count - self.late[source]
+        strangers = ranks[0] + ranks[1] < (FETCHES // 2 if self.speeds else FETCHES)
+        return strangers and ranks[0] < FETCHES // 4, strangers, True
+
+    def _free(self, key: Key, room: tuple[bool, bool, bool]) -> list[Source]:
+        """From whom a blob may be fetched now: from who was too slow only where nobody else has it."""
+        trying = self.trying.get(key, ())
+        left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
+        better = any(rank for _, rank in left)
+        return [
+            source
+            for source, rank in left
+            if room[rank] and self.busy[source] < FETCHES_FROM_ONE[rank] and (rank or not better)
+        ]
+
+    def _promise(self, source: Source) -> float:
+        return self.speeds.get(source, self.usual_speed) / (1 + self.busy[source])
+
+    def came(self, source: Source, speed: float) -> None:
+        """Bytes have come from there, so many a second. Their key stays wanted until it is dropped."""
+        self._end(source)
+        self.usual_speed += (speed - self.usual_speed) / (16 if self.speeds else 1)
+        self.speeds[source] = speed
+        self.speeds.move_to_end(source)
+        if len(self.speeds) > PEERS_KEPT:
+            self.speeds.popitem(last=False)
+        self.slow.forgive(source)
+
+    def lag(self, key: Key, source: Source) -> None:
+        """A fetch takes too long: it goes on without its place, and another source may be tried beside it."""
+        self.under_way -= 1
+        self.late[source] += 1
+        self.speeds.pop(source, None)
+        self.slow.note(source)
+        if key in self.sources and key not in self.waiting and set(self.sources[key]) - set(self.trying.get(key, ())):
+            self.waiting.append(key)
+
+    def stop(self, source: Source, late: bool = False) -> None:
+        """A fetch has ended, of which nothing is to be learnt. `late`: it had lost its place."""
+        if late:
+            self.late[source] -= 1
+            self.under_way += 1
+        self._end(source)
+
+    @property
+    def lag_speed(self) -> float:
+        """Bytes a second, below which another source is tried."""
+        return max(LAG_BYTES_PER_SECOND, LAG_SHARE * self.usual_speed)
+
+    def settle(self, key: Key) -> None:
+        """Bytes are here: no other fetch begins. They may turn out to be none that are wanted."""
+        self.trying.pop(key, None)
+        if key in self.waiting:
+            self.waiting.remove(key)
+
+    def drop(self, key: Key) -> None:
+        """Nothing more is wanted under this key."""
+        self.settle(key)
+        self.sources.pop(key, None)
+
+    def failed(self, key: Key, source: Source, late: bool = False) -> bool:
+        """They did not come from there; whether there is another source."""
+        self.stop(source, late)
+        self.speeds.pop(source, None)
+        if key not in self.sources:
+            return False
+        left = self.sources[key] = [each for each in self.sources[key] if each != source]
+        trying = self.trying[key] = [each for each in self.trying.get(key, []) if each != source]
+        if not left:
+            self.drop(key)
+        elif len(left) > len(trying) and key not in self.waiting:
+            self.waiting.append(key)
+        return bool(left)
+
+    def _end(self, source: Source) -> None:
+        self.under_way -= 1
+        self.busy[source] -= 1
+        for counts in (self.busy, self.late):
+            if not counts[source]:
+                del counts[source]
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """No answer is to be expected any more for these."""
+        for key in keys:
+            self._stop_asking(key)
+
+    def unanswered(self, keys: Iterable[Key], source: Source) -> dict[Source, list[Key]]:
+        """A source has not shown the entries of these: who is asked for them instead. They count as asked again."""
+        instead: dict[Source, list[Key]] = {}
+        for key in keys:
+            asked = self.asked.get(key)
+            if asked is None or source not in asked.of:
+                continue
+            asked.heard = [each for each in asked.heard if each != source]
+            asked.of.remove(source)
+            self.places.give_back(source)
+            others = [each for each in asked.heard if each not in asked.of and each not in self.mute]
+            other = max(others, key=self._rank, default=None)
+            if other is not None and self.places.take(other):
+                asked.of.append(other)
+                asked.at = self.clock()
+                instead.setdefault(other, []).append(key)
+            elif not asked.of:
+                del self.asked[key]
+        return instead
+
+    def _stop_asking(self, key: Key) -> Asked[Source] | None:
+        asked = self.asked.pop(key, None)
+        for each in asked.of if asked else ():
+            self.places.give_back(each)
+        return asked

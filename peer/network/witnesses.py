@@ -1,0 +1,87 @@
+"""Where the others are in the run, as far as their contributions show it. Nobody's bare word moves this peer's time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peer.network.acceptance import Acceptance
+from peer.network.discovery import Discovery
+from protocol.identity import PeerId
+from protocol.records import common_round, may_author
+from protocol.window import SKEW
+
+DISBELIEF_SECONDS = 60.0
+"""So long a peer does not try again to catch up with those who could not show that they are ahead."""
+
+
+@dataclass(slots=True)
+class Witnesses:
+    """Those who may contribute, and what of theirs is known here.
+
+    A witness has finished the round that its record says, but none beyond the one after its last contribution: it may
+    have ended one without. The others are where more than `outer.liars` witnesses are, and for as long as these are.
+    """
+
+    discovery: Discovery
+    acceptance: Acceptance
+    target: int = 0
+    """While this peer catches up with a round: that one."""
+    disbelieved: dict[PeerId, float] = field(default_factory=dict)
+    """Who has signed for rounds that were not to be found anywhere: until when that shows nothing, by
+    `time.monotonic`."""
+
+    def others_at(self) -> int:
+        """The round that the others have finished, as far as what is accepted here bears them out."""
+        return self._common_round(self._accepted)
+
+    def shown_at(self) -> int:
+        """The round that they have finished, as far as they have signed contributions, of rounds that have not begun
+        here too. A reason to look for these, and for nothing more."""
+        return self._common_round(self._shown)
+
+    def most_shown(self) -> int:
+        """The round that at least one of them has finished; 0 if none has shown anything."""
+        return max(self._finished(self._shown), default=0)
+
+    def unanswered(self) -> bool:
+        """Whether somebody who may author says to have finished a round, and nobody has shown anything yet. A reason
+        to ask again, and for nothing more."""
+        return not self.most_shown() and any(peer.round and may_author(peer) for peer in self.discovery.others())
+
+    def follow(self) -> None:
+        """Set the ledgers' clocks by the others, forward and back. Who has reason to think that it was away signs no
+        receipts until it has caught up: they would say that something was in time by a clock that is not the others'.
+        """
+        others = self.others_at() + 1
+        for ledger in self.acceptance.ledgers.values():
+            ledger.follow(others, self.target + 1 if self.target else 0)
+        self.acceptance.attests = self.shown_at() <= self.discovery.record.round + SKEW
+
+    def disbelieve(self, round: int) -> bool:
+        """That round was not to be found, though it was signed for: for a while, those who did are believed by what is
+        accepted here alone. Whether there was anybody."""
+        now = time.monotonic()
+        others = [peer.peer_id for peer in self.discovery.others()]
+        vain = [author for author in others if self._accepted(author) < round - 1 <= self._shown(author)]
+        self.disbelieved = {author: until for author, until in self.disbelieved.items() if until > now}
+        self.disbelieved |= dict.fromkeys(vain, now + DISBELIEF_SECONDS)
+        return bool(vain)
+
+    def _accepted(self, author: PeerId) -> int:
+        return max(ledger.newest(author) for ledger in self.acceptance.ledgers.values())
+
+    def _shown(self, author: PeerId) -> int:
+        trusted = self.disbelieved.get(author, 0.0) <= time.monotonic()
+        return max(self._accepted(author), self.acceptance.shown.get(author, 0) if trusted else 0)
+
+    def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
+        others = [peer for peer in self.discovery.others() if may_author(peer)]
+        return [min(peer.round, round + 1) for peer in others if (round := newest(peer.peer_id))]
+
+    def _common_round(self, newest: Callable[[PeerId], int]) -> int:
+        """Of few who have shown something, all may lie: then those who train and have not are where they began."""
+        finished, liars = self._finished(newest), self.discovery.manifest.outer.liars
+        if len(finished) <= liars:
+            training = (peer for peer in self.discovery.others() if may_author(peer) and peer.replica)
+            finished += [0 for peer in training if not newest(peer.peer_id)]
+        return common_round(finished, liars)
