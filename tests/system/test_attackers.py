@@ -1,4 +1,4 @@
-"""One attacker of each kind in a small swarm of real processes: it changes nothing that matters."""
+"""Attackers in a small swarm of real processes, one of a kind or a crowd of all: they change nothing that matters."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from peer.testnet.faults import AttackKind
+from peer.testnet.faults import AttackKind, CrowdKind
 from tests.reference.processes import Outcome, completed_swarm
 
 SHAPE = ["--groups", "2", "--rounds", "6", "--inner-steps", "6", "--no-compare"]
@@ -33,15 +33,13 @@ def attacker_said(folder: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (folder / "net" / "attacker.jsonl").read_text().splitlines()]
 
 
-ALWAYS = ("garbage", "equivocation")
-"""Of each sort one: in a pipeline, and in contributions. A run takes a minute; the others' come with the variable
+EVERY = os.environ.get("HETPEER_EVERY_ATTACKER")
+
+ALWAYS = ("garbage",)
+"""In a pipeline, which is open to a daemon alone; the crowd has the rest. A run takes a minute; the others' come with
 `HETPEER_EVERY_ATTACKER`, as in `HETPEER_EVERY_ATTACKER=1 make test ARGS=tests/system/test_attackers.py`."""
 
-KINDS = [
-    kind
-    for kind in get_args(AttackKind)
-    if kind not in WITHIN_THE_RULES and (kind in ALWAYS or os.environ.get("HETPEER_EVERY_ATTACKER"))
-]
+KINDS = [kind for kind in get_args(AttackKind) if kind not in WITHIN_THE_RULES and (kind in ALWAYS or EVERY)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,6 +51,25 @@ def test_a_run_with_an_attacker_ends_as_one_without(kind: str, undisturbed: floa
     assert outcome.report["chaos"]["digests_equal"]
     assert outcome.report["chaos"]["rounds_completed"] == 6
     assert refused(outcome) <= {attacker}
+    assert outcome.report["rounds"][-1]["loss"] - undisturbed <= MARGIN
+
+
+CROWDS = ("all*10", *(f"{kind}*2" for kind in get_args(CrowdKind) if EVERY), *(["all*100"] if EVERY else []))
+
+MOST_GROWTH = 256.0
+"""MiB of one process: all sources together (`SECURITY.md`, "What a peer may cost another")."""
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_a_run_with_a_crowd_of_attackers_ends_as_one_without(crowd: str, undisturbed: float, tmp_path: Path):
+    """Judged by what is counted: what it costs in time, `benchmarks/attacks.py` measures on a machine left alone."""
+    outcome = completed_swarm(tmp_path, *SHAPE, "--chaos", f"crowd:{crowd}@round=2+15s")
+    (toll,) = outcome.report["chaos"]["crowds"]
+    assert toll["told"]["outcomes"]
+    assert outcome.report["chaos"]["digests_equal"]
+    assert outcome.report["chaos"]["rounds_completed"] == 6
+    assert not refused(outcome) & {line["peer_id"] for line in outcome.said("Joined")}
+    assert max(held["most"] - held["before"] for held in toll["memory"].values()) < MOST_GROWTH
     assert outcome.report["rounds"][-1]["loss"] - undisturbed <= MARGIN
 
 

@@ -166,13 +166,14 @@ def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_
             watched.process.kill()
 
 
-def test_the_death_of_libp2ps_daemon_is_noticed_and_named(running: Watched):
-    children = running.children()
+def test_the_death_of_libp2ps_daemon_is_noticed_and_the_run_goes_on(running: Watched):
     owner = running.child("--stage 1")
-    owner.children()[0].kill()
-    assert running.end() == 1
-    assert f"volunteer 1, stage 1 (process {owner.pid}) failed: libp2p's daemon" in running.said
-    assert gone(children)
+    (daemon,) = owner.children()
+    daemon.kill()
+    daemon.wait(20)
+    while not owner.children():
+        running.wait_for("loss after round")
+    running.wait_for("loss after round")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
