@@ -189,7 +189,7 @@ class Calls:
         of its daemon for good, without a word. Who leaves calls open is hung up on, which ends them.
 
         Raises:
-            RefusedError: it has left too many unanswered.
+            RefusedError: it has left too many unanswered, or this node's daemon has gone meanwhile.
         """
         from hivemind.proto import dht_pb2
 
@@ -201,7 +201,12 @@ class Calls:
         task = asyncio.ensure_future(call())
         self.asked[task] = peer, time.monotonic()
         task.add_done_callback(self._ended)
-        response = await asyncio.shield(task)
+        try:
+            response = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if (asker := asyncio.current_task()) is not None and asker.cancelling():
+                raise
+            raise RefusedError("libp2p's daemon has gone") from None  # `stop`: for hivemind a call that failed
         if len(response.peer.node_id) != KEY_BYTES:
             response.peer.node_id = b""
         if isinstance(response, dht_pb2.FindResponse):

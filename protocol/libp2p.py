@@ -58,15 +58,19 @@ async def end(p2p: Any) -> None:
 
 async def answers(p2p: Any) -> bool:
     """Whether the daemon is there for hivemind: over the one connection between the two, by which all calls go, both
-    ways. If either end has ceased to read it, the daemon and this process both live, and nobody finds this node."""
+    ways. If either end has ceased to read it, the daemon and this process both live, and nobody finds this node.
+
+    It is asked to call somebody whose id is none. To any other, to itself too, it would look for a way: among peers
+    that may all be cut off."""
+    from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 
-    asked = asyncio.ensure_future(p2p._client.call_unary_handler(p2p.peer_id, "hetpeer/beat", b""))
+    asked = asyncio.ensure_future(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
     asked.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait((asked,), timeout=ANSWER_SECONDS)  # and not cancelled: see `Calls.ask`
     if not asked.done():
         return False
-    return isinstance(asked.exception(), P2PDaemonError | P2PHandlerError)  # "dial to self attempted"
+    return isinstance(asked.exception(), P2PDaemonError | P2PHandlerError)  # "length greater than remaining"
 
 
 def held_bytes(p2p: Any) -> int:

@@ -20,7 +20,7 @@ from protocol import libp2p
 from protocol.dht import Dht
 from protocol.dht_costs import Costs
 from protocol.dht_rules import Entry, packed, unpacked
-from protocol.errors import FormatError, ResourceError
+from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.limits import (
     DHT_ASKED_OF_PEER,
@@ -447,6 +447,46 @@ def test_a_daemon_that_is_gone_in_any_way_is_replaced_and_work_goes_on(
             await node.while_alive(work())
             assert len(said) == 1
             assert node.addresses == addresses
+
+    play(scene)
+
+
+def test_who_waits_for_an_answer_when_the_daemon_goes_is_told_and_not_cancelled(tmp_path: Path):
+    from hivemind.proto import dht_pb2
+
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts()) as (node,), bare(node) as silent:
+            came = asyncio.Event()
+
+            async def never(request: Any, context: Any) -> Any:
+                came.set()
+                await asyncio.Event().wait()
+
+            await silent.add_protobuf_handler("silent", never, dht_pb2.PingRequest)
+            ping = dht_pb2.PingRequest(), dht_pb2.PingResponse
+            asker = asyncio.create_task(node.p2p.call_protobuf_handler(silent.peer_id, "silent", *ping))
+            await came.wait()
+            node.calls.stop()
+            with pytest.raises(RefusedError, match="daemon"):
+                await asker
+            came.clear()
+            asker = asyncio.create_task(node.p2p.call_protobuf_handler(silent.peer_id, "silent", *ping))
+            await came.wait()
+            asker.cancel()  # by whoever asked: then it is
+            with pytest.raises(asyncio.CancelledError):
+                await asker
+
+    play(scene)
+
+
+def test_a_daemon_whose_neighbours_are_all_cut_off_is_not_taken_for_one_that_hangs(tmp_path: Path):
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts(), Texts()) as (other, node):
+            freeze(other)
+            try:
+                assert await libp2p.answers(node.p2p)
+            finally:
+                os.kill(other.p2p._child.pid, signal.SIGCONT)
 
     play(scene)
 
