@@ -207,6 +207,11 @@ class Ledger:
         counted = self.history.ranges.get(author)
         return max(rounds, default=counted[-1][1] if counted else 0)
 
+    def counted_since(self, round: int) -> set[PeerId]:
+        """Whose contributions of that round or a later one count, as far as they are here."""
+        closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
+        return closed.union(*(self.chosen(each) for each in self.accepted if each >= round))
+
     def fold(self, round: int) -> dict[PeerId, str]:
         """Close the next round for ever; what counted in it."""
         if round != self.folded + 1:

@@ -30,6 +30,9 @@ from protocol.window import SKEW
 Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
 
+LATELY = 2
+"""Rounds. Who has contributed to none of the last two is not waited for: that it trains is its word alone."""
+
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""
 
@@ -267,8 +270,9 @@ class OuterLoop:
         record tells the last only. If nothing of it is here, it is asked."""
         later = range(round + 1, round + 1 + self.manifest.outer.delay)
         for part, each in self.followed.parts.items():
+            lacking = each.ledger.counted_since(round - LATELY) - each.ledger.accepted.get(round, {}).keys()
             for peer in authors(self.discovery.others(), part):
-                if peer.contributed in later and peer.peer_id not in each.ledger.accepted.get(round, {}):
+                if peer.contributed in later and peer.peer_id in lacking:
                     await self.reconciler.compare(peer)
 
     def _runs_ahead(self, round: int) -> bool:
@@ -308,5 +312,8 @@ class OuterLoop:
         return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        on_their_way = self.followed.parts[part].ledger.waiting.get(round, {})
-        return awaited(self.discovery.peers(), part, round, on_their_way)
+        """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's
+        first contribution, and that of one who was away, may come late, and counts all the same."""
+        ledger = self.followed.parts[part].ledger
+        training = awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
+        return training if round == 1 else training & ledger.counted_since(round - LATELY)
