@@ -169,7 +169,7 @@ class Swarm:
 
     def compare(self, peer: VirtualPeer) -> None:
         """Ask some others in which rounds they differ, and do it again."""
-        for other in self.named(peer, partners(peer.others, self.random)):
+        for other in self.named(peer, partners(peer.others, (), self.random)):
             self.network.message(peer.me, other.me, self.sizes.comparison, self.differ, other, peer, peer.have)
         self.clock.after(compare_seconds(len(peer.others)) * self.random.uniform(0.75, 1.25), self.compare, peer)
 

@@ -122,8 +122,13 @@ class Fetcher:
         try:
             while not fetching.done():
                 await asyncio.wait((fetching,), timeout=deciding.LAG_SECONDS / 8)
-                if not (fetching.done() or attempt.late) and attempt.lags(clock(), self.wanted.lag_speed):
+                if fetching.done() or attempt.late:
+                    continue
+                if attempt.lags(clock(), self.wanted.lag_speed):
                     self._let_lag(attempt, wanted)
+                elif attempt.behind > deciding.DOUBT_SECONDS:
+                    self.wanted.doubt(key)
+                    self._go_on()
             blob = fetching.result()
         except HetpeerError as error:  # another has it, too
             self.distrust.note(attempt.source, error)

@@ -22,7 +22,16 @@ from peer.network.reconciliation_wire import (
     some_named,
     summary_to_wire,
 )
-from peer.network.spreading import HEARERS, TELL_SECONDS, compare_seconds, first_hearers, follows, partners, some
+from peer.network.spreading import (
+    HEARERS,
+    TELL_SECONDS,
+    compare_seconds,
+    favoured,
+    first_hearers,
+    follows,
+    partners,
+    some,
+)
 from peer.network.witnesses import Witnesses
 from protocol import statement
 from protocol.channels import handshake
@@ -91,7 +100,7 @@ class Reconciler:
         """Keep and announce this peer's own contribution."""
         entry = await self.acceptance.own(part, round, blob)
         if entry is not None:
-            for peer in first_hearers(self.discovery.record, self.followers(part), random):
+            for peer in first_hearers(self.discovery.record, *self._sorted(self.followers(part)), random):
                 self.start(self._tell(peer, [entry]))
 
     def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:
@@ -148,14 +157,22 @@ class Reconciler:
     def _contacts_now(self) -> list[PeerRecord]:
         """In a large swarm, some of those who follow one of this peer's parts, each time another."""
         others = self.discovery.others()
-        chosen = partners(others, random)
+        chosen = partners(*self._sorted(others), random)
         if len(chosen) < len(others):
-            chosen = partners(self.followers(random.choice([*self.acceptance.ledgers])), random)
+            chosen = partners(*self._sorted(self.followers(random.choice([*self.acceptance.ledgers]))), random)
         return [*chosen, *self._returning()]
 
     def followers(self, part: Part) -> list[PeerRecord]:
         """Others that hold a part."""
         return [peer for peer in self.discovery.others() if follows(peer, part, self.manifest)]
+
+    def _sorted(self, peers: Iterable[PeerRecord]) -> tuple[list[PeerRecord], list[PeerRecord]]:
+        """Those whose contributions count, and the others."""
+        known = self.witnesses.contributing()
+        contributing, others = list[PeerRecord](), list[PeerRecord]()
+        for peer in peers:
+            (contributing if peer.peer_id in known else others).append(peer)
+        return contributing, others
 
     def _returning(self) -> list[PeerRecord]:
         """One of those that did not answer: it may be back."""
@@ -218,7 +235,7 @@ class Reconciler:
         self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if told else None
         heard: dict[PeerId, dict[Part, list[bytes]]] = {}
         for part, keys in told.items():
-            for peer in some(self.followers(part), HEARERS, random):
+            for peer in favoured(*self._sorted(self.followers(part)), HEARERS, random):
                 heard.setdefault(peer.peer_id, {})[part] = keys
         for peer_id, held in heard.items():
             self.start(self._tell(self.discovery.records[peer_id], held=held))
@@ -245,7 +262,7 @@ class Reconciler:
         entries = (entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
         own = [entry for entry in entries if entry.name.author == me]
         messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
-        hearers = some(self.discovery.others(), HEARERS, random)
+        hearers = favoured(*self._sorted(self.discovery.others()), HEARERS, random)
         await asyncio.gather(*(self._tell(peer, each) for peer in hearers for each in messages))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

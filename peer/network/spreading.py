@@ -53,9 +53,17 @@ def some(peers: Sequence[Item], count: int, chance: Chance) -> list[Item]:
     return chance.sample(peers, min(count, len(peers)))
 
 
-def partners(known: Sequence[Item], chance: Chance) -> list[Item]:
+def favoured(contributing: Sequence[Item], others: Sequence[Item], count: int, chance: Chance) -> list[Item]:
+    """So many, of those whose contributions count where there are enough; and of the others one at least. However many
+    names somebody has, news goes on between those who train."""
+    return [*some(contributing, count, chance), *some(others, max(1, count - len(contributing)), chance)]
+
+
+def partners(contributing: Sequence[Item], others: Sequence[Item], chance: Chance) -> list[Item]:
     """With whom to compare now."""
-    return list(known) if len(known) <= ALL_CONTACTS else some(known, FANOUT, chance)
+    if len(contributing) + len(others) <= ALL_CONTACTS:
+        return [*contributing, *others]
+    return favoured(contributing, others, FANOUT, chance)
 
 
 def compare_seconds(known: int) -> float:
@@ -73,9 +81,11 @@ def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
     return peer.role != "volunteer" or part in parts_followed(manifest, peer.stage)
 
 
-def first_hearers(author: PeerRecord, followers: Sequence[PeerRecord], chance: Chance) -> list[PeerRecord]:
-    """Whom an author tells of its contribution at once. What is on trial nobody tells on, and the operator's auditor is
-    an observer: so observers hear it."""
+def first_hearers(
+    author: PeerRecord, contributing: Sequence[PeerRecord], others: Sequence[PeerRecord], chance: Chance
+) -> list[PeerRecord]:
+    """Whom an author tells of its contribution at once, of those who follow its part. What is on trial nobody tells on,
+    and the operator's auditor is an observer: so observers hear it."""
     if not author.on_trial:
-        return some(followers, FANOUT, chance)
-    return some([peer for peer in followers if peer.role == "observer"], HEARERS, chance)
+        return favoured(contributing, others, FANOUT, chance)
+    return some([peer for peer in others if peer.role == "observer"], HEARERS, chance)

@@ -27,6 +27,9 @@ LAG_SHARE = 1 / 4
 """What a source is measured by: this share of what blobs usually come at, or while none has come, a quarter of 2 Mb/s
 shared by eight transfers."""
 
+DOUBT_SECONDS = 1.0
+"""So far behind, a source that has given nothing yet keeps no proven one from being tried beside it."""
+
 LATE = 8
 """Fetches that go on though they are too slow. Of more, the slowest is given up."""
 
@@ -38,6 +41,9 @@ ASK_SECONDS = 0.5
 
 MUTE_SECONDS, MOST_MUTE_SECONDS = 1.0, 300.0
 """How long nothing is heard of who does not show what it has named: twice as long each time."""
+
+PROVEN = 2
+"""The rank of a source that has given what it was asked for."""
 
 MOST_SOURCES = 32
 """Of one blob are remembered; more would not make it come any sooner."""
@@ -83,6 +89,8 @@ class Wanted(Generic[Key, Source]):
     """The wanted ones of which another fetch may begin."""
     trying: dict[Key, list[Source]] = field(default_factory=dict)
     """From whom the wanted ones are being fetched."""
+    doubted: set[Key] = field(default_factory=set)
+    """The wanted ones that are tried from strangers who have given nothing of them yet."""
     under_way: int = 0
     busy: Counter[Source] = field(default_factory=Counter)
     late: Counter[Source] = field(default_factory=Counter)
@@ -111,6 +119,7 @@ class Wanted(Generic[Key, Source]):
         for key in lacking:
             if key in self.sources:
                 self._remember(self.sources[key], source)
+                self._try_proven(key)
                 continue
             asked = self.asked.get(key)
             if asked is None and self.places.take(source):
@@ -123,6 +132,20 @@ class Wanted(Generic[Key, Source]):
                     asked.at = now
                     unknown.append(key)
         return unknown
+
+    def doubt(self, key: Key) -> None:
+        """Nothing comes from the stranger that is tried: a proven source is tried beside it, now or as soon as one
+        names the key."""
+        if key in self.sources:
+            self.doubted.add(key)
+            self._try_proven(key)
+
+    def _try_proven(self, key: Key) -> None:
+        if key not in self.doubted or key in self.waiting:
+            return
+        proven = {each for each in self.sources[key] if each in self.speeds}
+        if proven and proven.isdisjoint(self.trying.get(key, ())):
+            self.waiting.append(key)
 
     def _should_ask(self, asked: Asked[Source], source: Source, now: float) -> bool:
         """Whether one more source is asked for an entry: who was asked before keeps this peer waiting, or is nobody
@@ -143,12 +166,13 @@ class Wanted(Generic[Key, Source]):
 
     def _rank(self, source: Source) -> int:
         """2: proven, 1: not known, 0: too slow of late."""
-        return 0 if source in self.slow else 1 + (source in self.speeds)
+        return 0 if source in self.slow else PROVEN if source in self.speeds else 1
 
     def want(self, key: Key, source: Source) -> bool:
         """The bytes of an entry are to be fetched; False if that is known already, and this is one more source."""
         if key in self.sources:
             self._remember(self.sources[key], source)
+            self._try_proven(key)
             return False
         asked = self._stop_asking(key)
         others = [each for each in (asked.heard if asked else []) if each != source]
@@ -188,6 +212,8 @@ class Wanted(Generic[Key, Source]):
         """From whom a blob may be fetched now: from who was too slow only where nobody else has it."""
         trying = self.trying.get(key, ())
         left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
+        if key in self.doubted:
+            left = [(source, rank) for source, rank in left if rank == PROVEN]
         better = any(rank for _, rank in left)
         return [
             source
@@ -214,6 +240,7 @@ class Wanted(Generic[Key, Source]):
         self.late[source] += 1
         self.speeds.pop(source, None)
         self.slow.note(source)
+        self.doubted.discard(key)  # whoever else has it
         if key in self.sources and key not in self.waiting and set(self.sources[key]) - set(self.trying.get(key, ())):
             self.waiting.append(key)
 
@@ -232,6 +259,7 @@ class Wanted(Generic[Key, Source]):
     def settle(self, key: Key) -> None:
         """Bytes are here: no other fetch begins. They may turn out to be none that are wanted."""
         self.trying.pop(key, None)
+        self.doubted.discard(key)
         if key in self.waiting:
             self.waiting.remove(key)
 

@@ -10,6 +10,9 @@ from protocol.identity import PeerId
 from protocol.records import common_round, may_author
 from protocol.window import SKEW
 
+LATELY = 2
+"""Rounds. Who has contributed to none of the last two is in the run by its word alone."""
+
 DISBELIEF_SECONDS = 60.0
 """So long a peer does not try again to catch up with those who could not show that they are ahead."""
 
@@ -47,6 +50,10 @@ class Witnesses:
         """Whether somebody who may author says to have finished a round, and nobody has shown anything yet. A reason
         to ask again, and for nothing more."""
         return not self.most_shown() and any(peer.round and may_author(peer) for peer in self.discovery.others())
+
+    def contributing(self) -> set[PeerId]:
+        """Whose contributions of late count here."""
+        return set().union(*(each.counted_since(each.begun - LATELY) for each in self.acceptance.ledgers.values()))
 
     def follow(self) -> None:
         """Set the ledgers' clocks by the others, forward and back. Who has reason to think that it was away signs no

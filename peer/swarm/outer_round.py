@@ -14,6 +14,7 @@ from peer.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.events import Contributed, Listener
 from peer.network.discovery import Discovery
 from peer.network.reconciliation import Reconciler
+from peer.network.witnesses import LATELY
 from peer.swarm.credited import Credited
 from peer.swarm.deadline import Pace
 from peer.swarm.followed import Followed
@@ -29,9 +30,6 @@ from protocol.window import SKEW
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
-
-LATELY = 2
-"""Rounds. Who has contributed to none of the last two is not waited for: that it trains is its word alone."""
 
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""

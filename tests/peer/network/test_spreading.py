@@ -39,8 +39,39 @@ def test_some_are_so_many_of_them_and_none_twice(known, count, seed):
 
 
 def test_in_a_small_swarm_all_are_compared_with_and_in_a_large_one_a_few():
-    assert partners(range(ALL_CONTACTS), Random(1)) == list(range(ALL_CONTACTS))
-    assert len(partners(range(ALL_CONTACTS + 1), Random(1))) == FANOUT
+    assert partners(range(5), range(5, ALL_CONTACTS), Random(1)) == list(range(ALL_CONTACTS))
+    assert len(partners((), range(ALL_CONTACTS + 1), Random(1))) == FANOUT
+
+
+@given(st.integers(1, 40), seeds)
+def test_a_hundred_names_do_not_keep_news_from_those_who_train(training, seed):
+    chosen = partners(range(training), range(1000, 1100), Random(seed))
+    assert len([each for each in chosen if each < 1000]) == min(training, FANOUT)
+    assert len([each for each in chosen if each >= 1000]) == max(1, FANOUT - training)  # any of them may be honest
+
+
+@pytest.mark.parametrize("heard_before", [True, False])
+def test_beside_strangers_who_give_nothing_one_that_has_given_something_is_tried(heard_before):
+    wanted = wanting(1, "proven")
+    assert wanted.choose(Random(1)) == (0, "proven")
+    wanted.came("proven", 1e6)
+    wanted.drop(0)
+    wanted.want(1, "stranger")
+    assert wanted.choose(Random(1)) == (1, "stranger")
+    if heard_before:
+        wanted.hear([1], "proven")
+        assert wanted.choose(Random(1)) is None
+    wanted.doubt(1)
+    wanted.hear([1], "another stranger")
+    if not heard_before:
+        assert wanted.choose(Random(1)) is None
+        wanted.hear([1], "proven")
+    assert wanted.choose(Random(1)) == (1, "proven")
+    wanted.came("another proven", 1e6)
+    wanted.hear([1], "another proven")
+    assert wanted.choose(Random(1)) is None  # one of them is enough
+    wanted.drop(1)
+    assert not wanted.doubted
 
 
 def test_in_a_large_swarm_comparisons_and_reads_are_rarer_but_no_record_dies_unseen():
