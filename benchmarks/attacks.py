@@ -9,11 +9,13 @@ how many seconds half of those names were avoided that were at all. A loss is co
     python benchmarks/attacks.py --names 2 --seconds 20                 # every kind by itself
     python benchmarks/attacks.py --kinds all --names 2 10 100 --seconds 300 --rounds 70
 
-Leave the machine alone meanwhile: all processes share its cores, and so does the crowd, whose own CPU time is told.
+Leave the machine alone meanwhile: all processes share its cores, and so does the crowd: what it took of them itself is told, and is not what the honest
+would lose to a crowd elsewhere.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +51,8 @@ class Row:
     avoided_seconds: float | None
     digests_equal: bool
     loss_difference: float | None
-    cpu_seconds: float
+    own_cpu: float
+    """The share of the machine that the crowd itself took, which on one machine is lost to the honest, too."""
     outcome: str
 
 
@@ -79,7 +82,7 @@ def row(kind: str, names: int, report: dict[str, Any], calm: float) -> Row:
     chaos = report["chaos"]
     crowd = next(iter(chaos.get("crowds", ())), None)
     if crowd is None:
-        return Row(kind, names, 0, None, None, 0, 0, "–", None, False, None, 0, report["outcome"])
+        return Row(kind, names, 0, None, None, 0, 0, "–", None, False, None, 0.0, report["outcome"])
     growth = [held["most"] - held["before"] for held in crowd["memory"].values()]
     shunned = list(crowd["shunned"].values())
     seconds = [each["median_seconds"] for each in shunned if each["median_seconds"] is not None]
@@ -96,7 +99,7 @@ def row(kind: str, names: int, report: dict[str, Any], calm: float) -> Row:
         avoided_seconds=max(seconds, default=None),
         digests_equal=chaos["digests_equal"],
         loss_difference=None if loss is None else loss - calm,
-        cpu_seconds=crowd["told"].get("cpu_seconds", 0.0),
+        own_cpu=crowd["told"].get("cpu_seconds", 0.0) / (crowd["ended"] - crowd["began"]) / (os.cpu_count() or 1),
         outcome=report["outcome"],
     )
 
@@ -110,7 +113,7 @@ def table(rows: Sequence[Row]) -> str:
     """Lines of text."""
     lines = [
         f"{'attack':14} {'names':>5} {'lost':>6} {'after':>6} {'MiB most':>8} {'MiB all':>8} {'avoided':>10} "
-        f"{'s':>5} {'digests':>8} {'loss':>7} {'CPU s':>6}  outcome"
+        f"{'s':>5} {'digests':>8} {'loss':>7} {'own CPU':>7}  outcome"
     ]
     for each in rows:
         percent = ["–" if share is None else f"{share:.0%}" for share in (each.steps_lost, each.steps_lost_after)]
@@ -119,7 +122,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(
             f"{each.kind:14} {each.names:5} {percent[0]:>6} {percent[1]:>6} {each.most_growth:8.0f} "
             f"{each.all_growth:8.0f} {each.avoided:>10} {seconds:>5} {'equal' if each.digests_equal else 'NOT':>8} "
-            f"{loss:>7} {each.cpu_seconds:6.1f}  {each.outcome[:60]}"
+            f"{loss:>7} {each.own_cpu:>7.0%}  {each.outcome[:60]}"
         )
     return "\n".join(lines)
 
