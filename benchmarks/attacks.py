@@ -9,8 +9,8 @@ how many seconds half of those names were avoided that were at all. A loss is co
     python benchmarks/attacks.py --names 2 --seconds 20                 # every kind by itself
     python benchmarks/attacks.py --kinds all --names 2 10 100 --seconds 300 --rounds 70
 
-Leave the machine alone meanwhile: all processes share its cores, and so does the crowd: what it took of them itself is told, and is not what the honest
-would lose to a crowd elsewhere.
+Leave the machine alone meanwhile: all processes share its cores, and so does the crowd. What it took of them itself is
+told: the honest would not lose that to a crowd elsewhere.
 """
 
 import argparse
