@@ -38,18 +38,18 @@ from tls import shown
 from peer.network.contacts import Contacts
 from peer.network.group import Seat
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
-from protocol.any_bytes import AnyBytes
-from protocol.bandwidth import Bandwidth
-from protocol.blobs import BlobService, fetch
-from protocol.channels import listen, options
 from protocol.errors import HetpeerError
-from protocol.guard import Guard
 from protocol.identity import ReplicaId
-from protocol.keys import load_or_create
 from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest, check
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import BlobService, fetch
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
 from protocol.schemas import blobs_pb2_grpc, pipeline_pb2_grpc
 from protocol.schemas import pipeline_pb2 as pb
+from protocol.trust.keys import load_or_create
 
 LINK_MEGABITS, LATENCY = 100.0, 0.02
 LIMITS = (2.0, 5.0, 20.0)

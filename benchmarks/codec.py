@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from peer.optim.topk import top_k
-from protocol import rice
-from protocol.bitstream import Integers
-from protocol.chunks import ChunkGrid, Offsets, chunk_grid
-from protocol.quantize import Codec, dequantize, quantize
+from protocol.codec import rice
+from protocol.codec.bitstream import Integers
+from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid
+from protocol.codec.quantize import Codec, dequantize, quantize
 
 CHUNK_SIDE, TOP_K = 64, 32
 BINS, SIGMAS = 4, 6.0

@@ -24,13 +24,13 @@ import numpy as np
 from shaped import hosts as shaped
 
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
-from peer.events import Event
-from peer.handoff import TorchThread
-from peer.network.remembered import MIRRORS
-from peer.swarm.reading import BlockReader, TextSources, block_reader
-from protocol.bandwidth import Bandwidth
-from protocol.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest
+from peer.store.membership import MIRRORS
+from peer.swarm.text_reader import BlockReader, TextSources, block_reader
+from peer.telemetry.events import Event
+from peer.torch_thread import TorchThread
 from protocol.manifest import Manifest, check
+from protocol.net.bandwidth import Bandwidth
+from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest
 
 PORT = 7790
 VOCABULARY = 32000

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from peer.compute.machine import cores
-from peer.devices.crew import Split
 from peer.devices.replica import ShardedReplica
+from peer.devices.workers import Split
 from protocol.layout import model_layout, parameter_count
 from protocol.manifest import Manifest, check
 

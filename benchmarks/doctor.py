@@ -27,7 +27,7 @@ from typing import Any
 
 from shaped.hosts import hosts, missing
 
-from peer.events import Event, Failed, Finished, RoundDone, Serving, StepDone, from_line
+from peer.telemetry.events import Event, Failed, Finished, RoundDone, Serving, StepDone, from_line
 from peer.testnet.options import to_toml
 
 ROOT = Path(__file__).parents[1]

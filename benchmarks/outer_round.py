@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.keys import load_or_create
+from protocol.trust.keys import load_or_create
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
@@ -70,33 +70,33 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     import grpc
     import torch
 
-    from peer.handoff import TorchThread
-    from peer.network.acceptance import Acceptance
     from peer.network.attested import Attested
+    from peer.network.bans import Distrust
+    from peer.network.blob_fetcher import Fetcher
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
-    from peer.network.distrust import Distrust
-    from peer.network.fetching import Fetcher
-    from peer.network.reconciliation import Reconciler
-    from peer.network.reconciliation_service import ReconciliationService
-    from peer.network.shelf import Shelf
+    from peer.network.gossip import Reconciler
+    from peer.network.gossip_service import ReconciliationService
+    from peer.network.intake import Acceptance
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
-    from protocol import certificates
-    from protocol.blobs import BlobService
-    from protocol.cards import Authority, Card, issue
-    from protocol.channels import Credentials, listen, options
-    from protocol.contribution import Contribution, decode
-    from protocol.guard import Guard
+    from peer.store.contributions import Shelf
+    from peer.torch_thread import TorchThread
+    from protocol.codec.contribution import Contribution, decode
     from protocol.identity import PeerId, RunId, stage_part
-    from protocol.keys import load_or_create
     from protocol.layout import part_layout
-    from protocol.ledger import Entry, Ledger
     from protocol.manifest import check
-    from protocol.proofs import Signer
-    from protocol.records import PeerRecord
+    from protocol.net.blobs import BlobService
+    from protocol.net.channels import Credentials, listen, options
+    from protocol.net.guard import Guard
+    from protocol.outer.ledger import Entry, Ledger
+    from protocol.outer.window import Window
     from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc
-    from protocol.window import Window
+    from protocol.trust import certificates
+    from protocol.trust.keys import load_or_create
+    from protocol.trust.membership import Authority, Card, issue
+    from protocol.trust.proofs import Signer
+    from protocol.trust.records import PeerRecord
 
     torch_thread = TorchThread(1)
     replicas = {"stages": 1, "groups": 0, "datacenters": PEERS, "compression": 1}

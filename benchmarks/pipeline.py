@@ -46,9 +46,9 @@ from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import Kind
 from peer.optim.inner import clip_factor
-from protocol.frames import FrameRules
-from protocol.keys import load_or_create
+from protocol.codec.frames import FrameRules
 from protocol.manifest import Manifest, check
+from protocol.trust.keys import load_or_create
 
 STAGES = 4
 PIPELINES = ("pipeline", "without TLS")

@@ -37,27 +37,27 @@ import numpy as np
 import uvloop
 from tls import shown
 
+from peer.network.bans import Distrust
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
-from peer.network.distrust import Distrust
-from peer.network.reach import Reach
+from peer.network.reach.reach import Reach
 from peer.network.ways import ways
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
-from protocol import dht as dhts
 from protocol.addresses import join
-from protocol.any_bytes import AnyBytes
-from protocol.blobs import BlobService, fetch
-from protocol.cards import Authority, Card, issue
-from protocol.channels import listen, options
 from protocol.errors import HetpeerError
-from protocol.guard import Guard
 from protocol.identity import RunId
-from protocol.keys import load_or_create
 from protocol.manifest import check
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register
+from protocol.net import dht as dhts
+from protocol.net.blobs import BlobService, fetch
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
 from protocol.schemas import blobs_pb2_grpc
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, Register
 
 RUN = RunId("ab" * 32)
 MANIFEST = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})

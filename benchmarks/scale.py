@@ -1,8 +1,8 @@
 """What one round costs with 10, 100 and 1000 replicas of a stage, in virtual time.
 
-All replicas contribute at the same moment; the round is over when everybody has everything. Whom a peer compares
-with, whom it tells and from whom it fetches what are the daemon's own decisions (`peer/network/spreading.py`), and so
-are the sets it compares (`protocol/ledger.py`): at all peers of a small swarm, at a few of a large one, where the
+All replicas contribute at the same moment; the round is over when everybody has everything. Whom a peer compares with,
+whom it tells and from whom it fetches what are the daemon's own decisions (`peer/network/gossip_policy.py`), and so are
+the sets it compares (`protocol/outer/ledger.py`): at all peers of a small swarm, at a few of a large one, where the
 others keep bit sets that must say the same. Messages have the sizes of real ones, signed and serialised. Links, latency
 and gRPC's headers are a model (`virtual/network.py`, `virtual/sizes.py`), and the DHT is computed, not played
 (`virtual/directory.py`). Nobody fails here: for that there is `tests/simulation`.

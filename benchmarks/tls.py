@@ -31,26 +31,26 @@ import grpc
 import numpy as np
 import uvloop
 
-from bootstrap.admission import Admission
-from bootstrap.door import Door
-from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.admission.places import Admission
+from bootstrap.admission.policy import Gatekeeper
+from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
-from bootstrap.rates import Limit, Rates
-from peer.network import operator
+from bootstrap.rate_limit import Limit, Rates
+from peer.network import admission
 from peer.network.pipeline import Link, link
-from protocol import certificates
-from protocol.cards import Authority
-from protocol.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
+from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
 from protocol.errors import LostMemberError
-from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
-from protocol.guard import Guard
 from protocol.identity import PeerId
-from protocol.keys import Identity, load_or_create
 from protocol.manifest import Manifest, check
-from protocol.records import Register
-from protocol.run_files import Descriptor, RunFile, describe, file_names
+from protocol.net.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
+from protocol.net.guard import Guard
+from protocol.run.run_files import Descriptor, RunFile, describe, file_names
 from protocol.schemas import pipeline_pb2_grpc, run_pb2_grpc
-from protocol.ticket import Ticket
+from protocol.trust import certificates
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority
+from protocol.trust.records import Register
+from protocol.trust.ticket import Ticket
 
 Side = Literal["tls", "plain"]
 SIDES: tuple[Side, Side] = ("tls", "plain")
@@ -286,8 +286,8 @@ async def joining(turns: int) -> float:
         for turn in range(1 + turns):
             newcomer = load_or_create(folder / f"newcomer-{turn}")
             begin = time.perf_counter()
-            found = await operator.describe(ticket)
-            await operator.register(ticket, found, newcomer, "volunteer", None)
+            found = await admission.describe(ticket)
+            await admission.register(ticket, found, newcomer, "volunteer", None)
             seconds.append(time.perf_counter() - begin)
         await server.stop(None)
     return 1e3 * statistics.median(seconds[1:])

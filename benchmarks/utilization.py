@@ -63,17 +63,17 @@ from shaped.case import (
 from shaped.computed import computed_table, measure_compute, small
 from shaped.hosts import Hosts, hosts, missing
 
-import protocol.bandwidth
-from peer.handoff import TorchThread
+import protocol.net.bandwidth
 from peer.network.group import Seat
 from peer.planning.model import HEADERS
-from peer.swarm.control import Control
-from peer.swarm.inner_step import PipelineStage
-from protocol.bandwidth import Bandwidth
-from protocol.blobs import BlobService, fetch
-from protocol.keys import load_or_create
+from peer.swarm.group.control import Control
+from peer.swarm.group.inner_step import PipelineStage
+from peer.torch_thread import TorchThread
 from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import BlobService, fetch
 from protocol.schemas import blobs_pb2_grpc
+from protocol.trust.keys import load_or_create
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ async def serve(index: int, folder: Path, compression: int, host: str, scale: Sc
     """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
     manifest = manifest_of(compression)
     peers = (REPLICAS - 1) * STAGES if index == STAGES else 1  # that this process stands for
-    protocol.bandwidth.SPREAD_MEGABITS *= scale.rate * peers  # it is of a link; here links are slower
+    protocol.net.bandwidth.SPREAD_MEGABITS *= scale.rate * peers  # it is of a link; here links are slower
     blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
     path = folder / f"blob-{index}"
     path.write_bytes(blob)

@@ -34,13 +34,13 @@ from watched.node import Node, node, telling
 
 from peer.compute.machine import family_bytes
 from peer.compute.replica import WholeReplica
-from peer.decisions import Placed, Pulse
-from peer.events import Event, Joined, Listener, RoundDone, StepDone
-from peer.journal import Journal, LogLines
-from peer.metrics import Metrics, served
 from peer.process import Listeners
-from peer.screen import PeerScreen
 from peer.swarm.node import PULSE_SECONDS
+from peer.telemetry.decisions import Placed, Pulse
+from peer.telemetry.events import Event, Joined, Listener, RoundDone, StepDone
+from peer.telemetry.journal import Journal, LogLines
+from peer.telemetry.prometheus import Metrics, served
+from peer.telemetry.terminal import PeerScreen
 from protocol.layout import model_layout
 from protocol.manifest import Manifest, check
 

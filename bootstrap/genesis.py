@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap import corpus, prepared
+from bootstrap.data import corpus, prepared
 from protocol.atomic import replacing, write_atomically
+from protocol.codec.units import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.hugging_face import Checkpoint, open_checkpoint
 from protocol.identity import Part
-from protocol.keys import load_or_create
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
-from protocol.prepared import is_prepared, link, require_same
-from protocol.run_files import (
+from protocol.run.hugging_face import Checkpoint, open_checkpoint
+from protocol.run.prepared import is_prepared, link, require_same
+from protocol.run.run_files import (
     BASIS,
     DESCRIPTOR,
     HELD_OUT,
@@ -38,8 +38,8 @@ from protocol.run_files import (
     read_kept,
     require_sizes,
 )
-from protocol.tokenizer import read_tokenizer
-from protocol.units import to_units
+from protocol.run.tokenizer import read_tokenizer
+from protocol.trust.keys import load_or_create
 
 STANDARD_DEVIATION = 0.02
 """Of the first weights (GPT-2). Projections into the residual stream are narrower by √(2 · layers)."""
@@ -59,7 +59,7 @@ def create_run(
 ) -> Descriptor:
     """Write all files of a run and its descriptor; or, if they are there, check them and return it.
 
-    `weights` is a checkpoint (`protocol/hugging_face.py`) to begin from, with its tokenizer and, if it has one, its
+    `weights` is a checkpoint (`protocol/run/hugging_face.py`) to begin from, with its tokenizer and, if it has one, its
     basis; else all of these are drawn and trained. The descriptor is written last, so a run that was cut short is
     made anew. The text and the checkpoint are read only to make a run, not to check one: a prepared folder may have
     moved since.

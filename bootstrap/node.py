@@ -10,33 +10,34 @@ from typing import Any
 
 import grpc
 
-from bootstrap.admission import Admission
-from bootstrap.door import Door
-from bootstrap.front import Front
-from bootstrap.gatekeeper import Gatekeeper
-from bootstrap.measuring import Measuring
+from bootstrap.admission.front import Front
+from bootstrap.admission.measuring import Measuring
+from bootstrap.admission.places import Admission
+from bootstrap.admission.policy import Gatekeeper
+from bootstrap.admission.registration import Door
+from bootstrap.data.prepared import lookup
+from bootstrap.monitor.pace import Pace
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
-from bootstrap.pace import Pace
-from bootstrap.prepared import lookup
-from protocol import acquaintances, certificates
-from protocol import dht as dhts
 from protocol.addresses import LOOPBACK, join, moved
-from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
-from protocol.blobs import BlobService
-from protocol.cards import Authority
-from protocol.channels import Credentials, door_options, listen, options
-from protocol.dht import Dht
-from protocol.guard import Guard
-from protocol.keys import Identity, load_or_create
 from protocol.limits import HEARTBEAT_SECONDS
-from protocol.records import Register
-from protocol.relay import Relay
-from protocol.run_files import Descriptor
+from protocol.net import dht as dhts
+from protocol.net import known_peers
+from protocol.net.blobs import BlobService
+from protocol.net.channels import Credentials, door_options, listen, options
+from protocol.net.dht import Dht
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
+from protocol.net.relay import Relay
+from protocol.run.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, monitor_pb2_grpc, run_pb2_grpc
-from protocol.ticket import Ticket
+from protocol.trust import certificates
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority
+from protocol.trust.records import Register
+from protocol.trust.ticket import Ticket
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the node stops."""
@@ -138,7 +139,7 @@ async def serve(
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         await Relay(dht.streams, register.authority, gatekeeper.objection).open()
         tell(ticket)
-        acquainted = list(await asyncio.to_thread(acquaintances.recall, directory))
+        acquainted = list(await asyncio.to_thread(known_peers.recall, directory))
         following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)
         attached = dht.keep_attached(lambda: [*known, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
@@ -158,10 +159,10 @@ async def _follow(
         records = register.read(await dht.read_all())
         pace.see(records, register.manifest.outer.liars, time.time())
         monitor.see_records(records)
-        there = sorted(record.libp2p for record in records if record.libp2p)[: acquaintances.KEPT]
+        there = sorted(record.libp2p for record in records if record.libp2p)[: known_peers.KEPT]
         if there and there != acquainted:
             acquainted[:] = there
-            await asyncio.to_thread(acquaintances.remember, directory, there)
+            await asyncio.to_thread(known_peers.remember, directory, there)
         await asyncio.sleep(LOOK_SECONDS)
         await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
 

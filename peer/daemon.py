@@ -10,8 +10,6 @@ import grpc
 import torch
 
 from peer.compute.warm_up import warm_up
-from peer.events import Listener, Progress
-from peer.handoff import TorchThread
 from peer.joining import (
     PeerOptions,
     comes_too_late,
@@ -24,45 +22,45 @@ from peer.joining import (
     tell_place,
     text_sources,
 )
-from peer.network import operator, reach
-from peer.network.acceptance import Acceptance, ledgers_of
+from peer.network import admission
+from peer.network.admission import Admitted
 from peer.network.attested import Attested
+from peer.network.bans import Distrust
+from peer.network.blob_fetcher import Fetcher
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
-from peer.network.distrust import Distrust
-from peer.network.fetching import Fetcher
+from peer.network.gossip import Reconciler
+from peer.network.gossip_service import ReconciliationService
 from peer.network.group import GroupService
-from peer.network.operator import Admitted
+from peer.network.handover import SuccessionService
+from peer.network.intake import Acceptance, ledgers_of
 from peer.network.pipeline import PipelineService
-from peer.network.reconciliation import Reconciler
-from peer.network.reconciliation_service import ReconciliationService
-from peer.network.remembered import Remembered, node_of
+from peer.network.reach import reach
 from peer.network.renewal import keep_renewing
-from peer.network.shelf import Shelf
-from peer.network.snapshots import SnapshotService, SnapshotStore
-from peer.network.succession import SuccessionService
-from peer.network.telling import Telling
+from peer.network.reporter import Telling
+from peer.network.snapshot_transfer import SnapshotService
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
-from peer.sentences import size
-from peer.swarm.farewell import nobody_says
+from peer.store.contributions import Shelf
+from peer.store.membership import Remembered, node_of
+from peer.store.snapshots import SnapshotStore
+from peer.swarm.group.volunteer import serve_stage
 from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, Work
-from peer.swarm.volunteer import serve_stage
+from peer.swarm.rounds.farewell import nobody_says
 from peer.swarm.whole import observe, serve_datacenter
-from protocol import dht as dhts
+from peer.telemetry.events import Listener, Progress
+from peer.telemetry.sentences import size
+from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
-from protocol.any_bytes import AnyBytes
 from protocol.atomic import write_atomically
-from protocol.blobs import Blob, BlobService
-from protocol.cards import Authority
-from protocol.channels import listen, options
 from protocol.errors import RefusedError, ResourceError, UnreachableError
-from protocol.guard import Guard
 from protocol.identity import PeerId
-from protocol.keys import Identity, load_or_create
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register
-from protocol.run_files import Descriptor
+from protocol.net import dht as dhts
+from protocol.net.blobs import Blob, BlobService
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
+from protocol.run.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
     credit_pb2_grpc,
@@ -72,6 +70,10 @@ from protocol.schemas import (
     snapshots_pb2_grpc,
     succession_pb2_grpc,
 )
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, Register
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
@@ -228,7 +230,7 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
-            ask_finished=partial(operator.finished, settings.ticket),
+            ask_finished=partial(admission.finished, settings.ticket),
             stays=settings.stay,
             text=text,
             audit=settings.audit,

@@ -11,34 +11,34 @@ import torch
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import DeviceName, find_device, require_memory
-from peer.decisions import Placed
-from peer.devices.crew import Split
 from peer.devices.fit import require_devices
-from peer.disk import Space, require_space, space_in
-from peer.events import Joined, Listener, Progress
-from peer.manners import Manners
-from peer.network import operator
-from peer.network.operator import Admitted
-from peer.network.reach import Wish
-from peer.network.remembered import Remembered, card_of, recall, remember_place, remember_text
-from peer.network.shelf import Shelf
+from peer.devices.workers import Split
+from peer.network import admission
+from peer.network.admission import Admitted
+from peer.network.reach.reach import Wish
 from peer.pausing import Pauses
-from peer.swarm.blame import FIRST_SECONDS
-from peer.swarm.reading import TextSources
+from peer.settings import Manners
+from peer.store.contributions import Shelf
+from peer.store.disk import Space, require_space, space_in
+from peer.store.membership import Remembered, card_of, recall, remember_place, remember_text
+from peer.swarm.group.stragglers import FIRST_SECONDS
+from peer.swarm.text_reader import TextSources
+from peer.telemetry.decisions import Placed
+from peer.telemetry.events import Joined, Listener, Progress
 from protocol import manifest as manifests
 from protocol.atomic import write_atomically
-from protocol.bandwidth import WIRE, Bandwidth
-from protocol.cards import Authority, Role
+from protocol.codec.frames import FrameRules
 from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
-from protocol.frames import FrameRules
 from protocol.identity import PeerId
-from protocol.keys import Identity
 from protocol.manifest import Manifest
-from protocol.prepared import require_same
-from protocol.proofs import read_revocation
-from protocol.records import PeerRecord
-from protocol.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
-from protocol.ticket import Ticket
+from protocol.net.bandwidth import WIRE, Bandwidth
+from protocol.run.prepared import require_same
+from protocol.run.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
+from protocol.trust.keys import Identity
+from protocol.trust.membership import Authority, Role
+from protocol.trust.proofs import read_revocation
+from protocol.trust.records import PeerRecord
+from protocol.trust.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tu
         UnreachableError: the node does not answer, and the folder has not all that this peer needs.
     """
     try:
-        return await operator.describe(settings.ticket), None
+        return await admission.describe(settings.ticket), None
     except UnreachableError as error:
         remembered = await recall_place(settings, identity)
         if remembered is None:
@@ -112,7 +112,7 @@ async def comes_too_late(settings: PeerOptions, identity: Identity, emit: Listen
     """Whether the run is over, by the word of the operator's node, and this peer has never been in it: then it is told
     so. Who has been is told as well, and takes the last state, if somebody holds it."""
     try:
-        rounds = await operator.finished(settings.ticket)
+        rounds = await admission.finished(settings.ticket)
     except HetpeerError:
         return False  # joining says it better
     if not rounds or await recall_place(settings, identity) is not None:
@@ -142,7 +142,7 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     known = card_of(folder)
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
     wish = settings.role, settings.stage, known, revoked
-    admitted = await operator.register(settings.ticket, descriptor, identity, *wish)
+    admitted = await admission.register(settings.ticket, descriptor, identity, *wish)
     await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
     await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
     return admitted
@@ -252,7 +252,7 @@ async def fetch_files(
     def progress(file: RunFile, received: int) -> None:
         emit(Progress(f"fetching {file.name}", received, file.size))
 
-    await operator.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
+    await admission.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
 
 
 def require_bandwidth(manifest: Manifest, stage: int, manners: Manners) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from peer.events import Event, Failed, Listener, from_line, to_line
+from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
 from protocol.errors import HetpeerError
 
 INTERRUPTED = 130

@@ -160,7 +160,7 @@ contributions, two pieces of each of a few states and four blocks of text at a t
 
 FLOOR_BYTES_PER_SECOND = 2000.0
 """Slower than this nobody gives a blob: the lowest limit that a peer may set, 1 Mb/s, of which frames leave an eighth
-(`protocol/bandwidth.py`), shared by eight transfers."""
+(`protocol/net/bandwidth.py`), shared by eight transfers."""
 
 STALL_SECONDS = CALL_SECONDS
 """So far a source may fall behind `FLOOR_BYTES_PER_SECOND`, whatever it gave before. A blob takes at most this, and its

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from protocol.errors import ManifestError
 from protocol.presets import OUTER_PRESETS, PRESETS, filled
-from protocol.tables import Section, read_tables, validated
+from protocol.toml_tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
 """One microbatch, whole and in fp32: a stage holds some of them."""
@@ -24,7 +24,7 @@ MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
 largest batches that were published."""
 
 NumberFormat = Literal["bf16", "fp32", "int8", "int4"]
-"""Of what crosses a boundary (`protocol/payloads.py`)."""
+"""Of what crosses a boundary (`protocol/codec/payloads.py`)."""
 
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """What a group chooses from where a run leaves the compression to its groups. Bases are nested, so groups of all of

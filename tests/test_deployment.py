@@ -19,9 +19,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from peer.cli import app
+from peer.cli.__main__ import app
 from protocol.manifest import load
-from protocol.view import RoundView, View
+from protocol.monitor.view import RoundView, View
 
 ROOT = Path(__file__).parents[1]
 DOCKER, EXAMPLES = ROOT / "examples/docker", ROOT / "examples"
@@ -234,7 +234,7 @@ VIEW = View(
 
 def metrics() -> set[str]:
     """The names that peers and nodes give their metrics."""
-    peers, nodes = pytest.importorskip("peer.metrics"), pytest.importorskip("bootstrap.metrics")
+    peers, nodes = pytest.importorskip("peer.telemetry.prometheus"), pytest.importorskip("bootstrap.monitor.metrics")
     from prometheus_client import generate_latest
 
     own = generate_latest(peers.Metrics(memory=lambda: 0, clock=lambda: 0.0).registry)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import peer
-from peer.cli import app
+from peer.cli.__main__ import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("peer", "protocol", "bootstrap")

@@ -12,21 +12,21 @@ from tls import shown
 
 import peer.network.group
 import peer.network.pipeline
-from peer.handoff import TorchThread
 from peer.network.contacts import Contacts
 from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
-from peer.swarm.control import Control, LeaderControl, MemberControl
-from peer.swarm.inner_step import PipelineStage
-from protocol.any_bytes import AnyAnswer, AnyBytes
-from protocol.bandwidth import Bandwidth
-from protocol.channels import Reachable, listen, options, translated
-from protocol.frames import FrameRules
-from protocol.guard import Guard
+from peer.swarm.group.control import Control, LeaderControl, MemberControl
+from peer.swarm.group.inner_step import PipelineStage
+from peer.torch_thread import TorchThread
+from protocol.codec.frames import FrameRules
 from protocol.identity import PeerId, ReplicaId
-from protocol.keys import load_or_create
 from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import Reachable, listen, options, translated
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyAnswer, AnyBytes
 from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+from protocol.trust.keys import load_or_create
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from bootstrap.genesis import basis, genesis_tensor
 from group.processes import hear, say
 from group.stage import place
 from peer.compute.trainer import Kind, StageTrainer
-from peer.handoff import TorchThread
 from peer.network.group import Seat
+from peer.torch_thread import TorchThread
 from protocol.identity import Part
 from protocol.layout import model_layout
 from protocol.manifest import Manifest

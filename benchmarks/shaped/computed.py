@@ -8,8 +8,8 @@ from pathlib import Path
 from group.processes import started
 
 from peer.planning.model import HEADERS, Volunteer, step_of, work_of
-from protocol.keys import load_or_create
 from protocol.manifest import Manifest, check
+from protocol.trust.keys import load_or_create
 from shaped.case import LATENCY, STAGES
 from shaped.hosts import Hosts
 

@@ -6,7 +6,7 @@ under it. A write finds those nodes, and stores one record at each holder.
 
 from dataclasses import dataclass
 
-from peer.network.spreading import read_seconds
+from peer.network.gossip_policy import read_seconds
 from protocol.limits import HEARTBEAT_SECONDS
 
 from .sizes import Sizes

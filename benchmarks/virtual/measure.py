@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.identity import Part
 from protocol.manifest import Manifest
-from protocol.records import peers_keys
+from protocol.trust.records import peers_keys
 
 from .directory import Directory, directory
 from .network import Clock, Link, Network, Traffic

@@ -4,18 +4,18 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol import statement
-from protocol.cards import Authority, Card, issue
-from protocol.claims import Claim
-from protocol.contribution import grids
+from protocol.codec.contribution import grids
 from protocol.identity import Part, RunId
-from protocol.keys import load_or_create
 from protocol.manifest import Manifest
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, sign
+from protocol.outer.claims import Claim
+from protocol.outer.window import Window
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.window import Window
+from protocol.trust import statement
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, sign
 
 CALL_BYTES = 200
 """Of a message beside its content: HTTP/2 and gRPC headers, TCP/IP headers and acknowledgements. An estimate."""

@@ -1,23 +1,24 @@
 """M replicas of one stage in the round in which all of them contribute at the same moment.
 
-What is real: every decision of `peer/network/spreading.py` and `wanted.py` (with whom to compare, whom to tell, what to
-fetch from whom, how many at once), their constants, and the ledgers (`protocol/ledger.py` and `reconciliation.py`) of
-`real` peers drawn at random, which must say what the others' plain bit sets say. What is a model: time, links, and the
-glue that calls those decisions when a message arrives, as `peer/network/learning.py` and `fetching.py` do.
+What is real: every decision of `peer/network/gossip_policy.py` and `wanted.py` (with whom to compare, whom to tell,
+what to fetch from whom, how many at once), their constants, and the ledgers (`protocol/outer/ledger.py` and
+`set_difference.py`) of `real` peers drawn at random, which must say what the others' plain bit sets say. What is a
+model: time, links, and the glue that calls those decisions when a message arrives, as `peer/network/learning.py` and
+`blob_fetcher.py` do.
 """
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from peer.network.spreading import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, partners, some
+from peer.network.gossip_policy import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, partners, some
 from peer.network.wanted import Wanted
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.ledger import Entry, Ledger
 from protocol.limits import ENTRIES_NAMED
-from protocol.reconciliation import different, lacking, summary
-from protocol.standing import Standing
-from protocol.window import Window
+from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.set_difference import different, lacking, summary
+from protocol.outer.standing import Standing
+from protocol.outer.window import Window
 
 from .network import Clock, Network, Transfer
 from .sizes import Sizes

@@ -14,18 +14,18 @@ from pathlib import Path
 import grpc
 
 from bootstrap.dashboard.server import serve, taken
-from bootstrap.metrics import render
+from bootstrap.monitor.metrics import render
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.watch import Monitor
-from peer.events import Listener
 from peer.network.contacts import Contacts
-from peer.network.telling import Telling
-from protocol import certificates
-from protocol.channels import Credentials, listen, options
+from peer.network.reporter import Telling
+from peer.telemetry.events import Listener
 from protocol.identity import PeerId, RunId
-from protocol.keys import Identity, load_or_create
 from protocol.manifest import Manifest
+from protocol.net.channels import Credentials, listen, options
 from protocol.schemas import monitor_pb2_grpc
+from protocol.trust import certificates
+from protocol.trust.keys import Identity, load_or_create
 
 RUN = RunId("ab" * 32)
 WAIT_SECONDS = 60.0

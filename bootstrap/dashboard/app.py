@@ -23,10 +23,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bootstrap.rates import caller_at, network_of
+from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import is_ip, read_host
 from protocol.errors import FormatError
-from protocol.view import View
+from protocol.monitor.view import View
 
 PAGE = Path(__file__).with_name("page")
 CHARTS = ("plotly", "package_data")

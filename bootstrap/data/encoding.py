@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bootstrap.corpus import PIECES, train_tokenizer
+from bootstrap.data.corpus import PIECES, train_tokenizer
 from bootstrap.data.documents import Meter, Piece, Source
 from protocol.errors import ResourceError, UserError
 

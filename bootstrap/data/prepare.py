@@ -19,9 +19,9 @@ from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
 from bootstrap.data.shuffle import KEPT, Ids, Shuffle
 from protocol.atomic import sync_folder, write_atomically
-from protocol.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
 from protocol.errors import ResourceError, UserError
-from protocol.run_files import TOKENIZER, token_dtype
+from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
+from protocol.run.run_files import TOKENIZER, token_dtype
 
 SAY_SECONDS = 0.5
 """Between two words on how far it has come."""

@@ -9,8 +9,8 @@ from typing import BinaryIO
 import numpy as np
 
 from bootstrap.data.shuffle import Ids
-from protocol.dataset import Shard
 from protocol.errors import FormatError, ResourceError
+from protocol.run.dataset import Shard
 
 SHARD_BLOCKS = 512
 """256 MiB of uint16: few files, and each is quickly copied to a mirror, or copied again."""

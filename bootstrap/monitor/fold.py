@@ -12,11 +12,10 @@ from bootstrap.monitor.groups import group_views
 from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, is_over
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
 from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
-from bootstrap.rates import Limit
+from bootstrap.rate_limit import Limit
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.records import PeerRecord, common_round
-from protocol.telling import (
+from protocol.monitor.telemetry import (
     Batch,
     ContributionOut,
     EndedShort,
@@ -29,7 +28,8 @@ from protocol.telling import (
     RoundEnded,
     Told,
 )
-from protocol.view import MOST_LINES, LineView, RoundView, View
+from protocol.monitor.view import MOST_LINES, LineView, RoundView, View
+from protocol.trust.records import PeerRecord, common_round
 
 MOST_PEERS = 2048
 """Whose tellings are kept: twice as many as a large run has."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from bootstrap.monitor.peers import AWAY, Peer
 from protocol.identity import PeerId
-from protocol.view import GroupView
+from protocol.monitor.view import GroupView
 
 
 def group_views(peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int]) -> list[GroupView]:

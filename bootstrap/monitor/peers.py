@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
-from protocol.records import PeerRecord
-from protocol.telling import Batch, Going
-from protocol.view import PeerView, State
+from protocol.monitor.telemetry import Batch, Going
+from protocol.monitor.view import PeerView, State
+from protocol.trust.records import PeerRecord
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
 """Who has given no sign of life for so long is lost: its record would have been renewed three times."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from protocol.identity import PeerId
-from protocol.view import RoundView
+from protocol.monitor.view import RoundView
 
 JUDGE_SECONDS = 5.0
 """After the end of a round, when all who were there have told of it."""

@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 
 from bootstrap.monitor.watch import Monitor
-from protocol.any_bytes import NO_MESSAGE
-from protocol.certificates import Caller
-from protocol.channels import EOF, caller, refuse, require_manifest
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
+from protocol.net.channels import EOF, caller, refuse, require_manifest
+from protocol.net.lenient import NO_MESSAGE
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
+from protocol.trust.certificates import Caller
 
 STREAMS_OF_PEER = 4
 """A peer has one, and a new one before the node has noticed that the old one is broken."""

@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from protocol.contribution import expected_bytes
+from protocol.codec.contribution import expected_bytes
+from protocol.codec.payloads import Payload
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
-from protocol.payloads import Payload
 
 VALUE_BYTES = 2
 """Of bf16, which a run would use if it had the links for it."""

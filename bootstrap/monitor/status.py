@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bootstrap.rates import Limit, network_of
+from bootstrap.rate_limit import Limit, network_of
 from protocol.errors import RefusedError
 from protocol.limits import DESCRIPTOR_BYTES
-from protocol.view import View
+from protocol.monitor.view import View
 
 VIEW_BYTES = DESCRIPTOR_BYTES - 4096
 """A message at the door has 1 MiB at most."""

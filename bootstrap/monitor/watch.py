@@ -11,14 +11,14 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from bootstrap.rates import Limit
+from bootstrap.rate_limit import Limit
 from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.records import PeerRecord
-from protocol.telling import unpack
-from protocol.view import LineView, RoundView, View
+from protocol.monitor.telemetry import unpack
+from protocol.monitor.view import LineView, RoundView, View
+from protocol.trust.records import PeerRecord
 
 KEPT = "monitor.json"
 

@@ -19,8 +19,8 @@ from peer.compute.evaluation import Evaluates
 from peer.compute.trainer import Grid
 from peer.optim.grid import INT32_MAX
 from peer.optim.outer import outer_term
-from protocol.chunks import chunk_grid
-from protocol.contribution import Contribution, SparseTensor
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.identity import Part, PeerId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from peer.model.number_format import DTYPES
-from protocol.payloads import Payload
+from protocol.codec.payloads import Payload
 
 
 def to_bytes(payload: Tensor) -> bytes:
@@ -13,6 +13,6 @@ def to_bytes(payload: Tensor) -> bytes:
 
 
 def from_bytes(data: bytes, payload: Payload, device: torch.device) -> Tensor:
-    """A payload of checked size (`protocol.frames` has checked it) from its bytes."""
+    """A payload of checked size (`protocol.codec.frames` has checked it) from its bytes."""
     tensor = torch.frombuffer(bytearray(data), dtype=DTYPES.get(payload.wire, torch.uint8))
     return tensor.reshape(payload.sequences, payload.context, -1).to(device)

@@ -10,7 +10,7 @@ whatever the links do.
 import math
 from dataclasses import dataclass
 
-from protocol.frames import MOST_IN_FLIGHT
+from protocol.codec.frames import MOST_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)

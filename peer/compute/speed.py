@@ -10,8 +10,8 @@ from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.trainer import StageTrainer
 from peer.model.number_format import number_format
 from peer.model.subspace import Formats
-from protocol.frames import FrameRules
-from protocol.records import MOST_TOKENS_PER_SECOND
+from protocol.codec.frames import FrameRules
+from protocol.trust.records import MOST_TOKENS_PER_SECOND
 
 PASSES, SECONDS = 3, 5.0
 """So many microbatches are tried, fewer where they take long; the first is slower than those behind it."""

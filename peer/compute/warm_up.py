@@ -3,7 +3,7 @@
 import torch
 
 from peer.optim.outer import OuterState
-from protocol.contribution import decode
+from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, PeerId, RunId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest, check

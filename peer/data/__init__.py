@@ -1,0 +1,1 @@
+"""Which tokens are read, in which order, and from where."""

@@ -2,7 +2,7 @@
 
 The text is cut into N sequences of `context` tokens. The run reads numbers k = 0, 1, 2, …, and number k is sequence
 P(k mod N) of the order P of epoch ⌊k / N⌋ (`peer/data/order.py`). A *chunk* is as many numbers as a replica reads in
-one inner step; who reads which chunks, so that each is read once, is in `protocol/reading.py`.
+one inner step; who reads which chunks, so that each is read once, is in `protocol/outer/data_plan.py`.
 """
 
 import numpy as np

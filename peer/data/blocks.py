@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.tokens import Tokens
-from protocol.dataset import Dataset, Stream
-from protocol.prepared import read_block
+from protocol.run.dataset import Dataset, Stream
+from protocol.run.prepared import read_block
 
 BLOCKS_KEPT = 64
 """In memory at once, where they are read from a disk: 32 or 64 MiB."""

@@ -6,8 +6,8 @@ from peer.data.batches import Text
 from peer.data.blocks import BlockedTokens, local_blocks
 from peer.data.tokens import open_tokens
 from protocol.errors import ResourceError
-from protocol.prepared import linked, open_folder
-from protocol.run_files import HELD_OUT, TRAIN, Descriptor
+from protocol.run.prepared import linked, open_folder
+from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor
 
 
 def open_text(descriptor: Descriptor, directory: Path) -> tuple[Text, Text]:

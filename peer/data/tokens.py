@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import FormatError, ResourceError
-from protocol.run_files import token_dtype
+from protocol.run.run_files import token_dtype
 
 Tokens = NDArray[np.unsignedinteger]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from peer.compute.trainer import Grid
-from peer.devices.crew import Crew, Split
-from peer.devices.orders import Answer, Do
-from peer.devices.parcel import Parcel, layout_of, packed
+from peer.devices.messages import Answer, Do
+from peer.devices.shared_memory import Parcel, layout_of, packed
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
+from peer.devices.workers import Crew, Split
 from protocol.errors import LostMemberError, ResourceError
 from protocol.identity import Part
 from protocol.manifest import Manifest

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.machine import lower_priority
-from peer.devices.orders import Answer, Begin, Order, answer, take
+from peer.devices.messages import Answer, Begin, Order, answer, take
 from peer.devices.shard import Shard
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest

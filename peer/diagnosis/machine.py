@@ -11,10 +11,10 @@ import torch
 from peer import version
 from peer.compute.machine import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
-from peer.disk import SHARE, bytes_in
-from peer.disk import free_bytes as free_on_disk
-from peer.sentences import size
-from protocol.ticket import PREFIX
+from peer.store.disk import SHARE, bytes_in
+from peer.store.disk import free_bytes as free_on_disk
+from peer.telemetry.sentences import size
+from protocol.trust.ticket import PREFIX
 
 FILES_NEEDED = 1024
 """Open at once: connections of a large run, and the contributions that are written and served."""

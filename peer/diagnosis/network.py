@@ -4,8 +4,8 @@ others can dial this machine. Pure."""
 from collections.abc import Sequence
 
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding, Outcome
-from peer.network.probing import Handshake, NoWay, Way, usual_round_trip
-from peer.network.reach import Reach
+from peer.network.reach.probing import Handshake, NoWay, Way, usual_round_trip
+from peer.network.reach.reach import Reach
 from peer.planning.model import Volunteer
 from protocol.limits import CLOCK_SLACK_SECONDS
 

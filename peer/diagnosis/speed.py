@@ -17,7 +17,7 @@ from peer.compute.warm_up import RUN, warm_up
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
 from peer.planning.model import work_of
-from protocol.contribution import decode
+from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout, parts_authored, parts_followed
 from protocol.manifest import Manifest, check

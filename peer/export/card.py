@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from peer.export.collected import Collected
-from protocol.history import History
 from protocol.identity import PeerId, stage_part
 from protocol.layout import parameter_count
+from protocol.outer.history import History
 
 CONTRIBUTORS_NAMED = 50
 

@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer import checkpoint
-from peer.checkpoint import Settled
-from peer.events import Listener, Progress
 from peer.model.genesis import read_part
-from peer.network.shelf import Shelf
-from peer.network.snapshots import SnapshotStore
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
-from peer.swarm.followed import to_torch
-from protocol.cards import Authority
-from protocol.contribution import Contribution, decode
+from peer.store import checkpoint
+from peer.store.checkpoint import Settled
+from peer.store.contributions import Shelf
+from peer.store.snapshots import SnapshotStore
+from peer.swarm.rounds.parts import to_torch
+from peer.telemetry.events import Listener, Progress
+from protocol.codec.contribution import Contribution, decode
+from protocol.codec.snapshot import Header
 from protocol.errors import FormatError, ResourceError, UserError
-from protocol.history import History
 from protocol.identity import Part, PeerId
 from protocol.layout import elements, model_layout
-from protocol.ledger import Ledger
-from protocol.proofs import read_entry, read_revocation
-from protocol.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
-from protocol.snapshot import Header
-from protocol.window import Window
+from protocol.outer.history import History
+from protocol.outer.ledger import Ledger
+from protocol.outer.window import Window
+from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import read_entry, read_revocation
 
 OBSERVER = "observer"
 """Beneath a bootstrap node's folder, where the observer beside it keeps its own."""

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from peer.daemon import run_until
 from peer.data.batches import Batch
-from peer.events import Event, Failed, Joined, Listener
 from peer.joining import PeerOptions
 from peer.swarm.node import Node
-from peer.swarm.outer_round import OuterLoop
-from peer.swarm.recovery import agree, catch_up
+from peer.swarm.rounds.catch_up import agree, catch_up
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.telemetry.events import Event, Failed, Joined, Listener
 from protocol.errors import UnreachableError
-from protocol.run_files import HELD_OUT, TRAIN
-from protocol.ticket import Ticket
+from protocol.run.run_files import HELD_OUT, TRAIN
+from protocol.trust.ticket import Ticket
 
 TRIES = 30
 """Attempts at catching up, a second or more apart: peers come and go."""

@@ -1,4 +1,4 @@
-"""The model of a run as a folder that transformers loads: `protocol/hugging_face.py` has the format."""
+"""The model of a run as a folder that transformers loads: `protocol/run/hugging_face.py` has the format."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peer.events import Listener, Progress
 from peer.export.card import Losses, card
 from peer.export.collected import Collected
 from peer.optim.grid import to_float
+from peer.telemetry.events import Listener, Progress
 from protocol.atomic import sync_folder
 from protocol.errors import ResourceError, UserError
-from protocol.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config
-from protocol.run_files import BASIS, TOKENIZER
-from protocol.tokenizer import read_tokenizer
+from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config
+from protocol.run.run_files import BASIS, TOKENIZER
+from protocol.run.tokenizer import read_tokenizer
 
 CARD = "README.md"
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from peer.data.batches import Text, batch, in_turn
-from peer.events import Listener, StepDone
 from peer.lab.replicas import LabReplica, Workshop
+from peer.telemetry.events import Listener, StepDone
 from protocol.identity import Part
 from protocol.manifest import Manifest
 

@@ -33,7 +33,7 @@ from pydantic import Field
 from peer.lab.switches import Switches, switches
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, check
-from protocol.tables import Section, read_tables, validated
+from protocol.toml_tables import Section, read_tables, validated
 
 Tables = dict[str, Any]
 Value = str | int | float | bool

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.events import Listener, StepDone
 from peer.lab.bench import Bench, Grids
 from peer.lab.quantizers import INDICES, QUANTIZERS
 from peer.lab.replicas import LabReplica
@@ -16,8 +15,9 @@ from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner
 from peer.optim.grid import to_float, to_int32, to_units
 from peer.optim.outer import OuterState
-from protocol.chunks import chunk_grid
-from protocol.contribution import HEADER, Contribution, SparseTensor
+from peer.telemetry.events import Listener, StepDone
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import HEADER, Contribution, SparseTensor
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest

@@ -1,7 +1,7 @@
 """What a contribution's values become on their way, and the bytes that offsets and values take.
 
 Each quantizer is a function of one tensor's kept values, in units of 2⁻²⁶, to what the receiver reads. The swarm's own
-two are `protocol.quantize`'s.
+two are `protocol.codec.quantize`'s.
 """
 
 import math
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol import rice
-from protocol.bitstream import Integers
-from protocol.chunks import ChunkGrid, Offsets
-from protocol.quantize import Codec, payload_bytes, quantize
+from protocol.codec import rice
+from protocol.codec.bitstream import Integers
+from protocol.codec.chunks import ChunkGrid, Offsets
+from protocol.codec.quantize import Codec, payload_bytes, quantize
 
 STATISTICAL_BINS = 4
 STATISTICAL_RANGE = 6.0

@@ -12,7 +12,7 @@ from peer.lab.experiment import Case, Value, identity
 from peer.lab.switches import Switches
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.manifest import check
-from protocol.tables import validated
+from protocol.toml_tables import validated
 
 RESULTS = "results.jsonl"
 

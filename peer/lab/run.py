@@ -13,16 +13,16 @@ import torch
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
 from peer.data.text import open_text
-from peer.events import Evaluated, Finished, Joined, Listener, RoundDone
 from peer.lab.bench import Bench
 from peer.lab.methods import Method, method
 from peer.lab.replicas import Workshop
 from peer.lab.switches import Switches
 from peer.model.genesis import read_basis, read_part
 from peer.optim.grid import digest, to_float
+from peer.telemetry.events import Evaluated, Finished, Joined, Listener, RoundDone
 from protocol.identity import EMBEDDING
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.run_files import Descriptor
+from protocol.run.run_files import Descriptor
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from peer.lab.coding import Coder
 from peer.lab.methods import DiLoCo, PerStep, SparseLoCo
 from peer.lab.run import Lab
 from protocol.atomic import write_atomically
-from protocol.contribution import Contribution, SparseTensor
+from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.errors import ResourceError
 from protocol.identity import ContributionName, Part
 

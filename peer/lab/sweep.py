@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from peer.home import locked
 from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
 from peer.lab.worker import Ended, Message, Setting, state_folder, work
+from peer.store.home import locked
 from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError
 

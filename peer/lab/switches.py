@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from peer.lab.coding import BITS, coordinates
+from protocol.codec.payloads import STEPS
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest
-from protocol.payloads import STEPS
-from protocol.tables import Section, validated
+from protocol.toml_tables import Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
 """Switches that change nothing in how a compressed group is built."""

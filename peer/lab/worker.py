@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from peer.events import Evaluated, Event, RoundDone, StepDone
 from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
 from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.lab.throughput import peak_operations
+from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
+from protocol.codec.payloads import Payload
 from protocol.errors import HetpeerError
 from protocol.layout import operations_per_token
 from protocol.manifest import Manifest, check
-from protocol.payloads import Payload
-from protocol.run_files import Descriptor
+from protocol.run.run_files import Descriptor
 
 STATE = "state.safetensors"
 

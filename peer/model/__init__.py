@@ -1,0 +1,1 @@
+"""The model: LLaMA in stages, with the subspace between them."""

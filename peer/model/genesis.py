@@ -12,7 +12,7 @@ from protocol.errors import ResourceError
 from protocol.identity import Part
 from protocol.layout import Layout, part_layout
 from protocol.manifest import Manifest
-from protocol.run_files import BASIS, genesis_file, header_bytes
+from protocol.run.run_files import BASIS, genesis_file, header_bytes
 
 BASIS_TENSOR = "basis"
 

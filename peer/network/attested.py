@@ -5,16 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.events import Refused
-from peer.network.distrust import Distrust
-from protocol import attestations
+from peer.network.bans import Distrust
+from peer.telemetry.events import Refused
 from protocol.atomic import write_atomically
-from protocol.attestations import GRANTED, KEPT, Attestation
-from protocol.claims import Claim
 from protocol.errors import FormatError, ResourceError
 from protocol.identity import Part, PeerId
 from protocol.limits import PEERS_KEPT
-from protocol.proofs import Signer
+from protocol.outer.claims import Claim
+from protocol.trust import attestations
+from protocol.trust.attestations import GRANTED, KEPT, Attestation
+from protocol.trust.proofs import Signer
 
 MyClaims = dict[Part, list[Claim]]
 

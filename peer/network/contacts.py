@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from peer.network.routes import Routes
-from protocol.bandwidth import Bandwidth
-from protocol.channels import Credentials, Reachable, channel_to, translated
+from peer.network.reach.routes import Routes
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import Credentials, Reachable, channel_to, translated
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.network.pipeline import Attempt
-from protocol.cards import Card
-from protocol.channels import caller, refuse, require_manifest
-from protocol.credit import microbatch_tokens
-from protocol.guard import charge
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.proofs import Signer
-from protocol.receipts import Counted, Work, sign
+from protocol.net.channels import caller, refuse, require_manifest
+from protocol.net.guard import charge
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
+from protocol.trust.credit import microbatch_tokens
+from protocol.trust.membership import Card
+from protocol.trust.proofs import Signer
+from protocol.trust.receipts import Counted, Work, sign
 
 ROUNDS_KEPT = 16
 """Of so many rounds a peer knows what it has seen: who was away for longer gets no receipt."""

@@ -6,14 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from peer.network.spreading import read_seconds, some
-from protocol.dht import Dht
+from peer.network.gossip_policy import read_seconds, some
 from protocol.identity import NO_PEER, PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register, expiration, sign
+from protocol.net import known_peers
+from protocol.net.dht import Dht
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, Register, expiration, sign
+
+WRITE_SECONDS = 5.0
+"""Who comes and goes is written down this often at most."""
 
 Peers = tuple[PeerRecord, ...]
 
@@ -162,3 +167,14 @@ class Discovery:
     def others(self) -> Peers:
         """Everybody but this peer."""
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
+
+
+async def keep_remembering(folder: Path, discovery: Discovery) -> None:
+    """Keep in `folder` where others are, for as long as this peer lives. Who has lost all others keeps the last."""
+    written: list[str] = []
+    while True:
+        known = [peer.libp2p for peer in discovery.others() if peer.libp2p]
+        if known and known != written:
+            await asyncio.to_thread(known_peers.remember, folder, known)
+            written = known
+        await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))

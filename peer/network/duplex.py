@@ -8,11 +8,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from protocol.any_bytes import NO_MESSAGE
-from protocol.bandwidth import Bandwidth
-from protocol.channels import EOF
 from protocol.errors import FormatError, HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import EOF
+from protocol.net.lenient import NO_MESSAGE
 
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""

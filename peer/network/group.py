@@ -9,13 +9,13 @@ from typing import Any
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
 from peer.network.pipeline import REPLICA_KEY
-from protocol.channels import handshake, refuse, require_manifest, speaks
 from protocol.errors import HetpeerError
-from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
 from protocol.manifest import Manifest
+from protocol.net.channels import handshake, refuse, require_manifest, speaks
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
+from protocol.trust.group_lease import Event, Lease
 
 INVITE_SECONDS = 3.0
 """A volunteer that takes longer to answer is no use to a group."""

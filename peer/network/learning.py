@@ -7,21 +7,21 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.network.acceptance import Acceptance, InvalidContributionError
 from peer.network.attested import Attested
+from peer.network.bans import Distrust
 from peer.network.contacts import Contacts
-from peer.network.distrust import Distrust
-from protocol.channels import handshake
+from peer.network.intake import Acceptance, InvalidContributionError
 from protocol.errors import HetpeerError, PeerError, ResourceError
 from protocol.identity import Part, PeerId
-from protocol.ledger import Entry
 from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_FEW, ENTRIES_OF_ONE, ENTRIES_TAKEN, LEARNING_OF_ONE
 from protocol.manifest import Manifest
-from protocol.places import Places
-from protocol.reconciliation import lacking
-from protocol.records import PeerRecord
+from protocol.net.channels import handshake
+from protocol.net.places import Places
+from protocol.outer.ledger import Entry
+from protocol.outer.set_difference import lacking
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
+from protocol.trust.records import PeerRecord
 
 ASK_ANSWER_SECONDS = 3.0
 """An answer is at most 64 entries, which are there already."""

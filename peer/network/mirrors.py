@@ -13,14 +13,14 @@ from typing import Protocol
 
 import httpcore2
 
-from peer.events import Listener, Progress
 from peer.network.web import Client, header
-from protocol.bandwidth import Bandwidth
-from protocol.blobs import fetch
-from protocol.channels import Credentials, Reachable, connect
-from protocol.dataset import Block, check_block
+from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
 from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import fetch
+from protocol.net.channels import Credentials, Reachable, connect
+from protocol.run.dataset import Block, check_block
 
 BLOCK_SECONDS = 60.0
 """For a whole block: at 512 KiB, less than a home link's tenth part. It is a mirror that drips, or a hopeless way."""

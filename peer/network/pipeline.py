@@ -6,12 +6,12 @@ from typing import Any
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
-from protocol.bandwidth import Bandwidth
-from protocol.channels import Reachable, handshake, refuse, require_manifest, speaks
+from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.errors import HetpeerError
-from protocol.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.identity import PeerId, ReplicaId
 from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
 

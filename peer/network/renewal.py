@@ -5,9 +5,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from peer.events import CertificateRenewed, Listener, Progress
-from protocol.channels import Credentials
+from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.errors import HetpeerError
+from protocol.net.channels import Credentials
 
 RENEWED_AFTER = 2 / 3
 """Of a certificate's life. The rest is for a bootstrap node that is away."""

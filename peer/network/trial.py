@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from peer.events import Listener, Progress
+from peer.network.admission import Admitted
 from peer.network.discovery import Discovery
-from peer.network.operator import Admitted
+from peer.telemetry.events import Listener, Progress
 from protocol.errors import HetpeerError
 
 

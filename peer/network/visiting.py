@@ -3,20 +3,20 @@
 import tempfile
 from pathlib import Path
 
+from peer.network.admission import address_towards
 from peer.network.contacts import Contacts
 from peer.network.discovery import Peers
-from peer.network.operator import address_towards
-from peer.network.reconciliation import ANSWER_SECONDS
-from protocol import dht as dhts
-from protocol.cards import Authority
-from protocol.channels import Reachable, handshake
+from peer.network.gossip import ANSWER_SECONDS
 from protocol.errors import HetpeerError
-from protocol.keys import load_or_create
-from protocol.records import Register
-from protocol.run_files import Descriptor
+from protocol.net import dht as dhts
+from protocol.net.channels import Reachable, handshake
+from protocol.run.run_files import Descriptor
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
-from protocol.ticket import Ticket
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority
+from protocol.trust.records import Register
+from protocol.trust.ticket import Ticket
 
 
 async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:

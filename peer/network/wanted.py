@@ -1,15 +1,15 @@
-"""What to fetch from whom: entries by who names them, bytes by who promises most. Pure; `fetching.py` carries it out,
-and `benchmarks/scale.py` plays it for a thousand peers."""
+"""What to fetch from whom: entries by who names them, bytes by who promises most. Pure; `blob_fetcher.py` carries it
+out, and `benchmarks/scale.py` plays it for a thousand peers."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from peer.network.gossip_policy import Chance, some
 from peer.network.passing_over import PassedOver
-from peer.network.spreading import Chance, some
 from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
-from protocol.places import Places
+from protocol.net.places import Places
 
 FETCHES = 8
 """Blobs that come in at the same time."""

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.events import Listener
+from peer.network.bans import Distrust
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
-from peer.network.distrust import Distrust
-from peer.network.hidden import Hidden
-from peer.network.reach import Reach
-from peer.network.routes import Routes
-from protocol.relay import Relay
-from protocol.streams import Streams
+from peer.network.reach.reach import Reach
+from peer.network.reach.relayed import Hidden
+from peer.network.reach.routes import Routes
+from peer.telemetry.events import Listener
+from protocol.net.relay import Relay
+from protocol.net.streams import Streams
 
 
 @dataclass(slots=True)

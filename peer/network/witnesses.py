@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from peer.network.acceptance import Acceptance
 from peer.network.discovery import Discovery
+from peer.network.intake import Acceptance
 from protocol.identity import PeerId
-from protocol.records import common_round, may_author
-from protocol.window import SKEW
+from protocol.outer.window import SKEW
+from protocol.trust.records import common_round, may_author
 
 LATELY = 2
 """Rounds. Who has contributed to none of the last two is in the run by its word alone."""

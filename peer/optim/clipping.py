@@ -15,7 +15,7 @@ with a norm of 0: else who is alone in a chunk would be its own measure. `docs/a
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.compiled import compiled
+from protocol.codec.compiled import compiled
 
 Units = NDArray[np.int32]
 Norms = NDArray[np.int64]

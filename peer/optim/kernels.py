@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.chunks import ChunkGrid, Offsets
-from protocol.compiled import compiled
-from protocol.units import UNITS_PER_ONE
+from protocol.codec.chunks import ChunkGrid, Offsets
+from protocol.codec.compiled import compiled
+from protocol.codec.units import UNITS_PER_ONE
 
 Units = NDArray[np.int32]
 Places = NDArray[np.int64]

@@ -21,8 +21,8 @@ from peer.optim import kernels
 from peer.optim.clipping import clip_to_medians
 from peer.optim.grid import FAR, OUT_OF_RANGE, divide_half_even, to_int32, to_units
 from peer.optim.topk import top_k
-from protocol.chunks import chunk_grid
-from protocol.contribution import Contribution, SparseTensor, compose
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import Contribution, SparseTensor, compose
 from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout

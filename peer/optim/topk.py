@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from peer.optim import kernels
-from protocol.chunks import ChunkGrid
-from protocol.contribution import SparseTensor
+from protocol.codec.chunks import ChunkGrid
+from protocol.codec.contribution import SparseTensor
 
 
 def top_k(values: Tensor, grid: ChunkGrid) -> SparseTensor:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from protocol.bandwidth import ACKNOWLEDGED, WIRE
-from protocol.contribution import expected_bytes
+from protocol.codec.contribution import expected_bytes
+from protocol.codec.payloads import Payload
 from protocol.identity import EMBEDDING
 from protocol.layout import model_layout, operations_per_token, parts_authored
 from protocol.manifest import Manifest
-from protocol.payloads import Payload
+from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 
 Limit = Literal["compute", "upload", "download", "latency"]
 

@@ -10,32 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.decisions import Left, Pulse
-from peer.devices.crew import Split
-from peer.events import Finished, Listener, Progress
-from peer.handoff import TorchThread
+from peer.devices.workers import Split
 from peer.model.genesis import read_basis, read_part
 from peer.network.credit import CreditService, Seen
-from peer.network.discovery import Discovery
-from peer.network.earned import Earned
+from peer.network.discovery import Discovery, keep_remembering
+from peer.network.gossip import Reconciler
 from peer.network.group import GroupService
-from peer.network.kept_receipts import RECEIPTS, KeptReceipts
+from peer.network.handover import SuccessionService
 from peer.network.pipeline import PipelineService
-from peer.network.reconciliation import Reconciler
-from peer.network.remembered import keep_remembering
-from peer.network.snapshots import SnapshotStore
-from peer.network.succession import SuccessionService
+from peer.network.receipts import Earned
 from peer.optim.outer import OuterState
-from peer.swarm.deadline import Pace
-from peer.swarm.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state
-from peer.swarm.followed import Followed, FollowedPart
-from peer.swarm.outer_round import OuterLoop
-from peer.swarm.reading import FileReader, Reader, TextSources, block_reader
-from peer.swarm.recovery import catch_up, resume
-from protocol.blobs import BlobService
+from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.store.snapshots import SnapshotStore
+from peer.swarm.rounds.catch_up import catch_up, resume
+from peer.swarm.rounds.deadline import Pace
+from peer.swarm.rounds.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.parts import Followed, FollowedPart
+from peer.swarm.text_reader import FileReader, Reader, TextSources, block_reader
+from peer.telemetry.decisions import Left, Pulse
+from peer.telemetry.events import Finished, Listener, Progress
+from peer.torch_thread import TorchThread
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.run_files import BASIS
+from protocol.net.blobs import BlobService
+from protocol.run.run_files import BASIS
 
 SHUT_OUT = "the operator has taken this peer out of the run: nothing it contributes counts any longer"
 GATEWAY_SHUT_OUT = (
@@ -82,7 +81,7 @@ class Node:
     text: TextSources | None = None
     """Where prepared text is; None: the tokens are among the run's files."""
     audit: bool = False
-    """Whether this peer measures what contributions do (`peer/swarm/auditing.py`)."""
+    """Whether this peer measures what contributions do (`peer/swarm/audit/auditing.py`)."""
     split_backward: bool = False
     """Whether a volunteer leaves the gradients of weights for when it would wait (`peer/compute/schedule.py`)."""
     max_memory: int | None = None

@@ -9,17 +9,17 @@ import torch
 
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
-from peer.decisions import EndedEarly
 from peer.devices.replica import ShardedEvaluator, ShardedReplica
-from peer.events import Evaluated, Progress, RoundDone, StepDone
-from peer.swarm.auditing import Auditor
+from peer.swarm.audit.auditing import Auditor
 from peer.swarm.node import Node
-from peer.swarm.outer_round import OuterLoop
-from peer.swarm.reading import Reader
-from peer.swarm.recovery import agree
+from peer.swarm.rounds.catch_up import agree
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.text_reader import Reader
+from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
 from protocol.errors import LostMemberError
 from protocol.layout import model_layout
-from protocol.reading import Spans
+from protocol.outer.data_plan import Spans
 
 MEND_SECONDS = 2.0
 """So often processes that a replica computes in, and that nobody waits for, are looked at."""

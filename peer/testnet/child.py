@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from peer.events import Event, Failed, Joined, Progress, to_line
 from peer.process import INTERRUPTED
+from peer.telemetry.events import Event, Failed, Joined, Progress, to_line
 from protocol.errors import HetpeerError, LostMemberError, UnreachableError
 
 LAST_WORDS_SECONDS = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from peer.events import RoundDone, from_line
+from peer.telemetry.events import RoundDone, from_line
 from protocol.errors import HetpeerError
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from peer.damage import Timed
-from peer.events import Event
-from peer.report import strict
+from peer.telemetry.damage import Timed
+from peer.telemetry.events import Event
+from peer.telemetry.report import strict
 
 
 @dataclass(slots=True)

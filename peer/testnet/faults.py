@@ -166,7 +166,7 @@ CONTRIBUTING: tuple[AttackKind, ...] = ("equivocation", "scaled", "copied", "fli
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """One peer more, which attacks from the start (`peer/testnet/attacker.py`)."""
+    """One peer more, which attacks from the start (`peer/testnet/attackers/attacker.py`)."""
 
     kind: AttackKind
 

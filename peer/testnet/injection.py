@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from peer.events import Injected
+from peer.telemetry.events import Injected
 from peer.testnet.child import Fate
 from peer.testnet.faults import (
     Attacker,

@@ -56,7 +56,7 @@ async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyn
 
 def attack(kind: str, ticket: str) -> list[str]:
     """What the attacker is started with."""
-    return [sys.executable, "-m", "peer.testnet.attacker", kind, ticket]
+    return [sys.executable, "-m", "peer.testnet.attackers.attacker", kind, ticket]
 
 
 def two_free_ports() -> int:

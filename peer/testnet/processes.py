@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peer.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
 from peer.process import heard
-from peer.report import Report
-from peer.screen import TestnetScreen
+from peer.telemetry.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
+from peer.telemetry.report import Report
+from peer.telemetry.terminal import TestnetScreen
+from peer.testnet.attackers.crowds import Crowds
 from peer.testnet.child import (
     Child,
     Fate,
@@ -27,7 +28,6 @@ from peer.testnet.child import (
     to_blame,
 )
 from peer.testnet.child import stop as stop_all
-from peer.testnet.crowds import Crowds
 from peer.testnet.event_log import EventLog
 from peer.testnet.faults import CONTRIBUTING, Attacker, Crowd, Item, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection

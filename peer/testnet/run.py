@@ -6,11 +6,12 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from peer.damage import damages
 from peer.process import first_error
-from peer.report import COMPLETED, Chaos, Report
-from peer.screen import TestnetScreen
-from peer.summary import summary
+from peer.telemetry.damage import damages
+from peer.telemetry.report import COMPLETED, Chaos, Report
+from peer.telemetry.summary import summary
+from peer.telemetry.terminal import TestnetScreen
+from peer.telemetry.toll import tolls
 from peer.testnet import namespaces
 from peer.testnet.child import TestnetError
 from peer.testnet.compare import CompareError, lab_loss
@@ -18,7 +19,6 @@ from peer.testnet.event_log import EventLog
 from peer.testnet.faults import Item, needs_namespaces
 from peer.testnet.options import TestnetOptions, to_toml
 from peer.testnet.processes import Testnet
-from peer.toll import tolls
 from protocol.errors import HetpeerError
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from peer.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, StepDone
+from peer.telemetry.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.faults import Moment, Partition, Target
 
 BOOTSTRAP = "bootstrap"

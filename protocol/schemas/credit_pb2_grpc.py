@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CreditStub:
-    """What a peer has seen of another's work, signed for the other to keep (protocol/receipts.py).
+    """What a peer has seen of another's work, signed for the other to keep (protocol/trust/receipts.py).
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class CreditStub:
 
 
 class CreditServicer:
-    """What a peer has seen of another's work, signed for the other to keep (protocol/receipts.py).
+    """What a peer has seen of another's work, signed for the other to keep (protocol/trust/receipts.py).
     """
 
     def Sign(self, request, context):
@@ -70,7 +70,7 @@ def add_CreditServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Credit:
-    """What a peer has seen of another's work, signed for the other to keep (protocol/receipts.py).
+    """What a peer has seen of another's work, signed for the other to keep (protocol/trust/receipts.py).
     """
 
     @staticmethod

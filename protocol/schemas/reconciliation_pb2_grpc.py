@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReconciliationStub:
-    """How two peers find out what one of them lacks (protocol/reconciliation.py).
+    """How two peers find out what one of them lacks (protocol/outer/set_difference.py).
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class ReconciliationStub:
 
 
 class ReconciliationServicer:
-    """How two peers find out what one of them lacks (protocol/reconciliation.py).
+    """How two peers find out what one of them lacks (protocol/outer/set_difference.py).
     """
 
     def Compare(self, request, context):
@@ -122,7 +122,7 @@ def add_ReconciliationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Reconciliation:
-    """How two peers find out what one of them lacks (protocol/reconciliation.py).
+    """How two peers find out what one of them lacks (protocol/outer/set_difference.py).
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SnapshotsStub:
-    """The state of a part after its closed rounds (protocol/snapshot.py). The pieces come by their SHA-256 from Blobs.
+    """The state of a part after its closed rounds (protocol/codec/snapshot.py). The pieces come by their SHA-256 from Blobs.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class SnapshotsStub:
 
 
 class SnapshotsServicer:
-    """The state of a part after its closed rounds (protocol/snapshot.py). The pieces come by their SHA-256 from Blobs.
+    """The state of a part after its closed rounds (protocol/codec/snapshot.py). The pieces come by their SHA-256 from Blobs.
     """
 
     def Describe(self, request, context):
@@ -70,7 +70,7 @@ def add_SnapshotsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Snapshots:
-    """The state of a part after its closed rounds (protocol/snapshot.py). The pieces come by their SHA-256 from Blobs.
+    """The state of a part after its closed rounds (protocol/codec/snapshot.py). The pieces come by their SHA-256 from Blobs.
     """
 
     @staticmethod

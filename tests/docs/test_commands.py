@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from peer.cli import app
+from peer.cli.__main__ import app
 from tests.docs.pages import BLOCK, PAGES, ROOT, Typed, typed
 
 ALL = [each for page in PAGES for each in typed(page)]
@@ -28,18 +28,20 @@ REVOKED = "tests/system/test_without_operator.py::test_a_revocation_takes_a_repl
 FROM_MODEL = "tests/system/test_models.py::test_a_run_that_begins_from_it_begins_at_its_loss"
 FROM_SWARM = "tests/system/test_models.py::test_from_the_swarm_it_is_the_state_of_the_round_it_names"
 SAMPLED = (
-    "tests/peer/commands/test_sample.py::test_a_person_sees_the_prompt_and_every_character_though_many_are_no_utf8"
+    "tests/peer/cli/commands/test_sample.py::test_a_person_sees_the_prompt_and_every_character_though_many_are_no_utf8"
 )
-IMPORTED = "tests/peer/commands/test_import.py::test_the_manifest_fits_and_a_run_begins_from_every_weight"
-LAB = "tests/peer/commands/test_import.py::test_the_lab_trains_from_it"
+IMPORTED = "tests/peer/cli/commands/test_import.py::test_the_manifest_fits_and_a_run_begins_from_every_weight"
+LAB = "tests/peer/cli/commands/test_import.py::test_the_lab_trains_from_it"
 SWEPT = "tests/system/test_sweep.py::test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_twice"
 TESTNET = "tests/system/test_testnet.py::test_its_report_tells_every_round_and_its_loss_fell"
 CHAOS = "tests/system/test_chaos.py::test_a_datacenter_that_stops_for_a_while_costs_time_and_nothing_else"
-PREPARED = "tests/peer/commands/test_data.py::test_text_is_prepared_shown_and_checked"
-MIRROR = "tests/peer/commands/test_data.py::test_a_mirror_is_checked_as_peers_will_ask_it"
-INVITED = "tests/peer/commands/test_invitations.py::test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for"
-LISTED = "tests/peer/commands/test_invitations.py::test_invitations_are_listed_with_what_is_left_and_who_came"
-WITHDRAWN = "tests/peer/commands/test_invitations.py::test_a_withdrawn_invitation_is_shown_as_such"
+PREPARED = "tests/peer/cli/commands/test_data.py::test_text_is_prepared_shown_and_checked"
+MIRROR = "tests/peer/cli/commands/test_data.py::test_a_mirror_is_checked_as_peers_will_ask_it"
+INVITED = (
+    "tests/peer/cli/commands/test_invitations.py::test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for"
+)
+LISTED = "tests/peer/cli/commands/test_invitations.py::test_invitations_are_listed_with_what_is_left_and_who_came"
+WITHDRAWN = "tests/peer/cli/commands/test_invitations.py::test_a_withdrawn_invitation_is_shown_as_such"
 PAUSED = "tests/system/test_citizen.py::test_a_member_that_pauses_and_goes_on_has_the_state_of_the_others_at_the_end"
 COMPILED = "tests/system/test_devices.py::test_a_replica_in_bf16_and_compiled_holds_the_state_of_volunteers_in_fp32"
 WATCHED = "tests/system/test_watching.py::test_a_replica_is_watched_and_asked_why"

@@ -9,11 +9,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from protocol import certificates, dht_rules, records
-from protocol.certificates import Caller
-from protocol.keys import Identity, peer_id_of
 from protocol.limits import RECORD_BYTES
-from protocol.records import Register
+from protocol.net import dht_rules
+from protocol.trust import certificates, records
+from protocol.trust.certificates import Caller
+from protocol.trust.keys import Identity, peer_id_of
+from protocol.trust.records import Register
 from tests.fuzz.material import AUTHOR, AUTHORITY, GATEWAY, MANIFEST, OPERATOR, sealed, signer
 from tests.fuzz.reader import Reader
 from tests.fuzz.signatures import RECORD, behind_signature

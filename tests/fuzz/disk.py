@@ -13,42 +13,42 @@ import msgpack
 import torch
 from safetensors.torch import save
 
-from bootstrap.corpus import read_corpus
+from bootstrap.data.corpus import read_corpus
 from bootstrap.data.documents import Meter, find
 from bootstrap.genesis import load_run
-from peer.checkpoint import Checkpoint, candidates
 from peer.data.tokens import open_tokens
-from peer.events import RoundDone, from_line, to_line
 from peer.lab import record as lab_records
 from peer.lab.experiment import Case
 from peer.lab.sweep import _text
 from peer.lab.switches import Switches
 from peer.model.genesis import read_part
-from peer.network.acceptance import Acceptance
 from peer.network.discovery import News
-from peer.network.remembered import AUTHORITY as ROOT
-from peer.network.remembered import CARD, CERTIFICATE, mirrors_of, recall
-from peer.network.shelf import Shelf
-from peer.network.snapshots import SnapshotStore
+from peer.network.intake import Acceptance
 from peer.network.web import redirected, require_plain
-from protocol import certificates
-from protocol.acquaintances import PEERS
-from protocol.cards import KIND, Card, issue
-from protocol.dataset import DataManifest, Dataset, Shard
-from protocol.dataset import parse as parse_data
+from peer.store.checkpoint import Checkpoint, candidates
+from peer.store.contributions import Shelf
+from peer.store.membership import AUTHORITY as ROOT
+from peer.store.membership import CARD, CERTIFICATE, mirrors_of, recall
+from peer.store.snapshots import SnapshotStore
+from peer.telemetry.events import RoundDone, from_line, to_line
+from protocol.codec.snapshot import describe as describe_snapshot
+from protocol.codec.snapshot import pieces_of
 from protocol.errors import ResourceError
-from protocol.history import History
 from protocol.identity import EMBEDDING, RunId
-from protocol.keys import load_or_create
 from protocol.layout import EMBEDDING_TENSOR
-from protocol.ledger import Entry, Ledger
-from protocol.proofs import revoke
-from protocol.reading import Reading
-from protocol.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
-from protocol.snapshot import describe as describe_snapshot
-from protocol.snapshot import pieces_of
-from protocol.ticket import Ticket
-from protocol.window import Window
+from protocol.net.known_peers import PEERS
+from protocol.outer.data_plan import Reading
+from protocol.outer.history import History
+from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.window import Window
+from protocol.run.dataset import DataManifest, Dataset, Shard
+from protocol.run.dataset import parse as parse_data
+from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
+from protocol.trust import certificates
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import KIND, Card, issue
+from protocol.trust.proofs import revoke
+from protocol.trust.ticket import Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
 from tests.fuzz.reader import Reader

@@ -18,7 +18,13 @@ from tests.fuzz.reader import Reader
 FINDINGS = Path("fuzz-findings")
 MOST_BYTES = 4096
 RSS_MIB = 2048
-COMPILED = ["protocol.bitstream", "protocol.levels", "protocol.quantize", "protocol.rice", "peer.optim.kernels"]
+COMPILED = [
+    "protocol.codec.bitstream",
+    "protocol.codec.levels",
+    "protocol.codec.quantize",
+    "protocol.codec.rice",
+    "peer.optim.kernels",
+]
 """Numba reads their bytecode, to which nothing may be added."""
 
 

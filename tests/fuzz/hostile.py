@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from peer.network.group import GroupService, Membership
 from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY, Attempt, PipelineService, link
-from protocol.channels import HANDSHAKE_KEY, handshake
-from protocol.group_lease import Event, Lease
 from protocol.identity import PeerId, ReplicaId
+from protocol.net.channels import HANDSHAKE_KEY, handshake
 from protocol.schemas import (
     blobs_pb2,
     credit_pb2,
@@ -29,6 +28,7 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
+from protocol.trust.group_lease import Event, Lease
 from tests.fuzz.messages import messages
 from tests.reference.loopback_peers import LoopbackPeer
 from tests.reference.small_manifest import small_manifest

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol.cards import Authority, Card, issue
 from protocol.identity import PeerId, RunId
-from protocol.keys import Identity
-from protocol.proofs import Signer
+from protocol.trust.keys import Identity
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
 from tests.golden.vectors import identity
 from tests.reference.small_manifest import small_manifest
 

@@ -4,11 +4,11 @@ import hashlib
 import json
 from pathlib import Path
 
-from bootstrap import invitations, log, revoked
-from bootstrap.invitations import INVITATIONS, Book, Invitation
-from bootstrap.log import LOG, Entry
-from bootstrap.revoked import REVOKED, RevokedPeer
-from peer.commands.tables import invitation_rows, invitations_table, log_line, log_rows
+from bootstrap.admission import audit_log, invitations, revoked
+from bootstrap.admission.audit_log import LOG, Entry
+from bootstrap.admission.invitations import INVITATIONS, Book, Invitation
+from bootstrap.admission.revoked import REVOKED, RevokedPeer
+from peer.cli.commands.tables import invitation_rows, invitations_table, log_line, log_rows
 from protocol.errors import RefusedError, ResourceError
 from tests.fuzz.material import AUTHOR, HOLDER, folder, from_file
 from tests.fuzz.reader import Reader
@@ -50,7 +50,7 @@ def redeem(token: bytes) -> str:
 
 def read_log(path: Path) -> list[Entry]:
     """As `hetpeer admin log` shows it."""
-    found = log.last(path.parent, 20)
+    found = audit_log.last(path.parent, 20)
     json.dumps(log_rows(found))
     assert all(each.isprintable() for each in map(log_line, found))
     return found

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from protocol import attestations, bequest, cards, proofs, receipts, records, signed
-from protocol import statement as statements
-from protocol.bequest import Bequest
-from protocol.cards import Card
-from protocol.claims import Claim
 from protocol.identity import EMBEDDING, ReplicaId, stage_part
-from protocol.keys import Identity
-from protocol.ledger import Entry, Revocation
+from protocol.outer.claims import Claim
+from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2
+from protocol.trust import attestations, handover, membership, proofs, receipts, records, signed
+from protocol.trust import statement as statements
+from protocol.trust.handover import Bequest
+from protocol.trust.keys import Identity
+from protocol.trust.membership import Card
 from tests.fuzz.material import (
     AUTHOR,
     AUTHORITY,
@@ -52,7 +52,7 @@ RECORD = records.PeerRecord(
 )
 
 CARD = Card(AUTHOR.peer_id, "volunteer", 0, 0)
-VIA_GATEWAY = cards.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
+VIA_GATEWAY = membership.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
 CLAIMS = {EMBEDDING: [Claim(1, SHA256, 3, False), Claim(2, SHA256, 5, False)], stage_part(0): []}
 ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
 RECEIPT = signer(HOLDER).receipt(ENTRY)
@@ -80,9 +80,11 @@ def read_passed_on(data: bytes) -> Entry:
 
 
 SIGNED = (
-    Reader("signed", lambda data: signed.read(data, cards.KIND), ((VIA_GATEWAY, signed.read(VIA_GATEWAY, "card")),)),
-    behind_signature("card", OPERATOR, cards.KIND, AUTHORITY.read, card(AUTHOR), CARD),
-    behind_signature("card by a gateway", GATEWAY, cards.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
+    Reader(
+        "signed", lambda data: signed.read(data, membership.KIND), ((VIA_GATEWAY, signed.read(VIA_GATEWAY, "card")),)
+    ),
+    behind_signature("card", OPERATOR, membership.KIND, AUTHORITY.read, card(AUTHOR), CARD),
+    behind_signature("card by a gateway", GATEWAY, membership.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
     behind_signature(
         "statement",
         AUTHOR,
@@ -122,17 +124,17 @@ SIGNED = (
     behind_signature(
         "bequest",
         AUTHOR,
-        bequest.KIND,
-        lambda data: bequest.read(data, AUTHORITY),
-        bequest.offer(signer(AUTHOR), BEQUEST),
+        handover.KIND,
+        lambda data: handover.read(data, AUTHORITY),
+        handover.offer(signer(AUTHOR), BEQUEST),
         BEQUEST,
     ),
     behind_signature(
         "answer to a bequest",
         HOLDER,
-        bequest.ANSWER,
-        lambda data: bequest.read_answer(data, BEQUEST, AUTHORITY),
-        bequest.answer(signer(HOLDER), BEQUEST, "busy"),
+        handover.ANSWER,
+        lambda data: handover.read_answer(data, BEQUEST, AUTHORITY),
+        handover.answer(signer(HOLDER), BEQUEST, "busy"),
         "busy",
     ),
     behind_signature(

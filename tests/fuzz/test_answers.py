@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.node import as_operator
-from peer.network import operator
-from peer.network.donors import fetch_snapshot
+from peer.network import admission
 from peer.network.group import Membership, Seat, invite
+from peer.network.handover import bequeath
 from peer.network.pipeline import Attempt
-from peer.network.probing import measure_doors
-from peer.network.succession import bequeath
+from peer.network.reach.probing import measure_doors
+from peer.network.snapshot_transfer import fetch_snapshot
 from peer.network.visiting import tell_revocation
-from protocol.bequest import Bequest
-from protocol.blobs import fetch
-from protocol.channels import listen, options
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
-from protocol.keys import load_or_create
-from protocol.records import PeerRecord
-from protocol.run_files import RunFile, describe, file_names
-from protocol.ticket import Ticket
+from protocol.net.blobs import fetch
+from protocol.net.channels import listen, options
+from protocol.run.run_files import RunFile, describe, file_names
+from protocol.trust.handover import Bequest
+from protocol.trust.keys import load_or_create
+from protocol.trust.records import PeerRecord
+from protocol.trust.ticket import Ticket
 from tests.fuzz.hostile import MANIFEST, METHODS, Complaints
 from tests.fuzz.messages import messages
 from tests.reference.loopback_peers import LoopbackPeer, Village
@@ -94,14 +94,14 @@ async def revoke(liar: Liar) -> None:
 
 
 async def knock(liar: Liar) -> None:
-    await operator.describe(liar.ticket)
+    await admission.describe(liar.ticket)
 
 
 async def register(liar: Liar) -> None:
     identity = liar.peer.signer.identity
     files = [RunFile(name, SHA256, 5) for name in file_names(MANIFEST)]
     descriptor = describe(MANIFEST, liar.peer.signer.authority.operator, files)
-    await operator.register(liar.ticket, descriptor, identity, "volunteer", 1)
+    await admission.register(liar.ticket, descriptor, identity, "volunteer", 1)
 
 
 async def measure(liar: Liar) -> None:

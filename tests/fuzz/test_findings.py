@@ -9,23 +9,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-from bootstrap.invitations import INVITATIONS, redeem
-from bootstrap.log import LOG
-from bootstrap.texts.decoders import osis_text, pod_text
-from peer.checkpoint import Checkpoint, candidates, write
-from peer.commands.invitations import duration
+from bootstrap.admission.audit_log import LOG
+from bootstrap.admission.invitations import INVITATIONS, redeem
+from bootstrap.data.texts.decoders import osis_text, pod_text
+from peer.cli.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
-from peer.network.remembered import CERTIFICATE
-from peer.network.shelf import Shelf
-from protocol import certificates, manifest, proofs, signed, snapshot
+from peer.store.checkpoint import Checkpoint, candidates, write
+from peer.store.contributions import Shelf
+from peer.store.membership import CERTIFICATE
+from protocol import manifest
+from protocol.codec import snapshot
 from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError
 from protocol.identity import EMBEDDING
-from protocol.keys import load_or_create
 from protocol.manifest import check
-from protocol.proofs import CONTRIBUTION
-from protocol.records import unpack
-from protocol.ticket import find
+from protocol.trust import certificates, proofs, signed
+from protocol.trust.keys import load_or_create
+from protocol.trust.proofs import CONTRIBUTION
+from protocol.trust.records import unpack
+from protocol.trust.ticket import find
 from tests.fuzz import certified
 from tests.fuzz.disk import recall_with, restore
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, RUN, card

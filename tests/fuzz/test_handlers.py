@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY
-from protocol.channels import handshake
+from protocol.net.channels import handshake
 from protocol.schemas.blobs_pb2 import FetchRequest
 from tests.fuzz.hostile import MANIFEST, METHODS, Call, Town
 from tests.fuzz.memory import resident

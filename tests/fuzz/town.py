@@ -10,29 +10,27 @@ from typing import Any
 
 import grpc
 
-from bootstrap.admission import Admission
-from bootstrap.door import Door
-from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.admission.places import Admission
+from bootstrap.admission.policy import Gatekeeper
+from bootstrap.admission.registration import Door
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
-from bootstrap.rates import Limit, Rates
+from bootstrap.rate_limit import Limit, Rates
+from peer.network.gossip_wire import entry_to_wire
 from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
-from peer.network.reconciliation_wire import entry_to_wire
-from protocol import bequest, certificates, proofs
-from protocol.any_bytes import AnyBytes
-from protocol.bequest import Bequest, Heritage
-from protocol.channels import channel_to, knock, listen, options
 from protocol.errors import HetpeerError
-from protocol.guard import Guard, nobody
-from protocol.history import History
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.keys import load_or_create
-from protocol.ledger import Revocation
-from protocol.records import Register
-from protocol.run_files import RunFile, describe, file_names
+from protocol.monitor.telemetry import Batch, Noted, pack
+from protocol.net.channels import channel_to, knock, listen, options
+from protocol.net.guard import Guard, nobody
+from protocol.net.lenient import AnyBytes
+from protocol.outer.history import History
+from protocol.outer.ledger import Revocation
+from protocol.outer.window import Window
+from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import (
     blobs_pb2,
     credit_pb2,
@@ -48,8 +46,10 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
-from protocol.telling import Batch, Noted, pack
-from protocol.window import Window
+from protocol.trust import certificates, handover, proofs
+from protocol.trust.handover import Bequest, Heritage
+from protocol.trust.keys import load_or_create
+from protocol.trust.records import Register
 from tests.fuzz.hostile import MANIFEST, Town
 from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
 
@@ -150,7 +150,7 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
         caller.signer.card,
     ]
     signed += [receipt for entry in entries for receipt in entry.receipts.values()]
-    signed += [bequest.offer(caller.signer, each) for each in offers]
+    signed += [handover.offer(caller.signer, each) for each in offers]
     return known, [*signed, revoked, certificates.request(caller.signer.identity)]
 
 
@@ -161,7 +161,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     keys = [int.from_bytes(entry.key, "big") for entry in entries]
     held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
     place = pipeline_pb2.Place(round=3, step=1)
-    offered = bequest.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    offered = handover.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import msgpack
 
-from bootstrap.texts.archives import MAX_TOTAL, read_members
-from bootstrap.texts.decoders import Decoder, plain, pod, r_lines, sword
-from peer.commands.invitations import duration
+from bootstrap.data.texts.archives import MAX_TOTAL, read_members
+from bootstrap.data.texts.decoders import Decoder, plain, pod, r_lines, sword
+from peer.cli.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.testnet import chaos
 from peer.testnet.faults import Item
-from protocol import ticket as tickets
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load
-from protocol.ticket import PREFIX, Ticket
+from protocol.trust import ticket as tickets
+from protocol.trust.ticket import PREFIX, Ticket
 from tests.fuzz.material import MANIFEST, OPERATOR, RUN, folder, from_file
 from tests.fuzz.reader import Reader
 from tests.reference.small_manifest import SMALL

@@ -7,25 +7,29 @@ from typing import Any
 import numpy as np
 
 from peer.network.duplex import BreachError
-from peer.network.reconciliation_wire import summary_of
-from peer.optim import bequest as bequests
-from peer.swarm.control import Gradients, MemberControl
-from protocol import bitstream, frames, manifest, quantize, records, rice, run_files, telling
-from protocol import contribution as contributions
-from protocol import snapshot as snapshots
-from protocol.chunks import chunk_grid
-from protocol.contribution import SparseTensor
+from peer.network.gossip_wire import summary_of
+from peer.optim import handover as bequests
+from peer.swarm.group.control import Gradients, MemberControl
+from protocol import manifest
+from protocol.codec import bitstream, frames, quantize, rice
+from protocol.codec import contribution as contributions
+from protocol.codec import snapshot as snapshots
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import SparseTensor
+from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
-from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place
-from protocol.history import History
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
-from protocol.ledger import Ledger
 from protocol.manifest import Manifest, check
-from protocol.reading import Reading
-from protocol.reconciliation import different
-from protocol.run_files import RunFile
+from protocol.monitor import telemetry
+from protocol.outer.data_plan import Reading
+from protocol.outer.history import History
+from protocol.outer.ledger import Ledger
+from protocol.outer.set_difference import different
+from protocol.outer.window import Window
+from protocol.run import run_files
+from protocol.run.run_files import RunFile
 from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
-from protocol.window import Window
+from protocol.trust import records
 from tests.fuzz.material import (
     AUTHOR,
     AUTHORITY,
@@ -224,15 +228,15 @@ def read_legacy(data: bytes) -> object:
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
-TOLD = telling.Batch(
+TOLD = telemetry.Batch(
     round=2,
     step=1,
     loss=5.5,
     tokens=96,
     version="0.1.0",
     happened=[
-        telling.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
-        telling.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
+        telemetry.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
+        telemetry.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
     ],
 )
 
@@ -273,6 +277,6 @@ WIRE = (
         "json",
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
-    Reader("what a peer tells", telling.unpack, ((telling.pack(TOLD), TOLD),), "json"),
+    Reader("what a peer tells", telemetry.unpack, ((telemetry.pack(TOLD), TOLD),), "json"),
     Reader("bequest's tensors", read_legacy, (legacy(),)),
 )

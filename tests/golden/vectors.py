@@ -13,23 +13,23 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from peer.compute.payload import from_bytes, to_bytes
 from peer.model.number_format import DTYPES, number_format
 from peer.optim.grid import digest
-from protocol import bequest, proofs, receipts, records, signed, statement, ticket
-from protocol.cards import Authority, Card, issue
-from protocol.claims import Claim
-from protocol.contribution import SparseTensor, compose, decode, grids
-from protocol.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
-from protocol.history import History
+from protocol.codec.contribution import SparseTensor, compose, decode, grids
+from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.codec.payloads import Payload
+from protocol.codec.snapshot import Header, parse, pieces_of, tensors_of
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
-from protocol.keys import Identity, peer_id_of, peer_id_of_public
 from protocol.layout import part_layout
-from protocol.ledger import Entry, Revocation
 from protocol.manifest import Manifest, check
-from protocol.payloads import Payload
-from protocol.reading import Plan, Reading
-from protocol.records import PeerRecord
+from protocol.outer.claims import Claim
+from protocol.outer.data_plan import Plan, Reading
+from protocol.outer.history import History
+from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
-from protocol.snapshot import Header, parse, pieces_of, tensors_of
-from protocol.ticket import Ticket
+from protocol.trust import handover, proofs, receipts, records, signed, statement, ticket
+from protocol.trust.keys import Identity, peer_id_of, peer_id_of_public
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.records import PeerRecord
+from protocol.trust.ticket import Ticket
 
 FOLDER = Path(__file__).parent
 Values = dict[str, Any]
@@ -109,9 +109,9 @@ def encode(vector: Vector) -> bytes:
             record = Revocation(values["author"], values["first"], values["issued"])
             return proofs.revoke(vector.identity(values["operator"]), authority, record)
         case "bequest":
-            return bequest.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
+            return handover.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
-            return bequest.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+            return handover.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
         case "work" | "counted":
             return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
@@ -190,9 +190,9 @@ def _signer(vector: Vector, peer: str, card: Values | None = None) -> proofs.Sig
     return proofs.Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
 
 
-def _bequest(values: Values) -> bequest.Bequest:
+def _bequest(values: Values) -> handover.Bequest:
     sha256, size, stage = values.get("sha256", ""), values.get("size", 0), values.get("card", {}).get("stage", 0)
-    return bequest.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
+    return handover.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
 
 
 def _receipt(vector: Vector) -> receipts.Receipt:
@@ -231,12 +231,12 @@ def read(vector: Vector, data: bytes) -> Values:
             record = proofs.read_revocation(data, Authority(run, values["operator"]))
             return values | {"author": record.author, "first": record.start, "issued": record.issued}
         case "bequest":
-            offer = bequest.read(data, _authority(values["card"], run))
+            offer = handover.read(data, _authority(values["card"], run))
             said = {"run": run, "giver": offer.giver, "heir": offer.heir, "number": offer.number}
             card = _read_card(signed.read(data, "bequest")[1][-1])
             return said | {"sha256": offer.sha256, "size": offer.size, "card": card}
         case "inheritance":
-            reason = bequest.read_answer(data, _bequest(values), Authority(run, PeerId("")))
+            reason = handover.read_answer(data, _bequest(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
         case "work" | "counted":
             receipt = asdict(receipts.read(data, _authority(values["card"], run)))

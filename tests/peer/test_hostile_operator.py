@@ -10,28 +10,28 @@ import grpc
 import psutil
 import pytest
 
-from bootstrap import prepared
-from bootstrap.admission import Admission
-from bootstrap.door import Door
-from bootstrap.gatekeeper import Gatekeeper
+from bootstrap.admission.places import Admission
+from bootstrap.admission.policy import Gatekeeper
+from bootstrap.admission.registration import Door
+from bootstrap.data import prepared
 from bootstrap.genesis import create_run
 from bootstrap.node import as_operator
 from peer.daemon import run
-from peer.disk import space_in
-from peer.events import Event
 from peer.joining import PeerOptions
-from peer.manners import Manners
+from peer.settings import Manners
+from peer.store.disk import space_in
 from peer.swarm.node import Node, Work
-from protocol.blobs import BlobService
-from protocol.cards import Authority
-from protocol.channels import listen, options
+from peer.telemetry.events import Event
 from protocol.errors import FormatError, HetpeerError, ResourceError
-from protocol.guard import Guard
 from protocol.manifest import Manifest
-from protocol.records import Register
-from protocol.run_files import BASIS, TRAIN, Descriptor, RunFile, describe, file_names, files_needed, genesis_file
+from protocol.net.blobs import BlobService
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.run.run_files import BASIS, TRAIN, Descriptor, RunFile, describe, file_names, files_needed, genesis_file
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
-from protocol.ticket import Ticket
+from protocol.trust.membership import Authority
+from protocol.trust.records import Register
+from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 

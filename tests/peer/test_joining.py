@@ -3,7 +3,7 @@
 import pytest
 
 from peer.joining import require_bandwidth
-from peer.manners import Manners
+from peer.settings import Manners
 from protocol.errors import UserError
 from protocol.manifest import check
 

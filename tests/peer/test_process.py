@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from peer.events import Event, Failed, Finished, to_line
 from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run, told
+from peer.telemetry.events import Event, Failed, Finished, to_line
 from protocol.errors import LostMemberError, UserError
 
 

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from protocol.blobs import BlobService, fetch
-from protocol.certificates import dns_name
-from protocol.channels import Credentials, connect, listen, options
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
-from protocol.guard import Guard
 from protocol.identity import PeerId
+from protocol.net.blobs import BlobService, fetch
+from protocol.net.channels import Credentials, connect, listen, options
+from protocol.net.guard import Guard
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc
+from protocol.trust.certificates import dns_name
 from tests.reference.admitted import AN_HOUR, certified, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 

@@ -1,4 +1,4 @@
-"""A log that never fills a disk. Two processes at once: tests/bootstrap/test_log.py."""
+"""A log that never fills a disk. Two processes at once: tests/bootstrap/admission/test_audit_log.py."""
 
 from pathlib import Path
 

@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.network.contacts import Contacts
-from protocol import certificates
-from protocol.channels import Credentials
 from protocol.identity import PeerId
-from protocol.keys import Identity, peer_id_of
 from protocol.manifest import Manifest
+from protocol.net.channels import Credentials
+from protocol.trust import certificates
+from protocol.trust.keys import Identity, peer_id_of
 
 AN_HOUR = 3600.0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootstrap.dashboard.server import serve, taken
-from protocol.view import View
+from protocol.monitor.view import View
 
 
 class Shown:

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol import dht as dhts
-from protocol.cards import Authority, Card, issue
-from protocol.dht import Dht
 from protocol.identity import PeerId, RunId
-from protocol.keys import Identity, load_or_create
-from protocol.streams import Stream, Streams
+from protocol.net import dht as dhts
+from protocol.net.dht import Dht
+from protocol.net.streams import Stream, Streams
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority, Card, issue
 
 RUN = RunId("ab" * 32)
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.handoff import TorchThread
 from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
-from peer.swarm.control import Control, LeaderControl, MemberControl
-from peer.swarm.inner_step import PipelineStage
-from protocol.any_bytes import AnyBytes
-from protocol.channels import listen, options
-from protocol.frames import FrameRules
+from peer.swarm.group.control import Control, LeaderControl, MemberControl
+from peer.swarm.group.inner_step import PipelineStage
+from peer.torch_thread import TorchThread
+from protocol.codec.frames import FrameRules
 from protocol.identity import ReplicaId
 from protocol.manifest import Manifest
+from protocol.net.channels import listen, options
+from protocol.net.lenient import AnyBytes
 from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
 from tests.reference.admitted import contacts, credentials, identity
 

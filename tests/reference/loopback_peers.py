@@ -9,37 +9,35 @@ from pathlib import Path
 import grpc
 import torch
 
-from peer.events import Event
-from peer.handoff import TorchThread
-from peer.network.acceptance import Acceptance
 from peer.network.attested import Attested
+from peer.network.bans import Distrust
+from peer.network.blob_fetcher import Fetcher
 from peer.network.contacts import Contacts
 from peer.network.credit import CreditService, Seen
 from peer.network.discovery import Discovery
-from peer.network.distrust import Distrust
-from peer.network.earned import Earned
-from peer.network.fetching import Fetcher
-from peer.network.kept_receipts import RECEIPTS, KeptReceipts
-from peer.network.reconciliation import Reconciler
-from peer.network.reconciliation_service import ReconciliationService
-from peer.network.shelf import Shelf
-from peer.network.snapshots import SnapshotService, SnapshotStore
-from peer.network.succession import SuccessionService
+from peer.network.gossip import Reconciler
+from peer.network.gossip_service import ReconciliationService
+from peer.network.handover import SuccessionService
+from peer.network.intake import Acceptance
+from peer.network.receipts import Earned
+from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
-from peer.swarm.deadline import Pace
-from peer.swarm.followed import Followed, FollowedPart
-from peer.swarm.outer_round import OuterLoop
-from peer.swarm.recovery import resume
-from protocol.blobs import Blob, BlobService
-from protocol.cards import Authority, Card, Role, issue
-from protocol.channels import listen, options
+from peer.store.contributions import Shelf
+from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.store.snapshots import SnapshotStore
+from peer.swarm.rounds.catch_up import resume
+from peer.swarm.rounds.deadline import Pace
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.parts import Followed, FollowedPart
+from peer.telemetry.events import Event
+from peer.torch_thread import TorchThread
 from protocol.identity import Part, PeerId, RunId
-from protocol.keys import Identity, load_or_create
 from protocol.layout import model_layout, part_layout, parts_authored, parts_followed
-from protocol.ledger import Ledger
 from protocol.manifest import Manifest
-from protocol.proofs import Signer
-from protocol.records import PeerRecord
+from protocol.net.blobs import Blob, BlobService
+from protocol.net.channels import listen, options
+from protocol.outer.ledger import Ledger
+from protocol.outer.window import Window
 from protocol.schemas import (
     blobs_pb2_grpc,
     credit_pb2_grpc,
@@ -47,7 +45,10 @@ from protocol.schemas import (
     snapshots_pb2_grpc,
     succession_pb2_grpc,
 )
-from protocol.window import Window
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord
 from tests.reference.admitted import by_gateway, certified
 
 RUN = RunId("ab" * 32)

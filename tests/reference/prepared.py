@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bootstrap.data.prepare import Wanted, prepare
-from protocol.prepared import open_folder
+from protocol.run.prepared import open_folder
 
 BLOCK_TOKENS = 64
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from peer.events import Event, Serving, from_line
-from protocol.ticket import Ticket, parse
+from peer.telemetry.events import Event, Serving, from_line
+from protocol.trust.ticket import Ticket, parse
 
 HETPEER = [sys.executable, "-m", "peer.cli"]
 SECONDS = 240

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from protocol.reading import ABSENT_ROUNDS, NEWCOMERS
+from protocol.outer.data_plan import ABSENT_ROUNDS, NEWCOMERS
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import math
 
-from protocol.view import GroupView, LineView, PeerView, RoundView, State, View
+from protocol.monitor.view import GroupView, LineView, PeerView, RoundView, State, View
 
 STAGES, GROUPS, ROUNDS, STEPS = 4, 3, 24, 30
 BEGAN = 1_795_000_000.0

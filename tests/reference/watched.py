@@ -8,10 +8,10 @@ import grpc
 
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.watch import Monitor
-from protocol.any_bytes import AnyBytes
-from protocol.channels import listen, options
-from protocol.guard import Guard
 from protocol.identity import PeerId, RunId
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
 from protocol.schemas import monitor_pb2_grpc
 from tests.reference.admitted import There, credentials, there
 from tests.reference.small_manifest import small_manifest

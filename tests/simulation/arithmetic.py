@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from protocol.history import History
 from protocol.identity import PeerId
+from protocol.outer.history import History
 
 Vector = tuple[int, int]
 

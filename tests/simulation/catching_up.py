@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import trait
 
-from protocol.claims import Claim, prevailing
-from protocol.history import History
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Entry, Revocation
+from protocol.outer.claims import Claim, prevailing
+from protocol.outer.history import History
+from protocol.outer.ledger import Entry, Revocation
 from tests.simulation.arithmetic import Vector, digest
 from tests.simulation.disk import copied
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import trait
 
-from protocol.claims import Claim, outvoted
 from protocol.identity import PeerId
-from protocol.ledger import Revocation
-from protocol.reconciliation import Summary, different, entries, lacking, summary
-from protocol.window import SKEW
+from protocol.outer.claims import Claim, outvoted
+from protocol.outer.ledger import Revocation
+from protocol.outer.set_difference import Summary, different, entries, lacking, summary
+from protocol.outer.window import SKEW
 from tests.simulation.disk import copied
 
 if TYPE_CHECKING:

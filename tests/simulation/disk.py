@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from protocol.claims import Claim
-from protocol.ledger import Entry, Ledger
-from protocol.reconciliation import Authored
+from protocol.outer.claims import Claim
+from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.set_difference import Authored
 from tests.simulation.arithmetic import State, Vector
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protocol.claims import Claim
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Entry
-from protocol.reconciliation import Summary
+from protocol.outer.claims import Claim
+from protocol.outer.ledger import Entry
+from protocol.outer.set_difference import Summary
 from tests.simulation.arithmetic import Vector
 from tests.simulation.catching_up import Answer
 from tests.simulation.disk import copied

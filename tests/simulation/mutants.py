@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from protocol import claims
-from protocol.history import History
-from protocol.ledger import Ledger, Revocation
-from protocol.reconciliation import Authored
-from protocol.window import Window
+from protocol.outer import claims
+from protocol.outer.history import History
+from protocol.outer.ledger import Ledger, Revocation
+from protocol.outer.set_difference import Authored
+from protocol.outer.window import Window
 from tests.simulation import catching_up, comparing
 from tests.simulation import peer as peers
 from tests.simulation.arithmetic import State

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from protocol.identity import PeerId
-from protocol.window import SKEW, Window
+from protocol.outer.window import SKEW, Window
 
 NOBODY = PeerId("")
 AUTHOR, STANDBY, LIAR, JOINER, STRANGER = "author", "standby", "liar", "joiner", "stranger"

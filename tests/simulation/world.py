@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from protocol.identity import ContributionName, PeerId
-from protocol.ledger import Entry, Revocation
-from protocol.window import SKEW
+from protocol.outer.ledger import Entry, Revocation
+from protocol.outer.window import SKEW
 from tests.simulation.arithmetic import Vector
 from tests.simulation.liars import Liar, Stranger
 from tests.simulation.peer import Peer

@@ -12,9 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.invitations import ID_BYTES
-from peer.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, Tried, to_line
-from protocol import ticket as tickets
+from bootstrap.admission.invitations import ID_BYTES
+from peer.telemetry.events import (
+    CertificateRenewed,
+    Event,
+    GroupBroken,
+    Joined,
+    Progress,
+    RoundDone,
+    Serving,
+    Tried,
+    to_line,
+)
+from protocol.trust import ticket as tickets
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
 LONG_RUN = RUN.format(datacenters=1, sequences=2) + "steps = 6\n[outer]\nrounds = 5000\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped.hosts import hosts, missing
-from peer.events import CompressionChosen, RoundDone
+from peer.telemetry.events import CompressionChosen, RoundDone
 from tests.reference.processes import Peer, serving
 
 RUN = """

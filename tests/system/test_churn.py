@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import Contributed, Finished, GroupFormed, HandedOver, Inherited, Joined, Progress, StepDone
+from peer.telemetry.events import Contributed, Finished, GroupFormed, HandedOver, Inherited, Joined, Progress, StepDone
 from peer.testnet import namespaces
 from tests.reference.processes import Outcome, Peer, completed_swarm, serving
 

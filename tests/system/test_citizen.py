@@ -6,9 +6,19 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from peer.events import Contributed, Event, Finished, GroupFormed, Joined, Paused, PauseEnded, RoundDone, StepDone
+from peer.telemetry.events import (
+    Contributed,
+    Event,
+    Finished,
+    GroupFormed,
+    Joined,
+    Paused,
+    PauseEnded,
+    RoundDone,
+    StepDone,
+)
 from protocol.identity import RunId
-from protocol.ticket import Ticket
+from protocol.trust.ticket import Ticket
 from tests.reference.processes import HETPEER, Peer, serving
 
 RUN = """

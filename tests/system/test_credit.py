@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from peer.events import Credited, Finished, Joined, StepDone
+from peer.telemetry.events import Credited, Finished, Joined, StepDone
 from tests.reference.processes import HETPEER, Peer, serving
 
 RUN = """

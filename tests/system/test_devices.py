@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.events import Audited, Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
-from protocol.ticket import Ticket
+from peer.telemetry.events import Audited, Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
+from protocol.trust.ticket import Ticket
 from tests.reference.processes import HETPEER, RUN, SECONDS, Peer, serving
 
 ROUNDS = """steps = 6

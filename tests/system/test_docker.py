@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import Event, Finished, Joined, Resumed, RoundDone, from_line
+from peer.telemetry.events import Event, Finished, Joined, Resumed, RoundDone, from_line
 from tests.reference.engine import ROOT, Engine, NoEngineError, engine
 
 ROUNDS = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ticket import Ticket
+from protocol.trust.ticket import Ticket
 from tests.reference.processes import HETPEER, RUN, serving
 
 SECONDS = 90

@@ -14,13 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from peer.cli import app
-from peer.events import Finished, RoundDone, Serving
+from peer.cli.__main__ import app
 from peer.export.collected import collect
 from peer.export.written import write
 from peer.model.language_model import LanguageModel
+from peer.telemetry.events import Finished, RoundDone, Serving
 from protocol.errors import ResourceError
-from protocol.hugging_face import open_checkpoint
+from protocol.run.hugging_face import open_checkpoint
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer, events, finish, serving, start
 
 ROUNDS = 12

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bootstrap.genesis import load_run
-from peer.events import Evaluated, Event, RoundDone
 from peer.lab.run import Lab
-from protocol.run_files import Descriptor
+from peer.telemetry.events import Evaluated, Event, RoundDone
+from protocol.run.run_files import Descriptor
 from tests.reference.processes import finish, serving, start
 
 RUN = """

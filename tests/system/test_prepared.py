@@ -9,8 +9,8 @@ import torch
 
 from bootstrap.data.prepare import Wanted, prepare
 from bootstrap.genesis import load_run
-from peer.events import Evaluated, Event, Progress, RoundDone
 from peer.lab.run import Lab
+from peer.telemetry.events import Evaluated, Event, Progress, RoundDone
 from tests.reference.mirror import mirror
 from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer, finish, serving, start
 

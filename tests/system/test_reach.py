@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
+from peer.telemetry.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces
-from protocol.ticket import parse
+from protocol.trust.ticket import parse
 from tests.reference.processes import RUN, TEXT, Peer
 
 needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")

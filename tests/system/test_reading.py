@@ -8,11 +8,11 @@ from pathlib import Path
 from bootstrap.genesis import load_run
 from peer.data.batches import sequence_ids, sequences_in
 from peer.data.tokens import open_tokens
-from peer.events import Contributed, Finished, Joined, StepDone
+from peer.telemetry.events import Contributed, Finished, Joined, StepDone
+from protocol.codec.snapshot import Header, parse
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
-from protocol.run_files import TRAIN
-from protocol.snapshot import Header, parse
+from protocol.run.run_files import TRAIN
 from tests.reference.processes import RUN, Peer, serving
 
 SHAPE = RUN.format(datacenters=1, sequences=4) + "steps = 6\n[outer]\nrounds = 30\ngrace = 2\nliars = 0\n"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from peer.events import Joined, RoundDone, Serving
-from protocol.ticket import Ticket
-from protocol.view import View
+from peer.telemetry.events import Joined, RoundDone, Serving
+from protocol.monitor.view import View
+from protocol.trust.ticket import Ticket
 from tests.fuzz.material import OPERATOR
 from tests.fuzz.material import RUN as RUN_ID
 from tests.reference.processes import HETPEER, RUN, TEXT, Peer, serving

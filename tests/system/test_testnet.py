@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.swarm.compression import START
+from peer.swarm.group.compression import START
 from tests.reference.processes import HETPEER, SECONDS, completed_swarm, swarm_command
 
 

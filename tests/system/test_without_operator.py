@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
+from peer.telemetry.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.launch import two_free_ports
-from protocol.keys import load_or_create
+from protocol.trust.keys import load_or_create
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 
 LONG_RUN = RUN + "steps = 6\n[outer]\nrounds = 500\n"

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bootstrap.data.prepare import Wanted, prepare
-from protocol.dataset import DataManifest
 from protocol.errors import FormatError, ResourceError, UserError
-from protocol.prepared import open_folder, read_block
+from protocol.run.dataset import DataManifest
+from protocol.run.prepared import open_folder, read_block
 from tests.reference.prepared import small_prepared, write_texts
 
 ROOT = Path(__file__).parents[3]

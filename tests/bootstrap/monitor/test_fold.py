@@ -10,8 +10,7 @@ from bootstrap.monitor.fold import AHEAD, MOST_PEERS, MOST_ROUNDS, Fold
 from bootstrap.monitor.peers import CUT_SECONDS, LOST_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
-from protocol.records import PeerRecord
-from protocol.telling import (
+from protocol.monitor.telemetry import (
     Batch,
     ContributionOut,
     Going,
@@ -23,7 +22,8 @@ from protocol.telling import (
     RoundEnded,
     Told,
 )
-from protocol.view import MOST_LINES, PeerView
+from protocol.monitor.view import MOST_LINES, PeerView
+from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 50})

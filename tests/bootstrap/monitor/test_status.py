@@ -3,9 +3,9 @@
 import pytest
 
 from bootstrap.monitor.status import NETWORK_BURST, Status, fitting
-from bootstrap.rates import Limit
+from bootstrap.rate_limit import Limit
 from protocol.errors import RefusedError
-from protocol.view import LineView, PeerView, RoundView, View
+from protocol.monitor.view import LineView, PeerView, RoundView, View
 
 ANN, BOB = "ipv4:192.0.2.1:5000", "ipv4:198.51.100.1:5000"
 

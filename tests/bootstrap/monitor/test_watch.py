@@ -10,8 +10,8 @@ from bootstrap.monitor import watch
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
-from protocol.records import PeerRecord
-from protocol.telling import Batch, Noted, pack
+from protocol.monitor.telemetry import Batch, Noted, pack
+from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST, RUN, ANN = small_manifest(), RunId("ab" * 32), PeerId("Ann")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence, silenced
-from peer.events import Listener
 from peer.lab.bench import Bench, Grids
 from peer.lab.run import Lab
 from peer.optim.grid import INT32_MAX
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
-from protocol.contribution import Contribution, SparseTensor, grids
+from peer.telemetry.events import Listener
+from protocol.codec.contribution import Contribution, SparseTensor, grids
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from peer.compute.generation import Sampling, generate, pick
 from peer.model.language_model import LanguageModel
-from protocol.hugging_face import config
+from protocol.run.hugging_face import config
 from tests.peer.model.test_language_model import language_model, manifest
 from tests.reference.llama import random_weights
 

@@ -17,7 +17,7 @@ from peer.compute.schedule import (
     least_depth,
     split_depth,
 )
-from protocol.frames import MOST_IN_FLIGHT
+from protocol.codec.frames import MOST_IN_FLIGHT
 from tests.reference.virtual_pipeline import play
 
 ROOM = 10_000

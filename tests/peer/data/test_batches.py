@@ -11,7 +11,7 @@ from peer.data.batches import batch, held_out_batch, in_turn, sequence_ids, sequ
 from peer.data.permutation import permute
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
-from protocol.reading import OWN_ORDER, Reading, chunks
+from protocol.outer.data_plan import OWN_ORDER, Reading, chunks
 from tests.reference.small_manifest import small_manifest
 
 SLOTS, STEPS, CONTEXT = 3, 3, 8  # of the small manifest

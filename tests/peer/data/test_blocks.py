@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.data.ahead import Ahead
 from peer.data.batches import batch, held_out_batch, positions, sequence_ids, sequences_in, together
 from peer.data.blocks import BlockedTokens, local_blocks
-from protocol.dataset import Dataset
+from peer.data.prefetch import Ahead
 from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
-from protocol.prepared import open_folder
+from protocol.run.dataset import Dataset
+from protocol.run.prepared import open_folder
 from tests.reference.prepared import BLOCK_TOKENS, small_prepared
 from tests.reference.small_manifest import small_manifest
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.devices.crew import Crew, Split
-from peer.devices.parcel import packed
 from peer.devices.replica import ShardedEvaluator, ShardedReplica
+from peer.devices.shared_memory import packed
 from peer.devices.weights import weights_layout
+from peer.devices.workers import Crew, Split
 from protocol.errors import DivergedError, LostMemberError, ResourceError
 from protocol.identity import Part
 from protocol.layout import elements, model_layout
@@ -236,7 +236,7 @@ def test_moments_are_those_of_the_last_round_where_processes_were_lost():
 def test_a_process_that_ends_while_nobody_waits_for_it_is_noticed_and_one_that_hangs_too(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("peer.devices.crew.COLLECTIVE_SECONDS", 20.0)  # a machine under load takes some to start
+    monkeypatch.setattr("peer.devices.workers.COLLECTIVE_SECONDS", 20.0)  # a machine under load takes some to start
     run, said = manifest(4, 2), []
     replica = sharded(run, said=said)
     try:

@@ -6,8 +6,8 @@ import pytest
 
 from peer.diagnosis.machine import begins_slowly
 from peer.diagnosis.network import clocks, hidden, link_of, peers, reachable, slow_start, ways
-from peer.network.probing import Handshake, NoWay, Way
-from peer.network.reach import Reach
+from peer.network.reach.probing import Handshake, NoWay, Way
+from peer.network.reach.reach import Reach
 
 LOST = NoWay("lost.example:7700", "no answer from lost.example:7700 (refused)")
 

@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from peer.events import Evaluated
 from peer.lab.run import Lab
 from peer.lab.switches import Switches
+from peer.telemetry.events import Evaluated
 from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest
 

@@ -10,18 +10,18 @@ from torch.autograd import backward
 
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
-from peer.events import Event, StepDone
 from peer.lab.methods import PerStep, SparseLoCo
 from peer.lab.quantizers import QUANTIZERS
 from peer.lab.run import Lab
 from peer.lab.switches import Switches
 from peer.model.subspace import nested
 from peer.optim.grid import to_float, to_units
-from protocol.contribution import grids
+from peer.telemetry.events import Event, StepDone
+from protocol.codec.contribution import grids
+from protocol.codec.units import UNITS_PER_ONE
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
-from protocol.units import UNITS_PER_ONE
 from tests.reference.boundary import orthonormal, through
 from tests.reference.one_process import OneProcess
 from tests.reference.small_lab import play, small_lab

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from peer.lab.quantizers import INDICES, QUANTIZERS, chunks, exact, sign, statistical
-from protocol.bitstream import Integers
-from protocol.chunks import ChunkGrid, chunk_grid
+from protocol.codec.bitstream import Integers
+from protocol.codec.chunks import ChunkGrid, chunk_grid
 
 LARGEST = 2**31 - 1
 values = st.lists(st.integers(-LARGEST, LARGEST), min_size=1, max_size=60).map(lambda each: np.array(each, np.int32))

@@ -12,15 +12,15 @@ from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
 from peer.data.tokens import open_tokens
-from peer.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from peer.lab.run import Lab
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState, outer_term
-from protocol.contribution import Contribution
+from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
+from protocol.codec.contribution import Contribution
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout
 from protocol.manifest import Manifest
-from protocol.run_files import BASIS, TRAIN, genesis_file
+from protocol.run.run_files import BASIS, TRAIN, genesis_file
 from tests.reference.small_manifest import small_manifest
 
 TEXT = "\n\n".join(f"Line {number} of a text about {number % 7} things." for number in range(400))

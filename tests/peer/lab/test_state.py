@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from bootstrap.genesis import create_run
-from peer.events import Evaluated, RoundDone
 from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.lab.switches import Switches
+from peer.telemetry.events import Evaluated, RoundDone
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest
-from protocol.run_files import Descriptor
+from protocol.run.run_files import Descriptor
 from tests.reference.small_manifest import small_manifest
 
 TEXT = "\n\n".join(f"Line {number} of a text about {number % 7} things." for number in range(400))

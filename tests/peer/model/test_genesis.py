@@ -11,7 +11,7 @@ from peer.model.genesis import BASIS_TENSOR, read_basis, read_part
 from protocol.errors import ResourceError
 from protocol.identity import stage_part
 from protocol.layout import part_layout
-from protocol.run_files import BASIS, genesis_file
+from protocol.run.run_files import BASIS, genesis_file
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()

@@ -9,10 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from peer.model.language_model import LanguageModel
 from peer.model.stage import Stage
-from protocol.hugging_face import config
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, part_layout
 from protocol.manifest import Manifest, check
+from protocol.run.hugging_face import config
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from peer.compute.payload import from_bytes, to_bytes
 from peer.model.number_format import Floats, Integers, number_format
-from protocol.payloads import BITS, STEPS, Payload
+from protocol.codec.payloads import BITS, STEPS, Payload
 from tests.reference.boundary import quantized
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.events import Event, Refused
 from peer.network.attested import Attested
-from peer.network.distrust import Distrust
-from protocol.attestations import GRANTED, KEPT, Attestation, attest, grant, read
-from protocol.cards import Authority, Card, issue
-from protocol.claims import Claim
+from peer.network.bans import Distrust
+from peer.telemetry.events import Event, Refused
 from protocol.identity import EMBEDDING, Part, PeerId, RunId, stage_part
-from protocol.proofs import Signer
+from protocol.outer.claims import Claim
+from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
 from tests.reference.admitted import identity
 
 RUN = RunId("ab" * 32)

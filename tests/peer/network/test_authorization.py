@@ -11,11 +11,9 @@ import pytest
 
 from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
 from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY, Attempt, PipelineService, call, link
-from protocol.bequest import Bequest, Heritage, offer
-from protocol.channels import channel_to, handshake, listen, options
 from protocol.identity import PeerId, ReplicaId
-from protocol.ledger import Revocation
-from protocol.proofs import revoke
+from protocol.net.channels import channel_to, handshake, listen, options
+from protocol.outer.ledger import Revocation
 from protocol.schemas import (
     group_pb2,
     group_pb2_grpc,
@@ -26,6 +24,8 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.schemas import reconciliation_pb2 as said
+from protocol.trust.handover import Bequest, Heritage, offer
+from protocol.trust.proofs import revoke
 from tests.reference.admitted import There, contacts, credentials, identity, there
 from tests.reference.loopback_peers import LoopbackPeer, village
 from tests.reference.small_manifest import small_manifest

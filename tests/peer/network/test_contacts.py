@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from peer.network.contacts import Contacts
-from protocol.certificates import Caller
-from protocol.channels import caller, listen, options
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
+from protocol.net.channels import caller, listen, options
 from protocol.schemas import pipeline_pb2, pipeline_pb2_grpc, run_pb2, run_pb2_grpc
+from protocol.trust.certificates import Caller
 from tests.reference.admitted import There, certified, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 

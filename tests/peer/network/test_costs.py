@@ -10,18 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-import peer.network.reconciliation_service as service
-import peer.network.reconciliation_wire as wires
-from peer.network import acceptance
+import peer.network.gossip_service as service
+import peer.network.gossip_wire as wires
+from peer.network import intake
 from peer.network.passing_over import PassedOver
 from peer.network.turns import Turns
 from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, Wanted
-from protocol.any_bytes import AnyBytes
-from protocol.cards import Authority
-from protocol.channels import handshake
-from protocol.guard import Guard
 from protocol.identity import EMBEDDING, PeerId
-from protocol.ledger import Entry
 from protocol.limits import (
     CALLS_SAVED,
     ENTRIES_NAMED,
@@ -31,10 +26,15 @@ from protocol.limits import (
     REVOCATIONS_NAMED,
     ROUNDS_NAMED,
 )
-from protocol.places import Places
-from protocol.proofs import read_trial
+from protocol.net.channels import handshake
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
+from protocol.net.places import Places
+from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import read_trial
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
@@ -142,7 +142,7 @@ def test_entries_of_rounds_that_are_not_open_are_not_checked_and_of_none_that_wi
         read.append(proof)
         return read_trial(proof, authority)
 
-    monkeypatch.setattr(acceptance, "read_trial", watched)
+    monkeypatch.setattr(intake, "read_trial", watched)
 
     async def scene(made: Village) -> None:
         _, b, liar = made.peers

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 import peer.network.credit as signing
-from peer.decisions import Recalled
-from peer.events import Credited, Event, Progress, Refused
 from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
-from peer.network.earned import TRIES, Earned
-from peer.network.kept_receipts import KeptReceipts
 from peer.network.pipeline import Attempt
-from protocol import receipts
-from protocol.channels import handshake
-from protocol.credit import by_round, microbatch_tokens
+from peer.network.receipts import TRIES, Earned
+from peer.store.receipts import KeptReceipts
+from peer.telemetry.decisions import Recalled
+from peer.telemetry.events import Credited, Event, Progress, Refused
 from protocol.errors import RefusedError
 from protocol.identity import PeerId, ReplicaId, stage_part
-from protocol.proofs import Signer
-from protocol.receipts import Counted, Receipt, Verifier, Work
+from protocol.net.channels import handshake
+from protocol.outer.window import Window
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
-from protocol.window import Window
+from protocol.trust import receipts
+from protocol.trust.credit import by_round, microbatch_tokens
+from protocol.trust.proofs import Signer
+from protocol.trust.receipts import Counted, Receipt, Verifier, Work
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 

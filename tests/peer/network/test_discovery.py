@@ -8,13 +8,13 @@ import pytest
 
 from peer.network import discovery as module
 from peer.network.discovery import Discovery, News
-from protocol import dht as dhts
-from protocol.cards import Authority, Card, issue
-from protocol.dht import Dht
 from protocol.identity import PeerId, RunId
-from protocol.keys import Identity, load_or_create
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, Register
+from protocol.net import dht as dhts
+from protocol.net.dht import Dht
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, Register
 from tests.reference.loopback_peers import NoDht
 from tests.reference.small_manifest import small_manifest
 

@@ -6,8 +6,8 @@ import grpc
 
 from peer.network.distance import timed
 from peer.network.group import GroupService, Seat
-from protocol.channels import handshake, listen, options
 from protocol.identity import PeerId
+from protocol.net.channels import handshake, listen, options
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
 from tests.reference.admitted import contacts as contacts_of

@@ -10,11 +10,11 @@ import pytest
 
 from peer.network.duplex import BreachError, Duplex
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
-from protocol.any_bytes import AnyBytes
-from protocol.bandwidth import Bandwidth
-from protocol.channels import listen, options
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import listen, options
+from protocol.net.lenient import AnyBytes
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
 from tests.reference.admitted import contacts, credentials, identity, there

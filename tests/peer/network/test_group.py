@@ -10,9 +10,9 @@ import pytest
 
 from peer.network.duplex import Duplex
 from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
-from protocol.channels import listen, options
 from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
+from protocol.net.channels import listen, options
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
 from tests.reference.admitted import contacts, credentials, identity

@@ -10,16 +10,16 @@ from typing import get_args
 
 import pytest
 
-from peer.events import Event, Progress
 from peer.network import mirrors as mirrors_module
 from peer.network import web
 from peer.network.mirrors import HttpMirror, Mirrors, Source
 from peer.network.web import Client
+from peer.telemetry.events import Event, Progress
 from protocol.addresses import Ip
-from protocol.bandwidth import Bandwidth
-from protocol.dataset import Block, Dataset
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
-from protocol.prepared import open_folder, read_block
+from protocol.net.bandwidth import Bandwidth
+from protocol.run.dataset import Block, Dataset
+from protocol.run.prepared import open_folder, read_block
 from tests.reference.mirror import Fault, Mirror, mirror
 from tests.reference.prepared import small_prepared
 

@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from peer.network.pipeline import Attempt, Link, PipelineService, call, link
-from protocol.channels import listen
 from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
+from protocol.net.channels import listen
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
 from tests.reference.admitted import contacts, credentials, identity, there

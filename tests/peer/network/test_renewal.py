@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.events import CertificateRenewed, Event, Progress
 from peer.network.renewal import LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, keep_renewing
-from protocol import certificates
-from protocol.channels import Credentials
+from peer.telemetry.events import CertificateRenewed, Event, Progress
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.net.channels import Credentials
+from protocol.trust import certificates
 from tests.reference.admitted import certified, identity
 
 LIFE = 3600.0

@@ -10,17 +10,17 @@ from typing import Any
 import grpc
 import pytest
 
-import protocol.blobs
+import protocol.net.blobs
 from peer.network import wanted as deciding
-from protocol.bandwidth import Bandwidth
-from protocol.channels import listen, options
-from protocol.contribution import digest
+from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING, PeerId
-from protocol.keys import load_or_create
-from protocol.ledger import Entry
-from protocol.records import PeerRecord
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import listen, options
+from protocol.outer.ledger import Entry
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc
+from protocol.trust.keys import load_or_create
+from protocol.trust.records import PeerRecord
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -143,7 +143,7 @@ def test_who_alone_has_something_and_is_slow_keeps_no_place_from_others(
 
 
 def test_a_fetch_has_an_end_though_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(protocol.blobs, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(protocol.net.blobs, "STALL_SECONDS", 0.3)
 
     async def scene(made: Village, entry: Entry) -> None:
         _, _, c = made.peers
@@ -159,7 +159,7 @@ def test_a_fetch_has_an_end_though_bytes_come(tmp_path: Path, monkeypatch: pytes
 
 
 def test_this_peers_own_turns_are_not_the_sources_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(protocol.blobs, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(protocol.net.blobs, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(deciding, "LAG_SECONDS", 0.2)
 
     class Busy(Bandwidth):

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from peer.events import Event, Progress
 from peer.network.discovery import Discovery
 from peer.network.trial import stand_trial
-from protocol.cards import Authority, Card, issue
+from peer.telemetry.events import Event, Progress
 from protocol.errors import UnreachableError
-from protocol.proofs import Signer
-from protocol.records import PeerRecord, read
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, read
 from tests.reference.admitted import identity
 from tests.reference.loopback_peers import RUN
 from tests.reference.small_manifest import small_manifest

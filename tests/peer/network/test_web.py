@@ -13,10 +13,10 @@ from peer.network import web
 from peer.network.mirrors import HttpMirror, fetch_whole
 from peer.network.web import Allowed, Client, dialled, redirected, require_plain
 from protocol.addresses import Ip
-from protocol.bandwidth import Bandwidth
-from protocol.dataset import Dataset
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
-from protocol.prepared import open_folder
+from protocol.net.bandwidth import Bandwidth
+from protocol.run.dataset import Dataset
+from protocol.run.prepared import open_folder
 from tests.reference.mirror import Mirror, mirror
 from tests.reference.prepared import small_prepared
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.recovery import agree, catch_up
+from peer.swarm.rounds.catch_up import agree, catch_up
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING
-from protocol.window import SKEW
+from protocol.outer.window import SKEW
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from peer.optim.clipping import clip_to_medians
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
-from protocol.chunks import ChunkGrid, chunk_grid
-from protocol.contribution import Contribution, SparseTensor
+from protocol.codec.chunks import ChunkGrid, chunk_grid
+from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest, check

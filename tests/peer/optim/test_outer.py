@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from peer.optim.grid import digest
 from peer.optim.outer import FACTOR_ONE, OuterState, decay_and_add, outer_term, subtract_term
 from peer.optim.topk import top_k
-from protocol.chunks import chunk_grid
-from protocol.contribution import Contribution, decode
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.topk import as_chunks, top_k
-from protocol.chunks import chunk_grid
+from protocol.codec.chunks import chunk_grid
 from tests.reference import sparse_outer
 
 shapes = st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 24), st.integers(1, 24)))

@@ -8,7 +8,7 @@ from peer.compute.schedule import Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
 from peer.planning.model import HEADERS, Step, Volunteer, Work, best_compression, round_of, step_of, work_of
-from protocol.contribution import expected_bytes
+from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check
 from tests.reference.loopback_peers import genesis, moved

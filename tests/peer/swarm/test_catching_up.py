@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from peer.decisions import CaughtUp
-from peer.events import Progress
-from peer.network.acceptance import Acceptance
-from peer.network.reconciliation import Reconciler
-from peer.swarm.recovery import catch_up
-from protocol.claims import Claim
-from protocol.contribution import digest
+from peer.network.gossip import Reconciler
+from peer.network.intake import Acceptance
+from peer.swarm.rounds.catch_up import catch_up
+from peer.telemetry.decisions import CaughtUp
+from peer.telemetry.events import Progress
+from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING, Part
-from protocol.ledger import Entry
-from protocol.records import PeerRecord
+from protocol.outer.claims import Claim
+from protocol.outer.ledger import Entry
+from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
 

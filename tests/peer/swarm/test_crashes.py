@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from peer.swarm.recovery import catch_up
+from peer.swarm.rounds.catch_up import catch_up
 from protocol.errors import ResourceError
-from tests.peer.swarm.test_outer_round import MANIFEST
+from tests.peer.swarm.rounds.test_outer_round import MANIFEST
 from tests.reference.loopback_peers import LoopbackPeer, village
 
 BEFORE = 5

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from protocol.contribution import digest
+from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING
-from protocol.ledger import Entry
+from protocol.outer.ledger import Entry
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
 

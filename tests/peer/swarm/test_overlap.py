@@ -9,7 +9,7 @@ import torch
 from peer.optim.outer import outer_term
 from protocol.identity import EMBEDDING
 from protocol.layout import part_layout
-from tests.peer.swarm.test_outer_round import agreed, play
+from tests.peer.swarm.rounds.test_outer_round import agreed, play
 from tests.reference.loopback_peers import Village
 from tests.reference.small_manifest import small_manifest
 

@@ -11,20 +11,21 @@ import grpc
 import pytest
 
 from peer.optim.bounds import check_magnitudes
-from peer.testnet.crowd import contributions, libp2p, sockets, words
-from peer.testnet.crowd.names import Name, Target, as_bytes
-from peer.testnet.crowd.process import NAMELESS, attack_of, shared_out
+from peer.testnet.attackers.crowd import contributions, libp2p, sockets, words
+from peer.testnet.attackers.crowd.names import Name, Target, as_bytes
+from peer.testnet.attackers.crowd.process import NAMELESS, attack_of, shared_out
 from peer.testnet.faults import CrowdKind
-from protocol import dht, statement
-from protocol.cards import Authority, Card, Role, issue
-from protocol.channels import listen, options
-from protocol.contribution import decode
+from protocol.codec.contribution import decode
 from protocol.errors import FormatError
-from protocol.keys import load_or_create
 from protocol.limits import message_bytes
-from protocol.proofs import Signer, read_entry
-from protocol.records import PeerRecord, Register
+from protocol.net import dht
+from protocol.net.channels import listen, options
 from protocol.schemas import reconciliation_pb2 as pb
+from protocol.trust import statement
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.proofs import Signer, read_entry
+from protocol.trust.records import PeerRecord, Register
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village
 from tests.reference.small_manifest import small_manifest

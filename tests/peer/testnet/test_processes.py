@@ -14,11 +14,11 @@ import pytest
 import uvloop
 from rich.console import Console
 
-from peer.damage import Timed
-from peer.events import Event, Injected, Progress, StepDone
 from peer.process import first_error
-from peer.report import Report
-from peer.screen import TestnetScreen
+from peer.telemetry.damage import Timed
+from peer.telemetry.events import Event, Injected, Progress, StepDone
+from peer.telemetry.report import Report
+from peer.telemetry.terminal import TestnetScreen
 from peer.testnet import chaos, child, processes
 from peer.testnet.child import Child, TestnetError
 from peer.testnet.event_log import EventLog

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
+from peer.telemetry.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.chaos import parse
 from peer.testnet.faults import Moment, Partition, Target
 from peer.testnet.swarm import Swarm

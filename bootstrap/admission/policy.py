@@ -1,0 +1,108 @@
+"""Who may come in at the door, by the operator's word: the invitations, the list of those shut out, and the log."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bootstrap.admission import audit_log, invitations, trials
+from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.revoked import RevokedList
+from bootstrap.admission.trials import Trials
+from bootstrap.rate_limit import Rates, host_of
+from protocol.errors import RefusedError, ResourceError
+from protocol.identity import PeerId
+from protocol.limits import SIGNED_BYTES
+from protocol.trust.attestations import KEPT
+from protocol.trust.membership import Card
+
+OBSERVER = "observer"
+"""In the node's folder: that of the observer beside it."""
+
+
+@dataclass(slots=True)
+class Gatekeeper:
+    """`folder` is the node's. What welcomes, tries and notes waits for the disk: off the event loop."""
+
+    folder: Path
+    rates: Rates = field(default_factory=Rates)
+    revoked: RevokedList = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.revoked = RevokedList(self.folder)
+
+    def hear(self, caller: str, token: bytes) -> None:
+        """Somebody knocks, from where gRPC says.
+
+        Raises:
+            RefusedError: too often.
+        """
+        self.rates.take(caller, invitations.invitation_id(token), time.monotonic())
+
+    def require_welcome(self, peer: PeerId, token: bytes, gateway: bool = False) -> str:
+        """The id of the invitation by which a peer may come in, or become a gateway; empty where it needs none, or has
+        shown none again.
+
+        Raises:
+            RefusedError: it may not.
+            ResourceError: the node's folder cannot be read or written; nobody is let in then.
+        """
+        self.revoked.check(peer)
+        if not gateway and not invitations.is_closed(self.folder):
+            return ""
+        return invitations.redeem(self.folder, token, peer, time.time(), gateway)
+
+    def is_closed(self) -> bool:
+        """Whether joining takes an invitation.
+
+        Raises:
+            ResourceError: the node's folder cannot be read.
+        """
+        return invitations.is_closed(self.folder)
+
+    def trials(self) -> Trials:
+        """Whether newcomers are tried, and who has stood it.
+
+        Raises:
+            ResourceError: the node's folder cannot be read; nobody is let in then.
+        """
+        return trials.read(self.folder)
+
+    def attestation(self) -> bytes:
+        """The newest that the observer beside this node has made or heard of; empty: none."""
+        try:
+            with (self.folder / OBSERVER / KEPT).open("rb") as file:
+                return file.read(SIGNED_BYTES)
+        except OSError:
+            return b""
+
+    def objection(self, peer: PeerId) -> str:
+        """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
+        try:
+            self.revoked.check(peer)
+        except RefusedError as error:
+            return str(error)
+        except ResourceError:  # the details are no business of strangers
+            return "this node cannot keep its records now"
+        return ""
+
+    def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
+        """Write down who has come in, or has renewed its certificate."""
+        entry = Entry(
+            what="renewed" if again else "admitted",
+            at=time.time(),
+            peer=card.peer,
+            role=card.role,
+            stage=card.stage,
+            slot=card.slot,
+            reason="on trial" if card.on_trial else "",
+            address=host_of(caller),
+            invitation=invitation,
+        )
+        audit_log.write(self.folder, entry)
+
+    def note_refused(self, peer: str, caller: str, reason: str) -> None:
+        """Write down who was not let in."""
+        entry = Entry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
+        with suppress(ResourceError):  # a full disk is no reason to tell a stranger anything else
+            audit_log.write(self.folder, entry)

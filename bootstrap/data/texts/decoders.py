@@ -1,0 +1,182 @@
+"""From the files of a package to documents: their names and their plain text."""
+
+import html
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from html.entities import html5
+
+from bootstrap.data.texts.archives import MAX_MEMBER
+from protocol.errors import FormatError
+
+Decoder = Callable[[Mapping[str, bytes]], Iterator[tuple[str, str]]]
+"""Files by name → (name, text) of each document, in order of the names. Raises FormatError."""
+
+GZIP = 16 + zlib.MAX_WBITS
+ZLIB = zlib.MAX_WBITS
+
+
+def plain(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Text, Markdown and reStructuredText as they are, each file a document; those called .gz unpacked."""
+    for name, data in sorted(files.items()):
+        yield name, _text(_inflate(data, GZIP, MAX_MEMBER)[0] if name.endswith(".gz") else data, name)
+
+
+def sword(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """The SWORD project's zCom modules: each block, a chapter or a book of the Bible, is a document.
+
+    `ot.czs` (or .bzs) is an index of little-endian u32 triples (offset, size, unpacked size) into `ot.czz`
+    (.bzz), which is zlib streams of OSIS. https://wiki.crosswire.org/File_Formats
+    """
+    for name, index in sorted(files.items()):
+        if not name.endswith("zs"):
+            continue
+        if (blocks := files.get(f"{name[:-1]}z")) is None or len(index) % 12:
+            raise FormatError(f"the index {name!r} has no blocks, or half an entry")
+        for number, (offset, size, unpacked) in enumerate(struct.iter_unpack("<III", index)):
+            if unpacked > MAX_MEMBER:
+                raise FormatError(f"block {number} of {name!r} is larger than {MAX_MEMBER} bytes")
+            data, _ = _inflate(blocks[offset : offset + size], ZLIB, unpacked)
+            yield f"{name.split('.')[0]}-{number:03}", osis_text(_text(data, name))
+
+
+PARAGRAPH_TAGS = re.compile(r"\s*</?(?:div|title|chapter|row|list|item|lg|l)\b[^>]*>\s*")
+OTHER_TAGS = re.compile(r"<[^>]*>")
+
+
+def osis_text(osis: str) -> str:
+    """OSIS without its tags, a blank line between paragraphs."""
+    marked = PARAGRAPH_TAGS.sub("\n\n", osis.replace("</cell>", " "))
+    paragraphs = (" ".join(part.split()) for part in OTHER_TAGS.sub("", marked).split("\n\n"))
+    return _unescaped("\n\n".join(filter(None, paragraphs)))
+
+
+def r_lines(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """The vectors of strings in an R package's `Rdata.rdb`: each a document, a string a line, the first its name.
+
+    The file is, one after another, a big-endian u32 unpacked size and a zlib stream of R's serialization.
+    """
+    for _, data in sorted(files.items()):
+        while data:
+            (unpacked,) = struct.unpack(">I", _take(data, 0, 4))
+            if unpacked > MAX_MEMBER:
+                raise FormatError(f"an object of R is larger than {MAX_MEMBER} bytes")
+            serialized, data = _inflate(data[4:], ZLIB, unpacked)
+            lines = r_strings(serialized)
+            yield next(filter(None, lines), ""), "\n".join(lines)
+
+
+STRINGS = 16
+STRING = 9
+NO_STRING = -1
+
+
+def r_strings(data: bytes) -> list[str]:
+    """The strings of a serialized R character vector without attributes (R Internals, section 1.8, XDR).
+
+    Raises:
+        FormatError: it is anything else.
+    """
+    if data[:2] != b"X\n":
+        raise FormatError("an object of R is not serialized in XDR")
+    (version,) = struct.unpack(">i", _take(data, 2, 4))
+    at = 14
+    if version == 3:  # it also says its encoding
+        (length,) = struct.unpack(">i", _take(data, at, 4))
+        at += 4 + max(0, length)
+    kind, count = struct.unpack(">ii", _take(data, at, 8))
+    at += 8
+    if kind != STRINGS or not 0 <= count <= len(data) // 8:
+        raise FormatError("an object of R is not a vector of strings")
+    strings = []
+    for _ in range(count):
+        flags, length = struct.unpack(">ii", _take(data, at, 8))
+        if flags & 0xFF != STRING or length < NO_STRING:
+            raise FormatError("a vector of strings in R has something else in it")
+        length = max(0, length)
+        strings.append(_text(_take(data, at + 8, length), "a string of R"))
+        at += 8 + length
+    return strings
+
+
+def pod(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Perl's "plain old documentation", each file a document."""
+    for name, data in sorted(files.items()):
+        yield name, pod_text(_text(data, name))
+
+
+BLANK_LINES = re.compile(r"\n\s*\n")
+POD_HEADING = re.compile(r"=(?:head\d|item)\s*(?:\*\s*)?(.*)", re.DOTALL)
+POD_ESCAPE = re.compile(r"E<(\w+)>")
+POD_WIDE_CODE = re.compile(r"([BCFILSXZ])<<+\s+(.*?)\s+>>+", re.DOTALL)
+POD_CODE = re.compile(r"([BCFILSXZ])<([^<>]*)>")
+POD_ESCAPED = re.compile(r"\0(\w+)\0")
+POD_NAMES = {"verbar": "|", "sol": "/"}
+
+
+def pod_text(source: str) -> str:
+    """POD without its commands and formatting codes; code in it, which is indented, stays as it is (perlpod)."""
+    paragraphs = []
+    for paragraph in BLANK_LINES.split(source):
+        if paragraph[:1] in {" ", "\t"}:
+            paragraphs.append(paragraph)
+        elif heading := POD_HEADING.match(paragraph):
+            paragraphs.append(_pod_plain(heading[1]))
+        elif not paragraph.startswith("="):
+            paragraphs.append(_pod_plain(paragraph))
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def _pod_plain(paragraph: str) -> str:
+    text = POD_ESCAPE.sub("\0\\1\0", paragraph)
+    text = POD_WIDE_CODE.sub(_pod_code, text)
+    replaced = 1
+    while replaced:  # codes may be nested: from the inside
+        text, replaced = POD_CODE.subn(_pod_code, text)
+    return POD_ESCAPED.sub(_pod_character, text).strip()
+
+
+def _pod_code(code: re.Match[str]) -> str:
+    letter, content = code.groups()
+    if letter in "XZ":  # entries of the index, and nothing at all
+        return ""
+    return content.split("|")[0] if letter == "L" else content
+
+
+def _pod_character(escape: re.Match[str]) -> str:
+    name = escape[1]
+    return POD_NAMES.get(name) or html5.get(f"{name};") or _unescaped(f"&#{name.removeprefix('0')};")
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # Python reads numbers of 4300 digits at most
+        raise FormatError("a character's number has too many digits") from None
+
+
+def _inflate(data: bytes, format_bits: int, limit: int) -> tuple[bytes, bytes]:
+    """The unpacked stream at the beginning of `data`, and what follows it. Raises FormatError beyond `limit` bytes."""
+    stream = zlib.decompressobj(format_bits)
+    try:
+        unpacked = stream.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise FormatError(f"a packed part is damaged: {error}") from None
+    if len(unpacked) > limit or not stream.eof:
+        raise FormatError(f"a packed part is cut short, or larger than {limit} bytes")
+    return unpacked, stream.unused_data
+
+
+def _take(data: bytes, start: int, length: int) -> bytes:
+    part = data[start : start + length]
+    if len(part) != length:
+        raise FormatError("an object of R ends too early")
+    return part
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{name!r} is not text in UTF-8: {error.reason}") from None

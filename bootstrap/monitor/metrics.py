@@ -1,0 +1,112 @@
+"""A run as its operator's node sees it, for Prometheus. Pure: a view in, text out.
+
+No label has a value that a peer chooses: roles and states are of fixed sets, stages are those of the run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from protocol.monitor.view import PeerView, RoundView, State, View
+
+HERE: tuple[State, ...] = tuple(each for each in get_args(State) if each not in ("gone", "lost"))
+
+
+def render(view: View) -> bytes:
+    """What `/metrics` answers, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(Seen(lambda: view))
+    return generate_latest(registry)
+
+
+class Seen(Collector):
+    """A run as a registry takes it: seen anew each time it is asked."""
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        self.look = look
+
+    def collect(self) -> Iterable[Metric]:
+        """All families of this moment."""
+        return _families(self.look())
+
+
+def _families(view: View) -> Iterator[Metric]:
+    yield InfoMetricFamily("hetpeer_run", "The run", value={"run_id": view.run_id})
+    for name, help, value in (
+        ("round", "The outer round that most peers work on", view.round),
+        ("rounds", "Outer rounds of the run", view.rounds),
+        ("inner_steps", "Inner steps of a round", view.inner_steps),
+        ("replicas", "Replicas that the run's manifest has", view.replicas),
+        ("compression", "d / k of the run's boundaries", view.compression),
+        ("tokens", "Tokens that have been trained on", view.tokens),
+        ("tokens_per_second", "Tokens a second of all replicas", view.tokens_per_second),
+        ("up_bytes_per_second", "Bytes a second that all peers send", sum(each.up for each in view.peers)),
+        ("down_bytes_per_second", "Bytes a second that all peers receive", sum(each.down for each in view.peers)),
+        ("credit_tokens", "Tokens of work that receipts show", sum(each.credit for each in view.peers)),
+        ("relayed_peers", "Peers that are reached through a relay", sum(each.relayed for each in view.peers)),
+        ("start_time_seconds", "When the run began, in Unix seconds", view.started),
+    ):
+        yield GaugeMetricFamily(f"hetpeer_run_{name}", help, value=value)
+    yield _peers(view.peers)
+    yield _stages(view)
+    groups = GaugeMetricFamily("hetpeer_run_groups", "Replicas of several volunteers", labels=["state"])
+    broken = sum(bool(each.broken) for each in view.groups)
+    groups.add_metric(["training"], len(view.groups) - broken)
+    groups.add_metric(["broken"], broken)
+    yield groups
+    if ended := [each for each in view.history if each.ended is not None]:
+        yield from _round(ended[-1])
+    if evaluated := [each for each in view.history if each.loss is not None]:
+        yield _losses(evaluated[-1])
+
+
+def _peers(peers: Iterable[PeerView]) -> Metric:
+    family = GaugeMetricFamily("hetpeer_run_peers", "Peers, by role and state", labels=["role", "state"])
+    counts = Counter((each.role, each.state) for each in peers)
+    for role in get_args(PeerView.model_fields["role"].annotation):
+        for state in get_args(State):
+            family.add_metric([role, state], counts[role, state])
+    return family
+
+
+def _stages(view: View) -> Metric:
+    """Each stage, also one that nobody serves."""
+    family = GaugeMetricFamily("hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"])
+    counts = Counter(each.stage for each in view.peers if each.role == "volunteer" and each.state in HERE)
+    for stage in range(view.stages):
+        family.add_metric([str(stage)], counts[stage])
+    return family
+
+
+def _losses(last: RoundView) -> Metric:
+    family = GaugeMetricFamily("hetpeer_run_held_out_loss", "Held-out loss in nats per token", labels=["mode"])
+    for mode, loss in (("compressed", last.loss), ("plain", last.loss_plain)):
+        if loss is not None:
+            family.add_metric([mode], loss)
+    return family
+
+
+def _round(last: RoundView) -> Iterator[Metric]:
+    """The last round that has ended."""
+    assert last.ended is not None
+    for name, help, value in (
+        ("seconds", "How long it lasted", last.ended - last.began),
+        ("tokens", "Tokens trained on in it", last.tokens),
+        ("contributions", "Contributions to it", len(last.contributions)),
+        ("late", "Peers that came too late for it", len(last.late)),
+        ("left", "Peers that left in it", len(last.left)),
+    ):
+        yield GaugeMetricFamily(f"hetpeer_run_last_round_{name}", f"Last round: {help}", value=value)
+    sent = GaugeMetricFamily(
+        "hetpeer_run_last_round_bytes",
+        "Last round: bytes of the whole swarm, and what they would be uncompressed",
+        labels=["kind"],
+    )
+    sent.add_metric(["pipeline"], last.pipeline_bytes)
+    sent.add_metric(["outer"], last.outer_bytes)
+    sent.add_metric(["uncompressed"], last.uncompressed_bytes)
+    yield sent

@@ -1,0 +1,220 @@
+"""`hetpeer doctor`: what this machine and its links would be to a run, before it joins."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from peer.cli.commands.tables import Row, printable, show
+from peer.compute.machine import BASE_BYTES, DeviceName, cores, find_device, free_bytes, stage_bytes
+from peer.diagnosis import machine, network, speed, verdict
+from peer.diagnosis.finding import Finding, Outcome, gravest
+from peer.diagnosis.verdict import Room
+from peer.network import admission
+from peer.network.discovery import Peers
+from peer.network.reach import reach
+from peer.network.reach.probing import Handshake, NoWay, Way, measure_doors, shake_hands
+from peer.network.reach.reach import Reach, Wish
+from peer.network.visiting import read_peers
+from peer.process import Terminal, run, told
+from peer.store import disk
+from peer.store.home import home, peer_folder
+from peer.telemetry.events import Progress
+from protocol import manifest as manifests
+from protocol.errors import HetpeerError, TicketError
+from protocol.layout import parameter_count
+from protocol.manifest import Manifest
+from protocol.run.run_files import Descriptor, files_needed
+from protocol.trust import ticket as tickets
+from protocol.trust.keys import load_or_create
+from protocol.trust.ticket import Ticket
+
+PEERS_ASKED = 5
+
+COLOURS: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+
+NOT_TO_JOIN = 1
+"""Exit code: something must be mended first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """What the command line said. With a `preset`, nobody is asked: its model in so many stages is the run. 0 threads
+    are all cores; `seconds` bound the measuring of each kind of stage."""
+
+    ticket: str | None
+    preset: str | None
+    stages: int
+    device: DeviceName
+    threads: int
+    directory: Path | None
+    listen: str | None
+    announce: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What was found on the network. `unknown`: why nobody can tell who is in the run."""
+
+    ways: Sequence[Way | NoWay]
+    descriptor: Descriptor | None
+    reach: Reach | None = None
+    peers: Peers = ()
+    shaken: Sequence[Handshake | NoWay] = ()
+    unknown: str = ""
+
+    @property
+    def round_seconds(self) -> float:
+        """What the swarm takes for a round, as the nodes say; 0: none knows."""
+        return max((each.round_seconds for each in self.ways if isinstance(each, Way)), default=0.0)
+
+
+def doctor(options: DoctorOptions, terminal: Terminal) -> int:
+    """Check everything, show what was found; the exit code: 0 if this machine can join."""
+
+    def work() -> int:
+        ticket = None if options.preset else _ticket(options)
+        device, threads = find_device(options.device), options.threads or cores()
+        folder = options.directory or (peer_folder(ticket, "volunteer") if ticket else home())
+        findings = machine.examine(device, threads, folder)
+        around = None
+        if ticket is not None:
+            looked: list[Around] = []
+
+            async def look(stop: asyncio.Event) -> None:
+                looked.append(await _look_around(ticket, options, terminal))
+
+            if code := run(look, terminal):
+                return code
+            around = looked[0]
+            findings = [each for each in findings if each.name not in ("clock", "disk")]
+            findings += _of_network(around)
+        manifest = _manifest(options, around)
+        if manifest is not None:
+            findings += _of_stages(manifest, around, device, threads, folder, options.seconds, terminal)
+        show(terminal, _rows(findings), _drawn(findings, manifest))
+        return NOT_TO_JOIN if gravest([each.outcome for each in findings]) == "failure" else 0
+
+    return told(terminal.emit, work)
+
+
+def _ticket(options: DoctorOptions) -> Ticket | None:
+    """As `hetpeer join` finds it; None where there is none and none was asked for."""
+    try:
+        return tickets.find(options.ticket, options.directory or home())
+    except TicketError:
+        if options.ticket is not None:
+            raise
+        return None
+
+
+def _manifest(options: DoctorOptions, around: Around | None) -> Manifest | None:
+    if around is not None:
+        return around.descriptor.manifest if around.descriptor else None
+    preset = options.preset or "512m"
+    return manifests.check({"model": {"preset": preset}, "replicas": {"stages": options.stages}}, "--preset, --stages")
+
+
+async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Terminal) -> Around:
+    """Ask the nodes and some peers, as who has no place."""
+    terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.doors))}"))
+    ways = await measure_doors(ticket)
+    if not any(map(network.answers, ways)):
+        return Around(ways, None)
+    descriptor = await admission.describe(ticket)
+    terminal.emit(Progress("asking to be dialled"))
+    with tempfile.TemporaryDirectory(prefix="hetpeer-doctor-") as temporary:
+        identity = load_or_create(Path(temporary))
+        try:
+            found = await reach.find(Wish(options.listen, options.announce), ticket, identity, Path(temporary))
+        except HetpeerError as error:
+            host = admission.address_towards(ticket.operator)
+            found = Reach(host, 0, (host, None), doubt=str(error))
+    terminal.emit(Progress("looking for who is in the run"))
+    try:
+        peers = [each for each in await read_peers(ticket, descriptor) if not each.gone]
+    except HetpeerError as error:
+        return Around(ways, descriptor, found, unknown=str(error))
+    public = [each for each in peers if not each.via]  # others are reached by relays
+    asked = random.sample(public, min(PEERS_ASKED, len(public)))
+    shaken = await shake_hands([each.address for each in asked])
+    return Around(ways, descriptor, found, tuple(peers), shaken)
+
+
+def _of_network(around: Around) -> list[Finding]:
+    findings = network.ways(around.ways)
+    if (clock := network.clocks(around.ways)) is not None:
+        findings.append(clock)
+    if (slow_start := network.slow_start(around.ways, machine.begins_slowly())) is not None:
+        findings.append(slow_start)
+    if around.reach is not None:
+        findings.append(network.reachable(around.reach))
+    if around.unknown:
+        findings.append(network.hidden(around.unknown))
+    elif around.descriptor is not None:
+        findings.append(network.peers(around.shaken, len(around.peers)))
+    return findings
+
+
+def _of_stages(
+    manifest: Manifest,
+    around: Around | None,
+    device: torch.device,
+    threads: int,
+    folder: Path,
+    limit: float,
+    terminal: Terminal,
+) -> list[Finding]:
+    stages = range(manifest.replicas.stages)
+    rooms = [Room(stage_bytes(manifest, stage) + BASE_BYTES, free_bytes(device)) for stage in stages]
+
+    def tell(stage: int) -> None:
+        terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))
+
+    speeds = speed.measure_stages(manifest, device, threads, limit, tell)
+    link = network.link_of(around.ways, around.shaken) if around else None
+    findings = []
+    if around is not None and around.descriptor is not None:
+        files = around.descriptor
+        least = min(
+            disk.space_in(folder, files, files_needed(files, stage), stage, True, None).needed for stage in stages
+        )
+        findings.append(machine.disk(folder, least))
+    findings += verdict.stages(manifest, speeds, rooms, link, around.round_seconds if around else 0.0)
+    group = verdict.group(manifest, speeds, link)
+    return findings if group is None else [*findings, group]
+
+
+def _rows(findings: Sequence[Finding]) -> Iterable[Row]:
+    for each in findings:
+        yield asdict(each)
+
+
+def _drawn(findings: Sequence[Finding], manifest: Manifest | None) -> RenderableType:
+    """A line for the run, a row for each check, and below it what to do."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for each in findings:
+        found = Text(printable(each.value))
+        if each.advice:
+            found.append(f"\n→ {printable(each.advice)}", style="bold")
+        table.add_row(Text(each.name), Text(each.outcome, style=COLOURS[each.outcome]), found)
+    if manifest is None:
+        return table
+    replicas = manifest.replicas
+    k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression}"
+    line = (
+        f"{manifest.run.name}: {parameter_count(manifest) / 1e6:,.0f} M parameters in {replicas.stages} stages, "
+        f"{replicas.total} replicas, H = {manifest.inner.steps}, {k}"
+    )
+    return Group(Text(printable(line)), "", table)

@@ -1,0 +1,94 @@
+"""The observer beside the bootstrap node: a process of its own, since the node has no torch."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from peer.process import LINE_BYTES, Terminal, heard
+from peer.telemetry.events import Progress, Suspected, Tried
+from protocol.errors import HetpeerError, LostMemberError
+from protocol.trust.ticket import ENVIRONMENT, Ticket
+
+LAST_WORDS_SECONDS = 2.0
+"""For reading what it wrote last; a child of its own may hold the pipe open longer."""
+
+RETRY_SECONDS = 15.0
+MOST_RETRY_SECONDS = 300.0
+"""Between two attempts at a revocation that nobody could be told of."""
+
+Revoke = Callable[[Suspected], Awaitable[None]]
+"""Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""
+
+Acquit = Callable[[Tried], Awaitable[None]]
+"""Lets what a peer on trial contributes count. Raises HetpeerError where that cannot be done now."""
+
+
+async def observe(
+    ticket: Ticket,
+    folder: Path,
+    terminal: Terminal,
+    stop: asyncio.Event,
+    audit: bool = False,
+    revoke: Revoke | None = None,
+    acquit: Acquit | None = None,
+    command: tuple[str, ...] = (sys.executable, "-m", "peer.cli"),
+) -> None:
+    """Keep an observer with this folder until `stop` is set; it stops when its standard input closes. What it says,
+    this process says; `revoke` is told of whom it suspects of harm, `acquit` of who has stood its trial.
+
+    Raises:
+        LostMemberError: it died.
+    """
+    arguments = ["observe", "--stay", "--dir", str(folder), "--json", "--until-stdin-closes"]
+    arguments.append("--private-mirrors")  # which this operator has named
+    observer = await asyncio.create_subprocess_exec(
+        *command,
+        *arguments,
+        *(["--audit"] if audit else []),
+        env=os.environ | {ENVIRONMENT: str(ticket)},  # not an argument: everybody on this machine reads those
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+    )
+    assert observer.stdin is not None and observer.stdout is not None
+    async with asyncio.TaskGroup() as tasks:
+        acting: set[asyncio.Task[None]] = set()
+
+        async def listen(stdout: asyncio.StreamReader) -> None:
+            async for event in heard(stdout):
+                terminal.emit(event)
+                if isinstance(event, Suspected) and event.since and revoke is not None:
+                    work = _carry_out(partial(revoke, event), f"peer {event.peer[-8:]} is not revoked yet", terminal)
+                    acting.add(tasks.create_task(work))
+                if isinstance(event, Tried) and not event.objection and acquit is not None:
+                    work = _carry_out(partial(acquit, event), f"peer {event.peer[-8:]} stays on trial", terminal)
+                    acting.add(tasks.create_task(work))
+
+        listening = tasks.create_task(listen(observer.stdout))
+        ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            observer.stdin.close()
+            code = await ended
+            await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
+            for task in (listening, *acting):
+                task.cancel()
+    if code and not stop.is_set():
+        raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")
+
+
+async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
+    """Try until it is done: an observer tells of each peer once."""
+    pause = RETRY_SECONDS
+    while True:
+        try:
+            return await act()
+        except HetpeerError as error:
+            terminal.emit(Progress(f"{otherwise}: {error}"))
+        await asyncio.sleep(pause)
+        pause = min(MOST_RETRY_SECONDS, 2 * pause)

@@ -1,0 +1,99 @@
+"""What the operator is shown of its run: rows for a program, tables for a person. What peers said is shown as text."""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.invitations import Invitation, date
+from peer.process import Terminal
+from protocol.trust.records import PeerRecord
+
+Row = dict[str, Any]
+
+
+def show(terminal: Terminal, rows: Iterable[Row], drawn: RenderableType) -> None:
+    """Rows as JSON, one a line; or what a person sees of them, a text as it is and not wrapped."""
+    if terminal.json:
+        drawn = "\n".join(map(json.dumps, rows))
+    if not isinstance(drawn, str):
+        Console(highlight=False).print(drawn)
+    elif drawn:
+        print(drawn, flush=True)
+
+
+def printable(text: str) -> str:
+    """What a stranger chose, without what would move a terminal's cursor or change its colours."""
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
+def peer_rows(peers: Sequence[PeerRecord]) -> list[Row]:
+    """What each peer says of itself."""
+    names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")
+    return [{name: getattr(peer, name) for name in names} for peer in peers]
+
+
+def peers_table(peers: Sequence[PeerRecord]) -> Table:
+    """Peers by the end of their ids, which is enough for `hetpeer admin revoke`."""
+    names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
+    table = _table(*names)
+    for peer in peers:
+        role = f"{peer.role}, on trial" if peer.on_trial else peer.role
+        cells = (peer.peer_id[-8:], role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
+        _add(table, *cells, peer.contributed or "–", peer.address)
+    return table
+
+
+def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[Row]:
+    """Invitations, and what each is to a newcomer."""
+    return [
+        each.model_dump(mode="json", exclude={"sha256", "revoked"}) | {"left": each.left, "state": each.state(now)}
+        for each in invitations
+    ]
+
+
+def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
+    """Invitations, the oldest first."""
+    table = _table("id", "for", "state", "uses left", "expires", "used by")
+    for each in invitations:
+        used_by = " ".join(peer[-8:] for peer in each.used_by) or "–"
+        whom = "gateways" if each.gateway else "peers"
+        _add(table, each.id, whom, each.state(now), f"{each.left} of {each.uses}", date(each.expires), used_by)
+    return table
+
+
+def log_rows(entries: Sequence[Entry]) -> list[Row]:
+    """Entries without what does not apply to them."""
+    return [entry.model_dump(exclude_defaults=True) for entry in entries]
+
+
+def log_line(entry: Entry) -> str:
+    """An entry as one line, at this machine's time."""
+    stage = f" of stage {entry.stage}" if entry.stage is not None and entry.role == "volunteer" else ""
+    slot = f", slot {entry.slot}" if entry.slot is not None else ""
+    parts = (
+        f"{datetime.fromtimestamp(entry.at):%Y-%m-%d %H:%M:%S}",
+        f"{entry.what:9}",
+        entry.peer and f"peer {entry.peer[-8:]}",
+        entry.role and f"as {entry.role}{stage}{slot}",
+        entry.address and f"from {entry.address}",
+        entry.invitation and f"by invitation {entry.invitation}",
+    )
+    line = " ".join(part for part in parts if part)
+    return printable(f"{line}: {entry.reason}" if entry.reason else line)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: object) -> None:
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))

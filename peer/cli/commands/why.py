@@ -1,0 +1,170 @@
+"""`hetpeer why`: what happened in a round or with a peer, as a daemon's folder has it, and the reason of each
+decision."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bootstrap.admission.audit_log import LOG, last
+from peer.cli.commands.tables import log_line, log_rows, printable, show
+from peer.process import Terminal, told
+from peer.store.home import home, peer_folders
+from peer.telemetry import journal
+from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted
+from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed, Resynchronised
+from peer.telemetry.journal import EVENTS, Noted
+from peer.telemetry.sentences import say
+from protocol.errors import ResourceError, UserError
+from protocol.rotating import old
+from protocol.trust.ticket import find
+
+ENTRIES_READ = 100_000
+"""Of an operator's log, from its end: more than it keeps."""
+
+ROUND = r"[0-9]{1,7}"
+PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
+"""The end of a peer id, as the logs show it, or all of it."""
+
+NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
+
+MOST_NAMED = 20
+"""So many peers are named where the one that was asked for is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One line of a log: when, the round that it is of (0: of none), what is told, and what it says for programs."""
+
+    at: float
+    round: int
+    words: str
+    row: dict[str, Any]
+
+    def names(self, peer: str) -> bool:
+        """Whether it is about a peer, by the end of its id."""
+        return peer[-8:] in json.dumps(self.row)
+
+
+def why(what: str, where: str | None, terminal: Terminal) -> int:
+    """Explain it; the exit code."""
+
+    def work() -> int:
+        folder = _folder(where)
+        noted = journal.read(_daemon(folder))
+        happened = sorted([*map(_told, noted), *_of_operator(folder)], key=lambda each: each.at)
+        if re.fullmatch(ROUND, what):
+            found = [each for each in happened if each.round == int(what)]
+            verdict = _verdict(int(what), [each.event for each in noted])
+        elif re.fullmatch(PEER, what):
+            own = any(isinstance(each.event, Joined) and each.event.peer_id.endswith(what) for each in noted)
+            found, verdict = [each for each in happened if own or each.names(what)], ""
+        else:
+            raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
+        if not found:
+            raise UserError(f"nothing is known of {what} in {folder}: {_known(happened)}")
+        head = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
+        rows = (each.row | {"words": each.words} for each in found)
+        show(terminal, rows, "\n".join([*head, _drawn(found, verdict)]))
+        return 0
+
+    return told(terminal.emit, work)
+
+
+def _folder(where: str | None) -> Path:
+    """A folder that is named; or, of a run's folders or all on this machine, the one whose log was written last.
+
+    Raises:
+        ResourceError: there is none.
+        TicketError: it is neither a folder nor a ticket.
+    """
+    if where is not None and os.path.isdir(os.path.expanduser(where)):  # Path refuses what is as long as a ticket
+        folders = [Path(where).expanduser()]
+    else:
+        run = find(where, Path()).run_id if where is not None else None
+        operators = [path.parent for path in home().glob(f"bootstrap-*/{LOG}")] if run is None else []
+        folders = [*peer_folders(run), *operators]
+    written = {each: _written(each) for each in folders}
+    if not any(written.values()):
+        named = f"in {where}" if where is not None else f"under {home()}"
+        raise ResourceError(f"no daemon has left a log of events {named}: name the folder of the one you mean")
+    return max(folders, key=lambda each: written[each])
+
+
+def _daemon(folder: Path) -> Path:
+    """Whose events they are: this folder's peer, or the observer beside an operator's node."""
+    return folder / "observer" if (folder / LOG).exists() and not (folder / EVENTS).exists() else folder
+
+
+def _written(folder: Path) -> float:
+    """When a folder's logs were written last, in Unix seconds; 0: it has none."""
+    logs = [folder / LOG, _daemon(folder) / EVENTS, old(_daemon(folder) / EVENTS)]
+    return max((each.stat().st_mtime for each in logs if each.exists()), default=0.0)
+
+
+def _told(noted: Noted) -> Happened:
+    return Happened(noted.at, _round(noted), _words(noted.event), noted.row())
+
+
+def _round(noted: Noted) -> int:
+    """The round that an event is of: the one it names, or else the one that this peer worked on."""
+    past = isinstance(noted.event, Resumed | Adopted | CaughtUp | Resynchronised)
+    return noted.in_round if past else int(getattr(noted.event, "round", 0)) or noted.in_round
+
+
+def _words(event: Event) -> str:
+    match event:
+        case Contributed(round, steps):
+            return f"This peer's contribution to round {round} is out, of {steps} inner steps of its own."
+        case Failed(message):
+            return f"This peer stopped: {message}"
+        case Progress(doing):
+            return doing[0].upper() + doing[1:]
+    return say(event) or type(event).__name__
+
+
+def _of_operator(folder: Path) -> Iterable[Happened]:
+    """What the operator's node has noted: nothing of it is of a round."""
+    entries = last(folder, ENTRIES_READ) if (folder / LOG).exists() else []
+    for entry, row in zip(entries, log_rows(entries), strict=True):
+        words = log_line(entry).split(" ", 2)[2]  # without day and time
+        yield Happened(entry.at, 0, words, row)
+
+
+def _verdict(round: int, events: Sequence[Event]) -> str:
+    """What this peer's work in a round came to; empty: it is not known."""
+    refused: dict[str, str] = {}
+    contributed = False
+    for event in events:
+        if getattr(event, "round", None) != round:
+            continue
+        if isinstance(event, Contributed):
+            contributed = True
+        elif isinstance(event, NotCounted):
+            refused |= dict.fromkeys(event.parts, event.reason)
+        elif isinstance(event, Counted):
+            refused = {part: reason for part, reason in refused.items() if part not in event.parts}
+    if refused:
+        return "Not counted: " + "; ".join(
+            f"{', '.join(part for part in refused if refused[part] == reason)}, because {reason}"
+            for reason in dict.fromkeys(refused.values())
+        )
+    return f"Counted: what this peer contributed to round {round}, as far as its log goes" if contributed else ""
+
+
+def _drawn(found: Sequence[Happened], verdict: str) -> str:
+    lines = [f"{datetime.fromtimestamp(each.at):%Y-%m-%d %H:%M:%S}  {printable(each.words)}" for each in found]
+    return "\n".join([*lines, *([printable(f"→ {verdict}.")] if verdict else [])])
+
+
+def _known(happened: Sequence[Happened]) -> str:
+    """Which rounds and peers there would be."""
+    rounds = sorted({each.round for each in happened if each.round})
+    peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})
+    named = ", ".join(each[-8:] for each in peers[:MOST_NAMED]) + (", …" if len(peers) > MOST_NAMED else "")
+    spans = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round"
+    return f"its log has {spans}, and {f'peers {named}' if peers else 'no peer'}"

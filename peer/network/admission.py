@@ -1,0 +1,292 @@
+"""Talking to the nodes that let newcomers in: what the run is, a place in it with a certificate, and its files."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import grpc
+from pydantic import ValidationError
+
+from protocol.addresses import is_ip, join, split
+from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
+from protocol.identity import PeerId
+from protocol.limits import CALL_SECONDS, TLS_SECONDS
+from protocol.monitor.view import View
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import fetch_file
+from protocol.net.channels import Credentials, connect, handshake, knock
+from protocol.run.dataset import base_urls
+from protocol.run.run_files import Descriptor, RunFile, parse
+from protocol.schemas import run_pb2 as pb
+from protocol.schemas import run_pb2_grpc
+from protocol.trust import certificates
+from protocol.trust.keys import Identity, peer_id_of_public
+from protocol.trust.membership import Authority, Card, Role
+from protocol.trust.ticket import Ticket
+
+ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the operator's that serves the run's files to those who have a certificate."""
+
+    peer_id: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A place in the run. `node` is who gave it."""
+
+    card: Card
+    signed_card: bytes
+    credentials: Credentials
+    node: Node
+    closed: bool
+    """Whether the run lets in only who has an invitation."""
+    trials: bool
+    """Whether what newcomers contribute counts only after a trial."""
+    mirrors: tuple[str, ...] = ()
+    """Base URLs of the run's prepared text."""
+    attestation: bytes = b""
+    """What the operator's observer has seen of closed rounds, signed by it: not checked yet. Empty: none does."""
+
+
+async def describe(ticket: Ticket) -> Descriptor:
+    """What the run is, checked against the id in the ticket.
+
+    Raises:
+        UnreachableError: no door of the ticket opens.
+        FormatError: what answers there is not this run.
+    """
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> Descriptor:
+        reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        return parse(reply.descriptor_json, ticket.run_id)
+
+    descriptor = await _at_a_door(ticket, ask)
+    if descriptor.operator != peer_id_of_public(ticket.authority):
+        raise FormatError("the ticket names another authority than the run's operator")
+    return descriptor
+
+
+async def finished(ticket: Ticket) -> int:
+    """The run's last round, if the run is over by the word of the first of the operator's nodes that answers; else 0.
+
+    Raises:
+        UnreachableError, PeerError: no door of the ticket opens.
+    """
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> int:
+        reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        return int(reply.finished)
+
+    return await _at_a_door(ticket, ask)
+
+
+async def register(
+    ticket: Ticket,
+    descriptor: Descriptor,
+    identity: Identity,
+    role: Role | Literal["gateway"],
+    stage: int | None,
+    card: bytes = b"",
+    revoked: Collection[PeerId] = (),
+) -> Admitted:
+    """A place in the run, the signed card that shows it, and a certificate; `card` is the one that this peer has, if it
+    was admitted before. Doors of those who are `revoked` are passed by: what they give holds no longer.
+
+    Raises:
+        UnreachableError: no door of the ticket opens.
+        RefusedError: there is no place.
+        FormatError: the answer is no place for this peer.
+    """
+    request = pb.RegisterRequest(
+        signing_request=certificates.request(identity), role=ROLES[role], stage=stage, token=ticket.token, card=card
+    )
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> Admitted:
+        if node.peer_id in revoked:
+            raise PeerError(f"the operator has taken out the gateway at {node.address}")
+        metadata = handshake(descriptor.manifest)
+        reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
+        return _admitted(reply, node)
+
+    def _admitted(reply: pb.RegisterReply, node: Node) -> Admitted:
+        given = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
+        if given.peer != identity.peer_id or given.role != role:
+            raise FormatError(f"{node.address} admitted another peer or role than asked for")
+        if certificates.public_key(reply.certificate) != identity.public:
+            raise FormatError(f"{node.address} certified another key than this peer's")
+        if certificates.public_key(reply.authority) != ticket.authority:
+            raise FormatError(f"{node.address} names another authority than the ticket")
+        credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
+        host = node.address.rpartition(":")[0]
+        shown = Node(node.peer_id, f"{host}:{reply.port}")
+        mirrors = base_urls(reply.mirrors)
+        return Admitted(
+            given, reply.card, credentials, shown, reply.closed, reply.trials, mirrors, bytes(reply.attestation)
+        )
+
+    return await _at_a_door(ticket, ask)
+
+
+async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, str]:
+    """Ask a node whether others can dial this peer: it dials where the question comes from, with the port of
+    `address`, and expects that the peer's key answers. `peer.network.reach.reach.answering` lets it, without a place.
+
+    Returns:
+        What it dialled, which is `address` if that is where the question came from, and why the peer is not there
+        (empty: it is).
+
+    Raises:
+        UnreachableError, RefusedError, PeerError: it cannot be asked, or does not do it.
+    """
+    request = pb.DialBackRequest(peer_id=peer, address=address)
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> tuple[str, str]:
+        reply = await run_pb2_grpc.RunStub(channel).DialBack(request, timeout=CALL_SECONDS)
+        try:
+            return join(*split(reply.dialled)), reply.objection[:200]
+        except FormatError as error:
+            raise PeerError(f"{node.address} dialled back at {error}") from None
+
+    host, _ = split(address)
+    if is_ip(host):  # else the node, called over IPv6, would dial a peer that listens on IPv4 there
+        doors = await asyncio.gather(*(asyncio.to_thread(_as_reached_from, host, door) for door in ticket.doors))
+        ticket = replace(ticket, doors=tuple(doors))
+    return await _at_a_door(ticket, ask)
+
+
+def _as_reached_from(host: str, door: str) -> str:
+    """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; as it is if there is none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return join(*socket.getaddrinfo(*split(door), family, socket.SOCK_STREAM)[0][4][:2])
+    except (OSError, FormatError):
+        return door
+
+
+async def ask_status(ticket: Ticket) -> View:
+    """The run as the first of the operator's nodes sees it that answers.
+
+    Raises:
+        UnreachableError: no door of the ticket opens.
+        RefusedError: the node does not say; it says why.
+        FormatError: what it says is no view of this run.
+    """
+
+    async def ask(channel: grpc.aio.Channel, node: Node) -> View:
+        reply = await run_pb2_grpc.RunStub(channel).Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+        try:
+            view = View.model_validate_json(reply.view_json)
+        except ValidationError:
+            raise FormatError(f"{node.address} does not say how the run goes in a way that is known here") from None
+        if view.run_id != ticket.run_id:
+            raise FormatError(f"{node.address} tells of another run than the ticket's")
+        return view
+
+    return await _at_a_door(ticket, ask)
+
+
+async def fetch_files(
+    admitted: Admitted,
+    descriptor: Descriptor,
+    names: list[str],
+    directory: Path,
+    progress: Callable[[RunFile, int], None],
+    bandwidth: Bandwidth | None = None,
+) -> None:
+    """Fetch the run's files of these names that `directory` lacks."""
+    window = bandwidth.window if bandwidth is not None else None
+    async with connect(admitted.node, descriptor.manifest, admitted.credentials, window) as channel:
+        for name in names:
+            file = descriptor.file(name)
+
+            def tell(received: int, file: RunFile = file) -> None:
+                progress(file, received)
+
+            await fetch_file(channel, descriptor.manifest, file, directory, tell, bandwidth)
+
+
+async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Node], Awaitable[Answer]]) -> Answer:
+    """The answer of the first door that opens."""
+    silent: list[HetpeerError] = []
+    for address in ticket.doors:
+        try:
+            async with knocked(ticket, address) as (channel, node):
+                return await ask(channel, node)
+        except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
+            silent.append(error)
+    if wrong := [each for each in silent if isinstance(each, PeerError)]:  # the ticket, or an address: tell that
+        raise wrong[0]
+    tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
+    raise UnreachableError(
+        f"the run's bootstrap node at {tried} does not answer: is it up, and is this address reachable from here? "
+        f"({silent[0]})"
+    )
+
+
+@asynccontextmanager
+async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Node]]:
+    """A channel to a door that shows a certificate of the ticket's authority, and who it is.
+
+    Raises:
+        UnreachableError: nobody answers there.
+        PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
+    """
+    shown = await asyncio.to_thread(_shown, address)
+    try:
+        door, certificate = certificates.read_door(shown, ticket.authority)
+    except FormatError as error:
+        raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
+    async with knock(address, door.peer, certificate) as channel:
+        yield channel, Node(door.peer, address)
+
+
+def _shown(address: str) -> bytes:
+    """The certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(split(address), TLS_SECONDS) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b""
+    except ssl.SSLError as error:
+        raise PeerError(
+            f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason or error})"
+        ) from None
+    except (OSError, ValueError, FormatError) as error:
+        raise UnreachableError(f"no answer from {address} ({error})") from None
+
+
+def address_towards(operator: str) -> str:
+    """The host address of this machine's interface that leads to the operator, of IPv4 if one does. Sends nothing.
+
+    Raises:
+        UnreachableError: no interface does.
+    """
+    reason: object = "it has no address"
+    try:
+        found = socket.getaddrinfo(*split(operator), type=socket.SOCK_DGRAM)
+        for family, kind, _, _, where in sorted(found, key=lambda each: each[0] != socket.AF_INET):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(where)
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                reason = error.strerror
+    except (OSError, FormatError) as error:
+        reason = error
+    raise UnreachableError(f"no way from this machine to {operator}: {reason}")

@@ -1,0 +1,79 @@
+"""Whom this peer does not talk to: who was taken out of the run, for good, and who broke the protocol, for a while."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peer.telemetry.decisions import Avoided
+from peer.telemetry.events import Listener, Refused
+from protocol.errors import HetpeerError, PeerError
+from protocol.identity import NO_PEER, PeerId
+
+FIRST_SECONDS = 10.0
+"""After a first offence: a moment, for who has a broken link or memory, or another version."""
+
+MOST_SECONDS = 3600.0
+
+OFFENDERS_KEPT = 4096
+"""More than a run has peers; the longest forgiven are forgotten first."""
+
+
+@dataclass(slots=True)
+class Offences:
+    """How often a peer broke the protocol, and until when it is avoided. Each time twice as long."""
+
+    count: int = 0
+    until: float = 0.0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Distrust:
+    """`hang_up` ends what a peer and this one have open with each other, and if it is a gateway, what this one has open
+    with those whom it let in; `issuer` is the gateway that let a peer in, as far as is known, or empty."""
+
+    emit: Listener
+    clock: Callable[[], float] = time.monotonic
+    revoked: set[PeerId] = field(default_factory=set)
+    offenders: dict[PeerId, Offences] = field(default_factory=dict)
+    hang_up: Callable[[PeerId], None] = lambda peer: None
+    issuer: Callable[[PeerId], PeerId] = lambda peer: NO_PEER
+
+    def objection(self, peer: PeerId) -> str:
+        """Why this peer does not talk to another now; empty: it does."""
+        if peer in self.revoked:
+            return f"the operator has taken peer {peer[-8:]} out of the run"
+        if self.issuer(peer) in self.revoked:
+            return f"the operator has taken out the gateway that let peer {peer[-8:]} in"
+        known = self.offenders.get(peer)
+        if known is not None and (left := known.until - self.clock()) > 0:
+            return f"peer {peer[-8:]} is avoided for {left:.0f} s: {known.reason}"
+        return ""
+
+    def note(self, peer: PeerId, error: HetpeerError) -> None:
+        """A peer did something wrong. If it broke the protocol, it is avoided for a while; a refusal or an honest
+        mistake costs it nothing."""
+        if not isinstance(error, PeerError) or self.objection(peer):
+            return
+        self.emit(Refused(peer, str(error)))
+        known = self.offenders.pop(peer, None) or Offences()
+        known.count += 1
+        seconds = min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(known.count - 1, 16))
+        known.until = self.clock() + seconds
+        known.reason = str(error)[:200]
+        self.emit(Avoided(peer, seconds, f"offence {known.count}: {known.reason}"))
+        self.offenders[peer] = known
+        if len(self.offenders) > OFFENDERS_KEPT:
+            del self.offenders[next(iter(self.offenders))]
+        self.hang_up(peer)
+
+    def is_revoked(self, peer: PeerId) -> bool:
+        """Whether the operator has taken a peer out."""
+        return peer in self.revoked
+
+    def revoke(self, peer: PeerId) -> None:
+        """The operator has taken a peer out."""
+        if peer not in self.revoked:
+            self.revoked.add(peer)
+            self.emit(Avoided(peer, None, "the operator has taken it out of the run"))
+            self.hang_up(peer)

@@ -1,0 +1,164 @@
+"""The bytes of contributions, fetched from whoever holds them."""
+
+import asyncio
+import random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+
+from peer.network import wanted as deciding
+from peer.network.bans import Distrust
+from peer.network.contacts import Contacts
+from peer.network.wanted import Wanted
+from protocol.errors import HetpeerError, UnreachableError
+from protocol.identity import PeerId
+from protocol.limits import PEERS_KEPT
+from protocol.net.blobs import Patience, fetch
+from protocol.outer.ledger import Entry
+from protocol.trust.records import PeerRecord
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One fetch. `late`: it is so slow that it has lost its place."""
+
+    source: PeerId
+    patience: Patience = field(default_factory=Patience)
+    task: asyncio.Task[None] | None = None
+    late: bool = False
+    ended: bool = False
+    """Whether `Wanted` has heard how."""
+    behind: float = 0.0
+    waited: float = 0.0
+    received: int = 0
+
+    def lags(self, now: float, speed: float) -> bool:
+        """Whether the source has fallen too far behind a speed."""
+        waited, received = self.patience.total(now), self.patience.received
+        self.behind += waited - self.waited - (received - self.received) / speed
+        self.behind, self.waited, self.received = max(0.0, self.behind), waited, received
+        return self.behind > deciding.LAG_SECONDS
+
+    @property
+    def speed(self) -> float:
+        """Bytes a second until now."""
+        return self.received / max(self.waited, 1e-9)
+
+
+@dataclass(slots=True)
+class Bringing:
+    """An entry whose bytes somebody waits for, and the fetches for it."""
+
+    entry: Entry
+    blob: asyncio.Future[bytes | None]
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Fetcher:
+    """Carries out what `Wanted` decides: from whom next, and how many at once."""
+
+    contacts: Contacts
+    distrust: Distrust
+    wanted: Wanted[bytes, PeerId] = field(default_factory=lambda: Wanted(time.monotonic))
+    holders: OrderedDict[PeerId, PeerRecord] = field(default_factory=OrderedDict)
+    bringing: dict[bytes, Bringing] = field(default_factory=dict)
+
+    def hear(self, lacking: list[bytes], peer: PeerRecord) -> list[bytes]:
+        """A peer says that it holds these, which this one lacks; those whose entries to ask it for."""
+        self._note_holder(peer)
+        unknown = self.wanted.hear(lacking, peer.peer_id)
+        self._go_on()
+        return unknown
+
+    def _note_holder(self, peer: PeerRecord) -> None:
+        self.holders[peer.peer_id] = peer
+        self.holders.move_to_end(peer.peer_id)
+        if len(self.holders) > PEERS_KEPT:
+            self.holders.popitem(last=False)
+
+    async def bring(self, entry: Entry, holder: PeerRecord) -> bytes | None:
+        """The bytes of an entry, from one of those who hold them; None if they are under way already, or nobody gives
+        them. Who gives other bytes is reported, and passed over; beside who is too slow, another is tried. The entry is
+        wanted until `Wanted.drop`."""
+        self._note_holder(holder)
+        if not self.wanted.want(entry.key, holder.peer_id):
+            return None
+        wanted = self.bringing[entry.key] = Bringing(entry, asyncio.get_running_loop().create_future())
+        self._go_on()
+        try:
+            return await wanted.blob
+        except asyncio.CancelledError:
+            self.wanted.drop(entry.key)
+            raise
+        finally:
+            del self.bringing[entry.key]
+            for attempt in wanted.attempts:
+                if attempt.task is not None:
+                    attempt.task.cancel()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while (choice := self.wanted.choose(random)) is not None:
+            key, source = choice
+            attempt, wanted = Attempt(source), self.bringing[key]
+            wanted.attempts.append(attempt)
+            attempt.task = asyncio.create_task(self._try(attempt, wanted))
+            attempt.task.add_done_callback(partial(self._end, attempt, wanted))
+
+    def _end(self, attempt: Attempt, wanted: Bringing, _: object) -> None:
+        """Another was quicker, or nobody waits any longer: also before it began."""
+        wanted.attempts.remove(attempt)
+        if not attempt.ended:
+            self.wanted.stop(attempt.source, attempt.late)
+        self._go_on()
+
+    async def _try(self, attempt: Attempt, wanted: Bringing) -> None:
+        """Fetch from one source, to its end or to that of another."""
+        clock, key = asyncio.get_running_loop().time, wanted.entry.key
+        fetching = asyncio.create_task(self._fetch(attempt, wanted.entry))
+        begun = clock()
+        try:
+            while not fetching.done():
+                await asyncio.wait((fetching,), timeout=deciding.LAG_SECONDS / 8)
+                if fetching.done() or attempt.late:
+                    continue
+                if attempt.lags(clock(), self.wanted.lag_speed):
+                    self._let_lag(attempt, wanted)
+                elif attempt.behind > deciding.DOUBT_SECONDS:
+                    self.wanted.doubt(key)
+                    self._go_on()
+            blob = fetching.result()
+        except HetpeerError as error:  # another has it, too
+            self.distrust.note(attempt.source, error)
+            if not wanted.blob.done():
+                attempt.ended = True
+                if not self.wanted.failed(key, attempt.source, attempt.late):
+                    wanted.blob.set_result(None)
+        else:
+            if not attempt.late:
+                attempt.ended = True
+                self.wanted.came(attempt.source, wanted.entry.size / max(clock() - begun, 1e-9))
+            if not wanted.blob.done():
+                wanted.blob.set_result(blob)
+                self.wanted.settle(key)
+        finally:
+            fetching.cancel()
+
+    async def _fetch(self, attempt: Attempt, entry: Entry) -> bytes:
+        holder = self.holders.get(attempt.source)
+        if holder is None:
+            raise UnreachableError("nobody knows any longer where it is")
+        async with self.contacts.to(holder) as channel:
+            manifest, bandwidth = self.contacts.manifest, self.contacts.bandwidth
+            return await fetch(channel, manifest, entry.sha256, entry.size, bandwidth, attempt.patience)
+
+    def _let_lag(self, attempt: Attempt, wanted: Bringing) -> None:
+        """A fetch loses its place. Of too many such, the slowest is given up."""
+        attempt.late = True
+        self.wanted.lag(wanted.entry.key, attempt.source)
+        late = [each for one in self.bringing.values() for each in one.attempts if each.late]
+        if len(late) > deciding.LATE:
+            min(late, key=lambda each: each.speed).patience.give_up()
+        self._go_on()

@@ -1,0 +1,285 @@
+"""Peers of a part exchange what they lack: contributions, receipts, revocations, and what they say of themselves."""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from peer.network.attested import Attested
+from peer.network.bans import Distrust
+from peer.network.contacts import Contacts
+from peer.network.discovery import Discovery
+from peer.network.distance import timed
+from peer.network.gossip_policy import (
+    HEARERS,
+    TELL_SECONDS,
+    compare_seconds,
+    favoured,
+    first_hearers,
+    follows,
+    partners,
+    some,
+)
+from peer.network.gossip_wire import (
+    entry_to_wire,
+    keys_of,
+    keys_to_wire,
+    require_differences,
+    some_named,
+    summary_to_wire,
+)
+from peer.network.intake import Acceptance
+from peer.network.learning import Learner
+from peer.network.witnesses import Witnesses
+from protocol.errors import FormatError, HetpeerError, PeerError
+from protocol.identity import Part, PeerId
+from protocol.limits import (
+    CALL_SECONDS,
+    ENTRIES_NAMED,
+    REVOCATIONS_NAMED,
+)
+from protocol.manifest import Manifest
+from protocol.net.channels import handshake
+from protocol.outer.claims import Claim
+from protocol.outer.ledger import Entry
+from protocol.outer.set_difference import summary
+from protocol.outer.window import Window
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+from protocol.trust import statement
+from protocol.trust.records import PeerRecord, require_rounds
+from protocol.trust.statement import Claims
+
+ANSWER_SECONDS = 3.0
+"""Comparing is also a peer's heartbeat: who does not answer in so long is gone."""
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """What this peer has accepted, kept equal to what the others have."""
+
+    manifest: Manifest
+    discovery: Discovery
+    contacts: Contacts
+    acceptance: Acceptance
+    distrust: Distrust
+    attested: Attested
+    claims: dict[Part, list[Claim]] = field(default_factory=dict)
+    """This peer's own closed rounds."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    learning: set[asyncio.Task[None]] = field(default_factory=set)
+    """Those of them that ask for, or fetch, what others hold."""
+    untold: dict[Part, list[bytes]] = field(default_factory=dict)
+    """Keys of what has been accepted since others were told last."""
+    telling: asyncio.TimerHandle | None = None
+    learner: Learner = field(init=False)
+    witnesses: Witnesses = field(init=False)
+    """Where the others are, as far as they show it."""
+
+    def __post_init__(self) -> None:
+        """Nothing is learnt or shown yet."""
+        self.learner = Learner(
+            self.manifest,
+            self.contacts,
+            self.acceptance,
+            self.distrust,
+            self.attested,
+            self._spread,
+            self.start_learning,
+        )
+        self.witnesses = Witnesses(self.discovery, self.acceptance)
+        self.acceptance.ahead = self.witnesses.follow
+
+    def statement(self) -> bytes:
+        """What this peer says of itself: its record and its closed rounds, signed."""
+        return statement.make(self.acceptance.signer, self.discovery.record, self.claims)
+
+    async def publish(self, part: Part, round: int, blob: bytes) -> None:
+        """Keep and announce this peer's own contribution."""
+        entry = await self.acceptance.own(part, round, blob)
+        if entry is not None:
+            for peer in first_hearers(self.discovery.record, *self._sorted(self.followers(part)), random):
+                self.start(self._tell(peer, [entry]))
+
+    def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:
+        """Check the statement of the peer at the other end, and remember it.
+
+        Raises:
+            FormatError: it is none, or another's.
+        """
+        heard = statement.read(said, self.acceptance.signer.authority)
+        require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
+        if heard.record.peer_id != speaker:
+            raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
+        ledgers = self.acceptance.ledgers
+        self.attested.look(speaker, {part: said for part, said in heard.claims.items() if part in ledgers})
+        self.discovery.meet(heard.record, in_person=True)
+        self.witnesses.follow()  # before anything is accepted: this peer may have slept
+        return heard.record
+
+    @property
+    def others_claims(self) -> dict[PeerId, Claims]:
+        """The closed rounds of others, as they told them last."""
+        return self.attested.said
+
+    def revocations(self) -> list[bytes]:
+        """What to pass on of the operator's: so many as one message may have."""
+        return some([*self.acceptance.revocations.values()], REVOCATIONS_NAMED, random)
+
+    def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
+        """Heed the operator's revocations, whoever passes them on."""
+        try:
+            for signed in revocations:
+                self.acceptance.revoke(signed)
+        except FormatError as error:
+            self.distrust.note(sender, error)
+
+    # Talking
+
+    async def keep_comparing(self) -> None:
+        """Compare with others again and again, for as long as this peer lives."""
+        busy: dict[PeerId, asyncio.Task[bool]] = {}
+        try:
+            while True:
+                for peer in self._contacts_now():
+                    if peer.peer_id not in busy or busy[peer.peer_id].done():
+                        busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
+                pause = compare_seconds(len(self.discovery.others()))
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+        finally:
+            if self.telling is not None:
+                self.telling.cancel()
+            for task in (*busy.values(), *self.tasks):
+                task.cancel()
+
+    def _contacts_now(self) -> list[PeerRecord]:
+        """In a large swarm, some of those who follow one of this peer's parts, each time another."""
+        others = self.discovery.others()
+        chosen = partners(*self._sorted(others), random)
+        if len(chosen) < len(others):
+            chosen = partners(*self._sorted(self.followers(random.choice([*self.acceptance.ledgers]))), random)
+        return [*chosen, *self._returning()]
+
+    def followers(self, part: Part) -> list[PeerRecord]:
+        """Others that hold a part."""
+        return [peer for peer in self.discovery.others() if follows(peer, part, self.manifest)]
+
+    def _sorted(self, peers: Iterable[PeerRecord]) -> tuple[list[PeerRecord], list[PeerRecord]]:
+        """Those whose contributions count, and the others."""
+        known = self.witnesses.contributing()
+        contributing, others = list[PeerRecord](), list[PeerRecord]()
+        for peer in peers:
+            (contributing if peer.peer_id in known else others).append(peer)
+        return contributing, others
+
+    def _returning(self) -> list[PeerRecord]:
+        """One of those that did not answer: it may be back."""
+        discovery = self.discovery
+        gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
+        return random.sample(gone, min(1, len(gone)))
+
+    async def compare(self, peer: PeerRecord, whole: bool = False) -> bool:
+        """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
+
+        `whole`: it is to name all that it holds, also what is here: as its word for it. Only then returns True,
+        and only if it named all that is here.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
+                stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+                question, metadata = self._comparison(whole), handshake(self.manifest)
+                with timed(channel, peer.peer_id, self.discovery.trips):
+                    told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
+            require_differences(told, self.manifest)
+            said = self.hear(told.statement, peer.peer_id)
+            self.revoke(told.revocations, said.peer_id)
+            self.attested.hear(told.attestation, said.peer_id)
+            learning = self.start_learning(self.learner.learn(told.parts, said))
+            await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
+            if not whole:
+                return False
+            followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
+            for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
+                self.acceptance.note_spoken(part, said.peer_id)
+            return self._held(followed) <= keys_of(told.parts)
+        except PeerError as error:
+            self.distrust.note(peer.peer_id, error)
+        except (HetpeerError, TimeoutError):
+            self.discovery.lose(peer.peer_id)
+        return False
+
+    def _held(self, parts: Iterable[Part]) -> set[tuple[Part, bytes]]:
+        return {(part, entry.key) for part in parts for entry in self.acceptance.ledgers[part].all_entries()}
+
+    def _comparison(self, whole: bool) -> pb.Comparison:
+        mine = [summary(ledger) for ledger in self.acceptance.ledgers.values()]
+        parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+        return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
+
+    def keep_promises(self) -> None:
+        """After a start: say what this peer holds. It may have signed receipts, and died before it had passed on what
+        they are for; liars that heard them may use them later."""
+        self._spread(entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+
+    def _spread(self, news: Iterable[Entry]) -> None:
+        """Tell others what is here now: at once, but what comes shortly after goes with the next message."""
+        for entry in news:
+            self.untold.setdefault(entry.name.part, []).append(entry.key)
+        if self.telling is None:
+            self._tell_on()
+
+    def _tell_on(self) -> None:
+        told, self.untold = self.untold, {}
+        self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if told else None
+        heard: dict[PeerId, dict[Part, list[bytes]]] = {}
+        for part, keys in told.items():
+            for peer in favoured(*self._sorted(self.followers(part)), HEARERS, random):
+                heard.setdefault(peer.peer_id, {})[part] = keys
+        for peer_id, held in heard.items():
+            self.start(self._tell(self.discovery.records[peer_id], held=held))
+
+    async def _tell(
+        self, peer: PeerRecord, news: Iterable[Entry] = (), held: Mapping[Part, list[bytes]] = MappingProxyType({})
+    ) -> None:
+        message = pb.News(
+            statement=self.statement(),
+            entries=[entry_to_wire(entry, Window.of(self.manifest)) for entry in news],
+            revocations=self.revocations(),
+            held=[keys_to_wire(part, keys) for part, keys in some_named(held).items()],
+        )
+        try:
+            async with self.contacts.to(peer) as channel:
+                stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+                await stub.Tell(message, metadata=handshake(self.manifest), timeout=CALL_SECONDS)
+        except HetpeerError:
+            return  # comparing will find out
+
+    async def hand_out(self) -> None:
+        """Tell others this peer's own contributions and its record, and wait until they have them: it leaves."""
+        me = self.discovery.record.peer_id
+        entries = (entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+        own = [entry for entry in entries if entry.name.author == me]
+        messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
+        hearers = favoured(*self._sorted(self.discovery.others()), HEARERS, random)
+        await asyncio.gather(*(self._tell(peer, each) for peer in hearers for each in messages))
+
+    def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Ask for, or fetch, what others hold, beside everything else."""
+        task = self.start(work)
+        self.learning.add(task)
+        task.add_done_callback(self.learning.discard)
+        return task
+
+    async def learnt(self) -> None:
+        """Until all that others told is here, or cannot be had: `compare` does not wait for what is on its way."""
+        while self.learning:
+            await asyncio.wait(self.learning)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside everything else."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task

@@ -1,0 +1,119 @@
+"""The answering side of reconciliation: what is compared, asked and told arrives here."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from peer.network.gossip import Reconciler
+from peer.network.gossip_wire import (
+    entry_to_wire,
+    keys_to_wire,
+    require_comparison,
+    require_news,
+    require_revocations,
+    some_named,
+    summary_of,
+)
+from protocol.errors import FormatError
+from protocol.identity import Part
+from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_A_CALL, KEYS_OF_A_CALL
+from protocol.manifest import Manifest
+from protocol.net.channels import caller, refuse, require_manifest
+from protocol.net.guard import charge
+from protocol.outer.set_difference import different, entries
+from protocol.schemas import reconciliation_pb2 as pb
+from protocol.schemas import reconciliation_pb2_grpc
+from protocol.trust.records import PeerRecord
+
+Message = TypeVar("Message")
+
+
+class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
+    """The answering side. What a message may have is looked at before anything in it is, and what it costs beside the
+    call is taken from its caller's allowance."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self.reconciler = reconciler
+
+    async def Compare(self, request: pb.Comparison, context: Any) -> pb.Differences:
+        reconciler = self.reconciler
+        await self._require(require_comparison, request, context)
+        await self._require_ready(context)
+        await self._hear(request.statement, context)
+        ledgers, attested = reconciler.acceptance.ledgers, reconciler.attested
+        asked = [each for each in map(summary_of, request.parts) if each.part in ledgers]
+        keys = some_named({each.part: different(ledgers[each.part], each) for each in asked})
+        count = sum(map(len, keys.values()))
+        await charge(context, count / KEYS_OF_A_CALL, f"an answer with {count} keys")
+        return pb.Differences(
+            statement=reconciler.statement(),
+            parts=[keys_to_wire(part, named) for part, named in keys.items() if named],
+            revocations=reconciler.revocations(),
+            attestation=attested.signed if attested.round > request.attested else b"",
+        )
+
+    async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:
+        await require_manifest(context, self.reconciler.manifest)
+        await self._require_ready(context)
+        ledger = self.reconciler.acceptance.ledgers.get(Part(request.part))
+        if ledger is None or len(request.keys) > ENTRIES_NAMED:
+            await refuse(context, "this peer does not follow that part, or was asked for too much at once")
+        await charge(context, len(request.keys) / ENTRIES_OF_A_CALL, f"{len(request.keys)} entries")
+        found = entries(ledger, [key.to_bytes(8, "big") for key in request.keys])
+        return pb.Entries(entries=[entry_to_wire(entry, ledger.window) for entry in found])
+
+    async def Tell(self, request: pb.News, context: Any) -> pb.Heard:
+        reconciler = self.reconciler
+        await self._require(require_news, request, context)
+        await self._require_ready(context)
+        known = {*reconciler.acceptance.revocations.values()}
+        cost = sum(1 + len(each.receipts) for each in request.entries)
+        cost += sum(each not in known for each in request.revocations)
+        keys = sum(len(each.keys) for each in request.held)
+        await charge(context, cost + keys / KEYS_OF_A_CALL, f"{cost} signatures and {keys} keys")
+        sender = await self._hear(request.statement, context)
+        reconciler.revoke(request.revocations, sender.peer_id)
+        if request.held:
+            reconciler.start_learning(reconciler.learner.learn(request.held, sender))
+        if not await reconciler.learner.receive(request.entries, sender):
+            await refuse(context, "what you told before is still on its way here: wait a moment")
+        return pb.Heard()
+
+    async def Revoke(self, request: pb.Revocations, context: Any) -> pb.Heard:
+        await self._require(require_revocations, request, context)
+        await charge(context, len(request.revocations), f"{len(request.revocations)} revocations")
+        try:
+            for signed in request.revocations:
+                self.reconciler.acceptance.revoke(signed)
+        except FormatError as error:
+            await self._reproach(error, context)
+        return pb.Heard()
+
+    async def _require_ready(self, context: Any) -> None:
+        """Who is still reading its folder is not there yet: an empty answer would be its word that it holds nothing."""
+        if not self.reconciler.acceptance.ready:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this peer is not ready yet")
+
+    async def _require(self, bounds: Callable[[Message, Manifest], None], request: Message, context: Any) -> None:
+        """Refuse a message that names more than there can be."""
+        await require_manifest(context, self.reconciler.manifest)
+        try:
+            bounds(request, self.reconciler.manifest)
+        except FormatError as error:
+            await self._reproach(error, context)
+
+    async def _hear(self, said: bytes, context: Any) -> PeerRecord:
+        speaker = caller(context).peer
+        try:
+            async with self.reconciler.acceptance.turns.of(speaker):
+                return self.reconciler.hear(said, speaker)
+        except FormatError as error:
+            await self._reproach(error, context)
+
+    async def _reproach(self, error: FormatError, context: Any) -> NoReturn:
+        """Tell a caller that it broke the protocol, then hang up."""
+        try:
+            await refuse(context, str(error))
+        finally:
+            self.reconciler.distrust.note(caller(context).peer, error)

@@ -1,0 +1,134 @@
+"""How a volunteer that leaves and its heir talk: one offer, one answer, and the bytes by their hash."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.network.gossip import Reconciler
+from protocol.errors import FormatError, HetpeerError
+from protocol.identity import PeerId
+from protocol.net.blobs import fetch
+from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
+from protocol.net.places import Places
+from protocol.schemas import succession_pb2 as pb
+from protocol.schemas import succession_pb2_grpc
+from protocol.trust.handover import Bequest, Heritage, answer, largest, offer, read, read_answer
+
+OFFER_SECONDS = 24.0
+"""So long a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
+
+OFFERS_OF_ONE, OFFERS = 2, 64
+"""At once: a giver that hangs up calls again, and waits for the end of its first call."""
+
+TURN_SECONDS = 16.0
+"""An heir takes a bequest between two of its inner steps, or while it waits for others; one that does not come to it in
+this time declines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A bequest whose bytes are here. `answer` is why it is declined, or empty: it is taken."""
+
+    bequest: Bequest
+    blob: bytes
+    answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class SuccessionService(succession_pb2_grpc.SuccessionServicer):
+    """A volunteer, as leavers of its stage see it. What it accepts waits for the peer's own loop, in `next`."""
+
+    def __init__(self, reconciler: Reconciler, stage: int) -> None:
+        self.reconciler = reconciler
+        self.stage = stage
+        self.heritage: Heritage | None = None
+        """What this peer has given and taken; None until it is read from this peer's folder."""
+        self.open = False
+        """Whether bequests are taken now."""
+        self.waiting: Offered | None = None
+        self._considering: set[asyncio.Task[str]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
+        """For offers that are looked at, or wait for it."""
+
+    def next(self) -> Offered | None:
+        """What is to be taken now, if anything is. Whoever asks must answer it."""
+        offered, self.waiting = self.waiting, None
+        return offered
+
+    def lookup(self, sha256: str) -> bytes | None:
+        """For the blob service: what this peer has set aside."""
+        heritage = self.heritage
+        return heritage.blob if heritage is not None and heritage.heir and heritage.sha256 == sha256 else None
+
+    async def Bequeath(self, request: pb.Bequest, context: Any) -> pb.BequestReply:
+        await require_manifest(context, self.reconciler.manifest)
+        if self.heritage is None:  # neither yes nor no: it may have been taken before this process began
+            await refuse(context, "this peer does not know yet")
+        signer = self.reconciler.acceptance.signer
+        try:
+            bequest = read(request.proof, signer.authority)
+        except FormatError as error:
+            await refuse(context, str(error))
+        if bequest.heir != signer.identity.peer_id:
+            await refuse(context, f"this is not peer {bequest.heir[-8:]}")
+        await speaks(context, bequest.giver, "its own bequests")
+        if not self.places.take(bequest.giver):
+            await refuse(context, "what you offered before is still looked at")
+        considering = asyncio.create_task(self._consider(bequest, self.heritage))
+        self._considering.add(considering)
+        considering.add_done_callback(self._considering.discard)
+        considering.add_done_callback(lambda _: self.places.give_back(bequest.giver))
+        reason = await asyncio.shield(considering)  # a giver that hangs up and calls again waits for the end of this
+        return pb.BequestReply(answer=answer(signer, bequest, reason))
+
+    async def _consider(self, bequest: Bequest, heritage: Heritage) -> str:
+        """Why a bequest is declined; empty: it is this peer's."""
+        async with self._one_at_a_time:
+            if heritage.has_taken(bequest):
+                return ""
+            if objection := self._objection(bequest):
+                return objection
+            try:
+                offered = Offered(bequest, await self._fetch(bequest))
+            except HetpeerError as error:
+                return f"its bytes did not arrive: {error}"
+            self.waiting = offered
+            self.reconciler.discovery.news.ring()
+            await asyncio.wait((offered.answer,), timeout=TURN_SECONDS)
+            if self.waiting is offered:
+                self.waiting = None
+                return "this peer is busy"
+            return await offered.answer
+
+    def _objection(self, bequest: Bequest) -> str:
+        if not self.open:
+            return "this peer takes nothing over now"
+        if bequest.stage != self.stage:
+            return f"this peer serves stage {self.stage}"
+        if self.reconciler.acceptance.has_revoked(bequest.giver):
+            return "the operator has taken its giver out of the run"
+        if bequest.size > largest(self.reconciler.manifest, self.stage):
+            return f"{bequest.size} bytes are more than a stage can have"
+        if bequest.giver not in self.reconciler.discovery.records:
+            return "this peer does not know its giver"
+        return ""
+
+    async def _fetch(self, bequest: Bequest) -> bytes:
+        giver = self.reconciler.discovery.records[bequest.giver]
+        contacts = self.reconciler.contacts
+        async with contacts.to(giver) as channel, asyncio.timeout(OFFER_SECONDS):  # then its giver has gone
+            return await fetch(channel, contacts.manifest, bequest.sha256, bequest.size, contacts.bandwidth)
+
+
+async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:
+    """Offer a bequest to its heir; why it is declined, or empty: it is taken.
+
+    Raises:
+        HetpeerError: the heir gave no answer.
+    """
+    signer, metadata = reconciler.acceptance.signer, handshake(reconciler.manifest)
+    async with reconciler.contacts.to(heir) as channel:
+        stub = succession_pb2_grpc.SuccessionStub(channel)
+        message = pb.Bequest(proof=offer(signer, bequest))
+        reply = await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS)
+    return read_answer(reply.answer, bequest, signer.authority)

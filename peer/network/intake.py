@@ -1,0 +1,366 @@
+"""What a peer accepts: signed entries are checked, their bytes fetched, receipts signed, revocations heeded."""
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from peer.network.blob_fetcher import Fetcher
+from peer.network.discovery import News
+from peer.network.turns import Turns
+from peer.store.contributions import Shelf
+from protocol.codec.contribution import digest, max_bytes, slot_of
+from protocol.errors import FormatError, PeerError, ResourceError
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.layout import model_layout, parts_followed
+from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
+from protocol.manifest import Manifest
+from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation
+from protocol.outer.set_difference import lacking
+from protocol.outer.standing import Standing
+from protocol.outer.window import SKEW, Window
+from protocol.trust.proofs import Signer, claimed, read_entry, read_revocation, read_trial
+from protocol.trust.records import PeerRecord
+
+MOST_TRIALS = 16
+"""So many contributions of peers on trial an auditor holds for each part it follows, one of an author, until it has
+looked: a datacenter's is looked at when all its parts have come."""
+
+MOST_SHOWN = 4096
+"""As many authors as a run's replicas have places (`protocol/outer/data_plan.py`)."""
+
+MOST_INVALID = 4096
+"""So many contributions that were found invalid are remembered, not to be fetched again."""
+
+Check = Callable[[bytes, Entry], Awaitable[None]]
+"""Raises FormatError unless the bytes are that contribution, and valid."""
+
+
+class InvalidContributionError(FormatError):
+    """The bytes that an author has signed are no contribution that can count: its own fault, whoever passed them on."""
+
+    def __init__(self, author: PeerId, reason: str) -> None:
+        super().__init__(reason)
+        self.author = author
+
+
+async def nothing_is_valid(blob: bytes, entry: Entry) -> None:
+    """Before the outer state is loaded."""
+    raise FormatError("this peer is not ready yet")
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """The ledgers of a peer, and its shelf. `news` rings whenever a ledger has changed."""
+
+    manifest: Manifest
+    signer: Signer
+    fetcher: Fetcher
+    shelf: Shelf
+    ledgers: dict[Part, Ledger]
+    news: News
+    check: Check = nothing_is_valid
+    revoked: Callable[[PeerId], None] = lambda author: None
+    """Is told whom the operator has taken out."""
+    unkept: Callable[[ResourceError], None] = lambda error: None
+    """Is told that what counts could not be kept: this peer cannot stay with the others."""
+    trials: dict[tuple[PeerId, Part], tuple[int, bytes]] | None = None
+    """Where this peer audits: the last round and contribution of each peer on trial."""
+    revocations: dict[Revocation, bytes] = field(default_factory=dict)
+    vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
+    """While catching up: who says that an entry was accepted in time."""
+    words: Counter[tuple[Part, PeerId]] = field(default_factory=Counter)
+    """How many of them each has named."""
+    catching_up: dict[Part, int] = field(default_factory=dict)
+    """Rounds up to this one are taken from others' word."""
+    spoken: dict[Part, set[PeerId]] = field(default_factory=dict)
+    """While catching up: who has named all that it has accepted."""
+    witnesses: dict[Part, int] = field(default_factory=dict)
+    """So many must give it."""
+    dropped: list[Entry] = field(default_factory=list)
+    """What this peer stands by no longer, whose bytes may be needed to take it out of the grid."""
+    invalid: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Why: by SHA-256, and by the place that its author's card gives it. With another card the same may be valid."""
+    attests: bool = True
+    """Whether this peer gives receipts: its clock is right as far as it knows."""
+    ahead: Callable[[], None] = lambda: None
+    """Is told when an author is seen to be in a round that has not begun here."""
+    shown: dict[PeerId, int] = field(default_factory=dict)
+    """The last round of which each author has signed a contribution, begun here or not."""
+    turns: Turns = field(default_factory=Turns)
+    """At checking what others have signed."""
+    keeping: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
+    """What is being written down, by hash: a file has one writer at a time."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the outer state is loaded: before that this peer can neither check anything nor say what it holds."""
+        return self.check is not nothing_is_valid
+
+    async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
+        """Keep this peer's own contribution; None if it is too late for it, or was made in another place than this peer
+        has now. On trial, it is there to be looked at."""
+        entry = self.signer.contribution(part, round, digest(blob), len(blob))
+        if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
+            if self.shelf.lookup(entry.sha256) is None:  # for the error feedback; no proof that it would be valid by
+                await asyncio.to_thread(self.shelf.put, replace(entry, proof=b""), blob)
+            return None
+        await asyncio.to_thread(self.shelf.put, entry, blob)
+        if read_trial(entry.proof, self.signer.authority) is not None:
+            return entry
+        entry = read_entry(entry.proof, [], self.signer.authority)  # as others see it: by whose card it is signed
+        if self.ledgers[part].take(entry) is not Standing.ACCEPTED:
+            return None
+        self.news.ring()
+        return entry
+
+    async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
+        """Take what a peer passed on, and fetch the bytes from it, or from another who has them. What is accepted now
+        and was not before.
+
+        Raises:
+            InvalidContributionError: what its author has signed is not valid.
+            FormatError: what was passed on is not signed by its author, or cannot be.
+        """
+        entry = self.claimed(proof, receipts)
+        try:
+            return await self._take(entry, receipts, sender) if self._is_of_use(entry, receipts) else []
+        finally:
+            self.fetcher.wanted.forget([entry.key])
+
+    async def _take(self, entry: Entry, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
+        async with self.turns.of(sender.peer_id):
+            if not self._is_of_use(entry, receipts):  # after what came while it waited for its turn
+                return []
+            trial = read_trial(entry.proof, self.signer.authority)
+            entry = trial or read_entry(entry.proof, receipts, self.signer.authority)
+        if trial is not None:
+            await self._take_trial(trial, sender)
+            return []
+        ledger = self.ledgers[entry.name.part]
+        if (entry.sha256, entry.slot) in self.invalid:
+            return []
+        news = self._note_shown(entry)
+        known = set(ledger.versions(entry.name))
+        vouched = self._is_vouched(entry)
+        standing = ledger.offer(entry, vouched)
+        if standing is Standing.EARLY and news:
+            self.ahead()
+        if standing is Standing.WANTED and (blob := await self.fetcher.bring(entry, sender)) is not None:
+            try:
+                await self._check(blob, entry)
+                receipt = await self._keep(entry, blob)
+                if ledger.take(entry, vouched) is not Standing.ACCEPTED:  # the clock has gone on meanwhile
+                    self.dropped.append(entry)
+                if receipt and ledger.wants_receipt(entry.name, entry.sha256):
+                    ledger.sign(entry.name, entry.sha256, receipt)
+            finally:
+                self.fetcher.wanted.drop(entry.key)
+        return await self._attest(ledger, entry.name, known)
+
+    def claimed(self, proof: bytes, receipts: Sequence[bytes] = ()) -> Entry:
+        """What an entry says that it is. **Its signatures are not checked yet.**
+
+        Raises:
+            FormatError: no entry of this run can say this.
+        """
+        entry = claimed(proof, self.signer.authority)
+        if entry.name.round > self.manifest.outer.rounds:
+            raise FormatError(f"{entry.name}: the run ends with round {self.manifest.outer.rounds}")
+        if len(receipts) > (most := Window.of(self.manifest).most_told):
+            raise FormatError(f"{entry.name}: {len(receipts)} receipts, where {most} are enough")
+        if entry.name.part in self.ledgers:
+            self._require_possible(entry)
+        return entry
+
+    def _is_of_use(self, entry: Entry, receipts: Sequence[bytes]) -> bool:
+        """Whether it is worth while to check an entry: its round is open here, and it says anything new."""
+        ledger, round = self.ledgers.get(entry.name.part), entry.name.round
+        if ledger is None or round <= ledger.folded:
+            return False
+        past = ledger.window.is_past(ledger.clock, round)
+        if past and round > self.catching_up.get(entry.name.part, 0):
+            return False
+        if round > ledger.clock + SKEW:  # that its author is so far is all it can say
+            return round > self.shown.get(entry.name.author, 0)
+        known = ledger.versions(entry.name)
+        if entry.sha256 not in known:
+            return len(known) < VERSIONS_KEPT
+        return bool(receipts) and len(known[entry.sha256].receipts) < ledger.window.most_receipts
+
+    async def _take_trial(self, entry: Entry, sender: PeerRecord) -> None:
+        """What counts nowhere: an auditor fetches it, everybody else lets it pass."""
+        part, round, author = entry.name.part, entry.name.round, entry.name.author
+        ledger, trials = self.ledgers[part], self.trials
+        if (
+            trials is None
+            or (entry.sha256, entry.slot) in self.invalid
+            or not ledger.window.is_open(ledger.clock, round)
+            or round <= trials.get((author, part), (0, b""))[0]
+        ):
+            return
+        if (blob := await self.fetcher.bring(entry, sender)) is None:
+            return
+        try:
+            await self._check(blob, entry)
+        finally:
+            self.fetcher.wanted.drop(entry.key)
+        trials.pop((author, part), None)
+        trials[author, part] = round, blob
+        for old in list(trials)[: -MOST_TRIALS * len(self.ledgers)]:
+            del trials[old]
+
+    def _require_possible(self, entry: Entry) -> None:
+        if entry.size > max_bytes(self.manifest, entry.name.part):
+            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
+
+    async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
+        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on; empty, if
+        it gives none now. Without `blob`, with the bytes that are here already, if they are."""
+        receipt = self.signer.receipt(entry) if self.attests else b""
+        receipts = entry.receipts | ({self.signer.identity.peer_id: receipt} if receipt else {})
+        async with self.keeping.setdefault(entry.sha256, asyncio.Lock()):
+            if not blob and self.shelf.lookup(entry.sha256) is not None:
+                blob = self.shelf.read(entry.sha256)
+            await asyncio.to_thread(self.shelf.put, replace(entry, receipts=receipts), blob)
+        return receipt
+
+    async def _check(self, blob: bytes, entry: Entry) -> None:
+        try:
+            await self.check(blob, entry)
+        except FormatError as error:
+            self.invalid[entry.sha256, entry.slot] = str(error)
+            if len(self.invalid) > MOST_INVALID:
+                del self.invalid[next(iter(self.invalid))]
+            raise InvalidContributionError(entry.name.author, str(error)) from None
+
+    async def _attest(self, ledger: Ledger, name: ContributionName, known: set[str]) -> list[Entry]:
+        """What has been accepted under a name; a second version voids the first, and both go on. What has no receipt of
+        this peer yet is void, and accepted without bytes."""
+        new = [entry for sha256, entry in ledger.versions(name).items() if sha256 not in known]
+        for entry in new:
+            if ledger.wants_receipt(name, entry.sha256):
+                receipt = await self._keep(entry)
+                if receipt and ledger.wants_receipt(name, entry.sha256):  # its round may have been closed meanwhile
+                    ledger.sign(name, entry.sha256, receipt)
+        if new:
+            self.news.ring()
+            self._note_equivocation(ledger, name)
+        return new
+
+    def _note_equivocation(self, ledger: Ledger, name: ContributionName) -> None:
+        """Two contributions of one name are their author's own proof against it."""
+        if len(ledger.versions(name)) > 1 and name.author != ledger.me:
+            self.fetcher.distrust.note(name.author, PeerError(f"it has signed two contributions: {name}"))
+
+    def revoke(self, signed: bytes) -> bool:
+        """Take an author out, by the operator's word; whether that is news.
+
+        Raises:
+            FormatError: it is not the operator's.
+        """
+        if signed in self.revocations.values():
+            return False
+        revocation = read_revocation(signed, self.signer.authority)
+        if revocation in self.revocations or len(self.revocations) >= REVOCATIONS_KEPT:
+            return False
+        self.revocations[revocation] = signed
+        with suppress(ResourceError):  # the others keep it, too
+            self.shelf.keep_revocation(signed)
+        self.revoked(revocation.author)
+        for ledger in self.ledgers.values():
+            ledger.revoke(revocation)
+        self.news.ring()
+        return True
+
+    def has_revoked(self, author: PeerId) -> bool:
+        """Whether the operator has taken somebody out."""
+        return any(each.author == author for each in self.revocations)
+
+    def restore(self) -> None:
+        """Take up what the shelf holds: it was accepted before this process began. What has been damaged since is not
+        on it any more: others still have it."""
+        self.shelf.tidy()
+        for signed in self.shelf.revocations():
+            with suppress(FormatError):
+                self.revoke(signed)
+        for proof, receipts, whole in self.shelf.found():
+            try:
+                entry = read_entry(proof, receipts, self.signer.authority)
+            except FormatError:
+                continue
+            ledger = self.ledgers.get(entry.name.part)
+            if ledger is not None:
+                (ledger.take if whole else ledger.offer)(entry, vouched=True)
+                if entry.name.round <= ledger.folded and ledger.history.has(entry.name.author, entry.name.round):
+                    ledger.closed.setdefault(entry.name.round, []).append(entry)
+        self.news.ring()
+
+    def _note_shown(self, entry: Entry) -> bool:
+        """Whether its author was not known to be so far."""
+        author, round = entry.name.author, entry.name.round
+        news = round > self.shown.get(author, 0) and (author in self.shown or len(self.shown) < MOST_SHOWN)
+        if news:
+            self.shown[author] = round
+        return news
+
+    # Catching up
+
+    def catch_up(self, part: Part, target: int, witnesses: int) -> None:
+        """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
+        there."""
+        self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
+        self.vouched[part], self.spoken[part] = {}, set()
+        self.words = Counter({key: count for key, count in self.words.items() if key[0] != part})
+
+    def vouch(self, part: Part, key: bytes, peer: PeerId) -> None:
+        """A peer says that it has accepted an entry."""
+        if part in self.catching_up and self.words[part, peer] < KEYS_NAMED:
+            vouchers = self.vouched[part].setdefault(key, set())
+            self.words[part, peer] += peer not in vouchers
+            vouchers.add(peer)
+
+    def note_spoken(self, part: Part, peer: PeerId) -> None:
+        """A peer has named all that it has accepted of a part: what it has not named, it has not."""
+        self.spoken.setdefault(part, set()).add(peer)
+
+    def _is_vouched(self, entry: Entry) -> bool:
+        part = entry.name.part
+        if entry.name.round > self.catching_up.get(part, 0):
+            return False
+        return len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
+
+    def reconsider(self, part: Part) -> None:
+        """After having been away: drop what this peer accepted by its old clock and enough others have not."""
+        ledger, words = self.ledgers[part], self.vouched.get(part, {})
+        enough = self.witnesses.get(part, 1)
+        before = ledger.all_entries()
+        vouched = [each for each in before if len(words.get(each.key, ())) >= enough]
+        ledger.reconsider({(each.name, each.sha256) for each in vouched})
+        for entry in before:
+            dropped = entry.sha256 not in ledger.versions(entry.name)
+            if dropped and entry.name.author != ledger.me:  # its own it may need for the error feedback
+                self.dropped.append(entry)
+
+    def discard_dropped(self, settled: Collection[str]) -> None:
+        """Forget the bytes of what was dropped, unless they are in a grid, or have been accepted again."""
+        still = [entry for entry in self.dropped if entry.sha256 in settled]
+        for entry in self.dropped:
+            if entry not in still and entry.sha256 not in self.ledgers[entry.name.part].versions(entry.name):
+                self.shelf.discard(entry)
+        self.dropped = still
+
+    def caught_up(self, part: Part) -> bool:
+        """Whether enough others have spoken, and everything that enough of them vouch for is here."""
+        enough = self.witnesses[part]
+        vouched = [key for key, peers in self.vouched[part].items() if len(peers) >= enough]
+        return len(self.spoken[part]) >= enough and not lacking(self.ledgers[part], vouched)
+
+
+def ledgers_of(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
+    """One for each part that a peer follows."""
+    volunteer = record.role == "volunteer"
+    parts = parts_followed(manifest, record.stage) if volunteer else list(model_layout(manifest))
+    return {part: Ledger(part, record.peer_id, Window.of(manifest)) for part in parts}

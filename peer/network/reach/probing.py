@@ -1,0 +1,172 @@
+"""The way to a run's nodes and peers, measured by who has no place in it yet.
+
+A node's door answers pieces of bytes (`Run.Measure`), so the way to it can be timed and filled in both directions.
+Peers let nobody call who has no certificate; but a TLS handshake with one gets as far as its certificate, and the time
+until its port takes the connection is a round trip.
+"""
+
+import asyncio
+import math
+import os
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from peer.network.admission import knocked
+from protocol.addresses import split
+from protocol.errors import FormatError, HetpeerError, RefusedError
+from protocol.limits import CALL_SECONDS, CHUNK_BYTES, TLS_SECONDS
+from protocol.schemas import run_pb2 as pb
+from protocol.schemas import run_pb2_grpc
+from protocol.trust.ticket import Ticket
+
+PINGS = 8
+PIECES = 32
+"""Each way: 8 MiB, which a link of 20 Mb/s takes 3 s for."""
+
+FILLING_SECONDS = 4.0
+"""No piece is sent later: slow links carry fewer."""
+
+FIRST_BYTES = 16 * 1024
+PIECE_SECONDS = 0.1
+"""So long a piece takes, about: a slow link carries short ones, so that there are some to count."""
+
+AT_ONCE = 8
+"""Pieces under way: 2 MiB, more than a link of 100 Mb/s has room for at a round trip of 150 ms."""
+
+NOISE = os.urandom(CHUNK_BYTES)
+"""No link makes it smaller than it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way to a node: seconds of a round trip (the quickest of some), bits a second up and down, how far this
+    machine's clock is ahead of the node's in seconds, and by how much that may be wrong."""
+
+    address: str
+    round_trip: float
+    up: float
+    down: float
+    ahead: float
+    uncertain: float
+    round: int
+    """The last that the swarm has finished, as the node says."""
+    round_seconds: float
+    """What the swarm takes for one; 0: the node does not know yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoWay:
+    """A node, or a peer, that could not be measured, and why; `answers` if it refused."""
+
+    address: str
+    reason: str
+    answers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The way to a peer: seconds until its port takes a connection, a round trip; and until TLS stands, from there."""
+
+    address: str
+    round_trip: float
+    tls: float
+
+
+async def measure_doors(ticket: Ticket) -> list[Way | NoWay]:
+    """The ways to all nodes of a ticket, one after the other: at once they would share this machine's link."""
+    return [await _measured(ticket, address) for address in ticket.doors]
+
+
+async def _measured(ticket: Ticket, address: str) -> Way | NoWay:
+    try:
+        async with knocked(ticket, address) as (channel, node):
+            return await _measure(run_pb2_grpc.RunStub(channel), node.address)
+    except HetpeerError as error:
+        return NoWay(address, str(error), isinstance(error, RefusedError))
+
+
+async def _measure(door: run_pb2_grpc.RunStub, address: str) -> Way:
+    """Raises what gRPC does, and FormatError where an answer is no measurement."""
+    trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
+    for _ in range(PINGS + 1):
+        sent, begun = time.time(), time.perf_counter()
+        last = await _ask(door, 0, 0)
+        trip = time.perf_counter() - begun
+        if trip <= min(trips, default=math.inf):
+            ahead = sent + trip / 2 - last.time
+        trips.append(trip)
+    trip = min(trips[1:])  # the first one waits for the handler to be warm
+    up = await _fill(door, trip, upwards=True)
+    down = await _fill(door, trip, upwards=False)
+    return Way(address, trip, up, down, ahead, trip / 2, last.round, last.round_seconds)
+
+
+async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.MeasureReply:
+    request = pb.MeasureRequest(piece=NOISE[:sent], wanted=wanted)
+    reply: pb.MeasureReply = await door.Measure(request, timeout=CALL_SECONDS)
+    if len(reply.piece) != wanted or not (math.isfinite(reply.time) and 0 <= reply.round_seconds < math.inf):
+        raise FormatError("the node's answer to a measurement is none")
+    return reply
+
+
+async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
+    """Bits a second that the way carries in one direction, while so many pieces are under way that it is full."""
+    came: list[float] = []
+
+    async def carry(count: int) -> None:
+        await _ask(door, *((count, 0) if upwards else (0, count)))
+        came.append(time.perf_counter())
+
+    begun = time.perf_counter()
+    await carry(FIRST_BYTES)
+    taken = max(came.pop() - begun - trip, 1e-4)
+    piece = int(min(CHUNK_BYTES, max(FIRST_BYTES, FIRST_BYTES / taken * PIECE_SECONDS)))
+    begun, left = time.perf_counter(), PIECES
+
+    async def carry_on() -> None:
+        nonlocal left
+        while left and time.perf_counter() - begun < FILLING_SECONDS:
+            left -= 1
+            await carry(piece)
+
+    await asyncio.gather(*(carry_on() for _ in range(AT_ONCE)))
+    return rate_of(begun, came, piece)
+
+
+def rate_of(begun: float, came: Sequence[float], piece: int) -> float:
+    """Bits a second, from when the pieces were through: without the first of them, in which a connection finds out what
+    the link carries."""
+    since = sorted(came)[min(AT_ONCE, len(came) // 2) - 1 :] if len(came) > 1 else [begun, *came]
+    return 8.0 * piece * (len(since) - 1) / max(since[-1] - since[0], 1e-6)
+
+
+async def shake_hands(addresses: Sequence[str]) -> list[Handshake | NoWay]:
+    """The ways to some peers."""
+    return list(await asyncio.gather(*(asyncio.to_thread(_shake_hands, each) for each in addresses)))
+
+
+def _shake_hands(address: str) -> Handshake | NoWay:
+    """Up to the certificate that the peer shows; it hangs up on who has none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    moments = [time.perf_counter()]
+    try:
+        with socket.create_connection(split(address), TLS_SECONDS) as plain:
+            moments.append(time.perf_counter())
+            with context.wrap_socket(plain):
+                moments.append(time.perf_counter())
+    except (OSError, ValueError, FormatError) as error:  # the last: it is no address
+        return NoWay(address, str(error) or type(error).__name__)
+    return Handshake(address, *(after - before for before, after in pairwise(moments)))
+
+
+def usual_round_trip(shaken: Sequence[Handshake | NoWay]) -> float | None:
+    """To a neighbour, in seconds; None where no peer answers."""
+    trips = [each.round_trip for each in shaken if isinstance(each, Handshake)]
+    return median(trips) if trips else None

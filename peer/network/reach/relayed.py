@@ -1,0 +1,180 @@
+"""A peer that others cannot dial stays connected to relays, and to every public peer, and takes tunnels from them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from peer.network.discovery import Discovery
+from peer.telemetry.events import Listener, Reached
+from protocol.errors import HetpeerError
+from protocol.identity import PeerId
+from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
+from protocol.net.relay import be_held, ping
+from protocol.net.streams import BROKEN, TUNNEL, Stream, Streams, splice
+from protocol.trust.records import is_relay
+
+AGAIN_SECONDS = 20.0
+"""After a node did not answer, or did not want to, it is left alone so long."""
+
+LOOK_SECONDS = 1.0
+"""So often this peer looks for others to be connected to."""
+
+NEIGHBOURS = 128
+"""Public peers that this one keeps a connection to, so that they can open tunnels over it."""
+
+
+@dataclass(slots=True)
+class Hidden:
+    """What such a peer does to be reached. `port` is that of its own gRPC server, at `host`; `first` are the libp2p
+    addresses of the operator's nodes, which relay."""
+
+    streams: Streams
+    discovery: Discovery
+    host: str
+    port: int
+    first: Sequence[str]
+    emit: Listener
+    objection: Callable[[PeerId], str] = lambda peer: ""
+    held: dict[str, PeerId] = field(default_factory=dict)
+    """The relays that hold this peer, by address."""
+    avoided: dict[str, float] = field(default_factory=dict)
+    """Addresses that did not answer, and until when they are left alone."""
+    open: Counter[PeerId] = field(default_factory=Counter)
+    told: list[str] | None = None
+    """The relays that this peer's user has heard of last."""
+    pinging: set[asyncio.Task[None]] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(self) -> None:
+        """Take tunnels from now on, and be held by relays, if there are any."""
+        await self.streams.serve(TUNNEL, self._take)
+        await self.discovery.read()
+        await asyncio.gather(self._find_relays(), self._meet_all())
+        self.discovery.tell(via=self._named())
+
+    async def keep(self) -> None:
+        """Be reached for as long as this peer lives: another relay for each that is lost."""
+        meeting = asyncio.create_task(self._keep_meeting())
+        try:
+            while True:
+                self.changed.clear()
+                await self._find_relays()
+                if self._named() != self.discovery.record.via:
+                    await self.discovery.publish(via=self._named())
+                await self._look()
+        finally:
+            for task in (meeting, *self.pinging):
+                task.cancel()
+
+    async def _look(self) -> None:
+        """Until a relay is lost, or it is time to look for one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self.changed.wait()
+
+    # Relays
+
+    def _named(self) -> list[str]:
+        """The relays for this peer's record. While none holds it, those that did last, or that may: a record that names
+        none would say that this peer can be dialled."""
+        return list(self.held) or self.discovery.record.via or [each for each in self.first if is_relay(each)][:1]
+
+    def candidates(self) -> list[str]:
+        """Relays that might hold this peer, in an order of its own, so that peers spread; the operator's are among
+        them."""
+        others = self.discovery.others()
+        known = (*(each.libp2p for each in others if each.relays and not each.via), *self.first)
+        now = time.monotonic()
+        free = {
+            each for each in known if is_relay(each) and each not in self.held and self.avoided.get(each, 0.0) <= now
+        }
+        me = self.discovery.record.peer_id
+        return sorted(free, key=lambda address: sha256(f"{me} {address}".encode()).digest())
+
+    async def _find_relays(self) -> None:
+        """Be held by as many as there should be, as far as there are."""
+        for address in self.candidates():
+            if len(self.held) >= RELAYS_KEPT:
+                break
+            try:
+                relay, stream = await be_held(self.streams, address, self.discovery.signer.card)
+            except HetpeerError:
+                self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+                continue
+            if relay in self.held.values():  # by another of its addresses
+                stream.close()
+                self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+                continue
+            self.held[address] = relay
+            task = asyncio.create_task(self._ping(address, relay, stream))
+            self.pinging.add(task)
+            task.add_done_callback(self.pinging.discard)
+        if self.told != list(self.held):
+            self.told = list(self.held)
+            self.emit(Reached([str(relay) for relay in self.held.values()]))
+
+    async def _ping(self, address: str, relay: PeerId, stream: Stream) -> None:
+        """See that a relay is there, until it is not."""
+        try:
+            there = True
+            while there and not self.objection(relay):
+                there = await ping(stream)
+                await asyncio.sleep(RELAY_PING_SECONDS if there else 0)
+        finally:
+            stream.close()
+            self.held.pop(address, None)
+            self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+            self.changed.set()
+
+    # Public peers
+
+    async def _keep_meeting(self) -> None:
+        """Be connected to who can be dialled: it can then call this peer without a relay."""
+        while True:
+            await self._meet_all()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _meet_all(self) -> None:
+        connected, now = await self.streams.connected(), time.monotonic()
+        there = [each for each in self.discovery.others() if each.libp2p and not each.via][:NEIGHBOURS]
+        new = [
+            each.libp2p for each in there if each.peer_id not in connected and self.avoided.get(each.libp2p, 0.0) <= now
+        ]
+        await asyncio.gather(*map(self._meet, new))
+
+    async def _meet(self, address: str) -> None:
+        try:
+            await self.streams.connect(address)
+        except HetpeerError:
+            self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+
+    # Tunnels
+
+    async def _take(self, peer: PeerId, stream: Stream) -> None:
+        """Carry a tunnel that a relay, or a public peer of the run, has opened, to this peer's gRPC port."""
+        relay = peer in self.held.values()
+        if not relay and peer not in self.discovery.records:
+            return await stream.say(b"this peer does not know you")
+        if reason := self.objection(peer):
+            return await stream.say(reason.encode()[:200])
+        if self.open.total() >= TUNNELS or self.open[peer] >= (TUNNELS if relay else TUNNELS_OF_PEER):
+            return await stream.say(b"too many tunnels: wait a moment")
+        self.open[peer] += 1
+        try:
+            async with asyncio.timeout(RELAY_OPEN_SECONDS):
+                inside = Stream(*await asyncio.open_connection(self.host, self.port))
+            try:
+                await stream.say(b"")
+                await splice(stream, inside)
+            finally:
+                inside.close()
+        except BROKEN:
+            return await stream.say(b"this peer's server is not up")
+        finally:
+            self.open[peer] -= 1
+            if not self.open[peer]:
+                del self.open[peer]

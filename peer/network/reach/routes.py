@@ -1,0 +1,148 @@
+"""How to reach a peer: where it says, or, if it cannot be dialled, through libp2p. Above a channel nobody sees which.
+
+For who cannot be dialled, a listener on this machine's loopback takes the channel's connection and carries it: over the
+connection of libp2p's that the peer has to this one, if it dialled us; else by the relays that its record names. It is
+TLS between the channel and the peer's own port, so it does not matter who else is on the way.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from peer.network.discovery import Discovery
+from protocol.addresses import is_loopback, join, split
+from protocol.errors import FormatError, HetpeerError, UnreachableError
+from protocol.identity import PeerId
+from protocol.net.channels import Reachable
+from protocol.net.relay import call_by
+from protocol.net.streams import BROKEN, Stream, Streams, open_tunnel, splice
+
+NEAR_SECONDS = 0.5
+"""Behind the same router one may be dialled after all: there it takes milliseconds."""
+
+TRIED_SECONDS = 60.0
+"""So long what was found out about a way is believed."""
+
+
+@dataclass(slots=True)
+class Passage:
+    """The way to one peer that cannot be dialled: a listener, and what last went wrong behind it."""
+
+    listener: asyncio.Server
+    address: str
+    trouble: str = ""
+    carrying: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Routes:
+    """By what peers say of themselves, as far as is known here."""
+
+    streams: Streams
+    discovery: Discovery
+    passages: dict[PeerId, Passage] = field(default_factory=dict)
+    near: dict[tuple[PeerId, str], tuple[bool, float]] = field(default_factory=dict)
+    """Whether a peer behind relays answers where it listens, and until when that is believed."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """Relays that did not do it, and until when they are tried last."""
+
+    async def address(self, peer: Reachable) -> str:
+        """What a channel to a peer dials."""
+        if not self._relays(peer.peer_id) or await self._is_near(peer):
+            return peer.address
+        if peer.peer_id not in self.passages:
+            self.passages[peer.peer_id] = await self._open(peer.peer_id)
+        return self.passages[peer.peer_id].address
+
+    def failed(self, peer: Reachable) -> str:
+        """A channel found nobody: somebody else may be at that address of this network. What went wrong on the way to a
+        peer that cannot be dialled, as far as is known; empty: nothing."""
+        key, passage = (peer.peer_id, peer.address), self.passages.get(peer.peer_id)
+        if self.near.get(key, (False, 0.0))[0]:
+            self.near[key] = False, time.monotonic() + TRIED_SECONDS
+            return ""
+        return passage.trouble if passage is not None else ""
+
+    async def close(self) -> None:
+        """Close all passages."""
+        passages, self.passages = list(self.passages.values()), {}
+        for passage in passages:
+            passage.listener.close()
+            for task in passage.carrying:
+                task.cancel()
+            await asyncio.gather(*passage.carrying, return_exceptions=True)
+
+    def _relays(self, peer: PeerId) -> list[str]:
+        """By which a peer is reached, if it cannot be dialled."""
+        record = self.discovery.records.get(peer)
+        return record.via if record is not None else []
+
+    async def _is_near(self, peer: Reachable) -> bool:
+        """Whether something answers where a peer listens that others cannot dial."""
+        key = peer.peer_id, peer.address
+        answers, until = self.near.get(key, (False, 0.0))
+        if until < time.monotonic():
+            answers = await _answers(peer.address)
+            self.near[key] = answers, time.monotonic() + TRIED_SECONDS
+        return answers
+
+    async def _open(self, peer: PeerId) -> Passage:
+        """Listen for the channels to a peer."""
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            passage.carrying.add(task)
+            stream = Stream(reader, writer)
+            try:
+                await splice(stream, await self._way(peer))
+                passage.trouble = ""
+            except HetpeerError as error:
+                passage.trouble = str(error)
+            except asyncio.CancelledError:  # `close`: nobody waits for this task
+                pass
+            finally:
+                passage.carrying.discard(task)
+                stream.close()
+
+        listener = await asyncio.start_server(take, "127.0.0.1", 0)
+        passage = Passage(listener, join(*listener.sockets[0].getsockname()[:2]))
+        return passage
+
+    async def _way(self, peer: PeerId) -> Stream:
+        """A tunnel to a peer: direct if it is connected to this one, else by its relays, one after the other.
+
+        Raises:
+            UnreachableError: there is none.
+        """
+        tried: list[str] = []
+        if peer in await self.streams.connected():
+            try:
+                return await open_tunnel(self.streams, peer)
+            except HetpeerError as error:
+                tried.append(str(error))
+        now = time.monotonic()
+        for address in sorted(self._relays(peer), key=lambda each: self.silent.get(each, 0.0) > now):
+            try:
+                return await call_by(self.streams, address, self.discovery.signer.card, peer)
+            except HetpeerError as error:
+                tried.append(str(error))
+                self.silent[address] = time.monotonic() + TRIED_SECONDS
+        raise UnreachableError("; ".join(tried) or f"peer {peer[-8:]} names no relay")
+
+
+async def _answers(address: str) -> bool:
+    """Whether something listens at an address, near; on loopback everybody is near to himself alone."""
+    try:
+        host, port = split(address)
+        if is_loopback(host):
+            return False
+        async with asyncio.timeout(NEAR_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except (FormatError, *BROKEN):
+        return False
+    writer.close()
+    with suppress(*BROKEN):
+        await writer.wait_closed()
+    return True

@@ -1,0 +1,251 @@
+"""What others have signed of this peer's work: asked for beside everything else, checked, and kept.
+
+Nobody is waited for: who does not sign, does not answer, or has seen less than this peer is asked again a few times,
+and that is all.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
+from peer.network.gossip import Reconciler
+from peer.network.gossip_policy import some
+from peer.store.receipts import KeptReceipts
+from peer.telemetry.decisions import Recalled
+from peer.telemetry.events import Credited, Listener, Progress
+from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.layout import parts_authored
+from protocol.net.channels import handshake
+from protocol.schemas import credit_pb2 as pb
+from protocol.schemas import credit_pb2_grpc
+from protocol.trust.credit import by_round, standing
+from protocol.trust.receipts import Counted, Receipt, Work, read
+from protocol.trust.records import PeerRecord
+
+WITNESSES = 2
+"""So many peers are asked to sign that a contribution counted. With two neighbours, a round brings four receipts."""
+
+TRIES = 6
+"""How often one peer is asked for the same, and how often anybody for a contribution."""
+
+ASK_SECONDS = 3.0
+"""A small question, which nobody waits for."""
+
+PAUSE_SECONDS = 60.0
+"""In a long round, neighbours are asked so often: if one dies, this much of its word is lost at most."""
+
+AGAIN_SECONDS = 0.5
+"""A neighbour may be in the midst of the step that this peer has ended."""
+
+
+Pair = tuple[PeerId, int]
+"""A neighbour and a round."""
+
+
+@dataclass(slots=True)
+class Own:
+    """A contribution of this peer's to a round that it has closed. `tries`: how often others were asked for it."""
+
+    part: Part
+    sha256: str
+    steps: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Question:
+    """What to ask a peer: of these rounds."""
+
+    worked: list[int] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Earned:
+    """The receipts of this peer's last rounds, and how it comes by more."""
+
+    seen: Seen
+    reconciler: Reconciler
+    kept: KeptReceipts
+    emit: Listener
+    own: dict[int, Own] = field(default_factory=dict)
+    rounds: dict[int, dict[Receipt, None]] = field(default_factory=dict)
+    """What has been signed, as a set in order."""
+    tries: Counter[tuple[PeerId, int, int]] = field(default_factory=Counter)
+    """By neighbour, round, and microbatches that were asked for."""
+    recalled: Counter[Pair] = field(default_factory=Counter)
+    """Microbatches that were signed for before this process began."""
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def ask_soon(self) -> None:
+        """A round is over, or a group."""
+        self.due.set()
+
+    def close(self, part: Part, round: int, counted: Mapping[PeerId, tuple[str, int]]) -> None:
+        """A round of a part is closed for ever, with these authors' contributions (SHA-256, inner steps) in it."""
+        self.seen.close(part, round, counted)
+        mine = counted.get(self.seen.me)
+        if mine is not None and part == self._standing_for():
+            self.own[round] = Own(part, *mine)
+            for old in sorted(self.own)[:-ROUNDS_KEPT]:
+                del self.own[old]
+
+    def _standing_for(self) -> Part:
+        """The one part that receipts are asked for. A datacenter contributes to all, and everybody follows this one."""
+        card = self.seen.card
+        return stage_part(card.stage) if card.role == "volunteer" else EMBEDDING
+
+    # Asking
+
+    async def keep_asking(self) -> None:
+        """Ask when a round is over, and now and then in a long one, for as long as this peer lives."""
+        if recalled := await asyncio.to_thread(self._recall):
+            self.emit(recalled)
+        again: list[Pair] = []
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_SECONDS if again else PAUSE_SECONDS):
+                    await self.due.wait()
+            over = self.due.is_set()
+            self.due.clear()
+            again = await self.ask(None if over or not again else again, witnesses=over)
+
+    def _recall(self) -> Recalled | None:
+        """Take up what this peer's folder has of the last rounds; what it has of all; None: nothing."""
+        own: list[Receipt] = []
+        with suppress(ResourceError):  # a disk that errs costs receipts, and no more
+            own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
+        for receipt in own:
+            self._remember(receipt)
+        for round, known in self.rounds.items():
+            for neighbour in {each.signer for each in known}:
+                self.recalled[neighbour, round] = _forward(known, neighbour)
+        credits = by_round(own)
+        recent = [(each.round, each.tokens) for each in credits if each.round in self.rounds]
+        older = sum(each.tokens for each in credits if each.round not in self.rounds)
+        return Recalled(len(credits), older, recent) if credits else None
+
+    async def ask(self, only: Collection[Pair] | None = None, witnesses: bool = True) -> list[Pair]:
+        """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, who may have closed a round since,
+        for what counts. Of which rounds neighbours have signed less than was asked for, and may be asked again."""
+        async with self.one_at_a_time:
+            questions: dict[PeerId, Question] = {}
+            asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
+            for (neighbour, round), count in asked.items():
+                self.tries[neighbour, round, count] += 1
+                questions.setdefault(neighbour, Question()).worked.append(round)
+            for witness, round in self._witnesses() if witnesses else ():
+                questions.setdefault(witness, Question()).counted.append(round)
+            answers = await asyncio.gather(*(self._ask(peer, each) for peer, each in questions.items()))
+            await self._keep([each for answer in answers for each in answer])
+            return [pair for pair in self._lacking() if self._signed(*pair) < asked.get(pair, 0)]
+
+    def _tallied(self, neighbour: PeerId, round: int) -> int:
+        return self.seen.work[round][neighbour].microbatches
+
+    def _lacking(self) -> list[Pair]:
+        """Neighbours that have not signed yet what this peer has seen of them: both see the same."""
+        seen = [(neighbour, round) for round, tallies in self.seen.work.items() for neighbour in tallies]
+        self.tries = Counter({key: count for key, count in self.tries.items() if key[1] in self.seen.work})
+        return [
+            pair
+            for pair in seen
+            if self._signed(*pair) < (count := self._tallied(*pair)) and self.tries[*pair, count] < TRIES
+        ]
+
+    def _signed(self, neighbour: PeerId, round: int) -> int:
+        """Microbatches, since this process began, as its own tally is."""
+        return _forward(self.rounds.get(round, ()), neighbour) - self.recalled[neighbour, round]
+
+    def _witnesses(self) -> list[Pair]:
+        """Whom to ask whether a contribution counted."""
+        found = []
+        for round, own in sorted(self.own.items()):
+            known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, Counted)}
+            if len(known) >= WITNESSES or own.tries >= TRIES:
+                continue
+            others = [
+                peer
+                for peer in self.reconciler.followers(own.part)
+                if _may_witness(peer, own.part) and peer.peer_id not in known
+            ]
+            own.tries += 1
+            found += [(peer.peer_id, round) for peer in some(others, WITNESSES - len(known), random)]
+        return found
+
+    async def _ask(self, peer: PeerId, question: Question) -> list[tuple[bytes, Receipt]]:
+        """What a peer signs; nothing if it does not."""
+        record = self.reconciler.discovery.records.get(peer)
+        if record is None:
+            return []
+        worked, counted = question.worked[:ROUNDS_ASKED], question.counted[:ROUNDS_ASKED]
+        message = pb.CreditQuestion(worked=worked, counted=counted, part=self._standing_for())
+        try:
+            signed = await self._call(record, message)
+        except (HetpeerError, TimeoutError):
+            return []
+        try:
+            if len(signed) > len(worked) + len(counted):
+                raise FormatError(f"peer {peer[-8:]} signed {len(signed)} receipts, more than it was asked for")
+            return [(each, self._check(each, peer, worked, counted)) for each in signed]
+        except FormatError as error:
+            self.reconciler.distrust.note(peer, error)
+            return []
+
+    async def _call(self, record: PeerRecord, message: pb.CreditQuestion) -> list[bytes]:
+        contacts = self.reconciler.contacts
+        async with asyncio.timeout(ASK_SECONDS), contacts.to(record) as channel:
+            stub = credit_pb2_grpc.CreditStub(channel)
+            answer = await stub.Sign(message, metadata=handshake(contacts.manifest), timeout=ASK_SECONDS)
+        return list(answer.receipts)
+
+    def _check(self, data: bytes, peer: PeerId, worked: list[int], counted: list[int]) -> Receipt:
+        """Raises FormatError unless it is a receipt of that peer's for this one that was asked for."""
+        receipt = read(data, self.seen.signer.authority)
+        asked = worked if isinstance(receipt, Work) else counted
+        if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in asked:
+            raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")
+        return receipt
+
+    # Keeping
+
+    async def _keep(self, answers: list[tuple[bytes, Receipt]]) -> None:
+        news: dict[int, list[bytes]] = {}
+        for data, receipt in answers:
+            if self._remember(receipt):
+                news.setdefault(receipt.round, []).append(data)
+        for round, signed in sorted(news.items()):
+            try:
+                await asyncio.to_thread(self.kept.append, round, signed)
+            except ResourceError as error:
+                self.emit(Progress(str(error)))
+            for credit in by_round(self.rounds.get(round, ())):
+                self.emit(Credited(round, credit.tokens, list(credit.signers), credit.counts))
+
+    def _remember(self, receipt: Receipt) -> bool:
+        """Whether it says something new."""
+        known = self.rounds.setdefault(receipt.round, {})
+        if receipt in known or receipt not in standing([*known, receipt]):
+            return False
+        self.rounds[receipt.round] = dict.fromkeys(standing([*known, receipt]))
+        for old in sorted(self.rounds)[:-ROUNDS_KEPT]:
+            del self.rounds[old]
+        return True
+
+
+def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
+    """The microbatches for which a neighbour signed."""
+    return sum(each.forward for each in receipts if isinstance(each, Work) and each.signer == neighbour)
+
+
+def _may_witness(peer: PeerRecord, part: Part) -> bool:
+    """Whether a peer's word for a part counts: of those who may contribute to it."""
+    if peer.on_trial:
+        return False
+    return peer.role == "datacenter" or (peer.role == "volunteer" and part in parts_authored(peer.stage))

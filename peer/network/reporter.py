@@ -1,0 +1,275 @@
+"""A peer tells the operator's node what it does, for people to see. Nothing waits for it, and nothing fails with it.
+
+Events are noted as they come, which takes microseconds, and told once a second, if there were any, on one stream for
+as long as the node answers. While it does not, the oldest are forgotten.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import ValidationError
+
+from peer.network.contacts import Contacts
+from peer.network.duplex import BROKEN
+from peer.telemetry.decisions import Recalled
+from peer.telemetry.events import (
+    CompressionChosen,
+    Contributed,
+    Credited,
+    Evaluated,
+    Event,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    Listener,
+    Progress,
+    RoundDone,
+    StepDone,
+)
+from peer.telemetry.sentences import say
+from protocol.errors import HetpeerError
+from protocol.limits import CALL_SECONDS
+from protocol.monitor.telemetry import (
+    BATCH_BYTES,
+    MOST_HAPPENED,
+    MOST_SECONDS,
+    MOST_WORDS,
+    Batch,
+    ContributionOut,
+    EndedShort,
+    Going,
+    GroupJoined,
+    GroupLost,
+    LossFound,
+    NotAwaited,
+    Noted,
+    RoundEnded,
+    Told,
+    pack,
+    printable,
+)
+from protocol.net.channels import Reachable, handshake
+from protocol.schemas import monitor_pb2 as pb
+from protocol.schemas import monitor_pb2_grpc
+
+BATCH_SECONDS = 1.0
+"""So often something is told, at most."""
+
+MOST_WAITING = 256
+"""Events that are not told yet: some minutes of a peer whose node is away."""
+
+LAST_WORDS_SECONDS = 1.0
+"""For the last batch, while this peer leaves."""
+
+LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
+"""Before it calls again a node that did not answer."""
+
+OVER = "the run is over"
+LEFT = "its owner has stopped it, or it failed"
+
+Noticed = tuple[float, Told]
+"""Something that happened, and when, by `time.monotonic`."""
+
+
+@dataclass(slots=True)
+class Telling:
+    """Stands between a peer and who hears its events: a listener itself."""
+
+    listener: Listener
+    waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    left_out: int = 0
+    _step: tuple[int, int, float | None] = (0, 0, None)
+    _tokens: int = 0
+    _compression: int = 0
+    _credited: dict[int, int] = field(default_factory=dict)
+    """Tokens of work that receipts show, by round: each event has all that those of its round before had."""
+    _sent: tuple[int, int] = (0, 0)
+    """Bytes in the pipeline, and of contributions, when a round ended last."""
+    _changed: bool = False
+    _over: bool = False
+    _last: Going | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _contacts: Contacts | None = None
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.listener(event)
+        match event:
+            case Progress():
+                return
+            case StepDone(round, step, loss, tokens):
+                self._step = round, step + 1, loss
+                self._tokens += tokens
+            case Credited(round, tokens):
+                self._credited[round] = tokens
+            case Recalled(_, older, recent):
+                self._credited = {0: older} | dict(recent)
+            case _:
+                if (told := self._told(event)) is None:
+                    return
+                self.left_out += len(self.waiting) == MOST_WAITING
+                self.waiting.append((time.monotonic(), told))
+        self._changed = True
+
+    def start(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
+        """Tell from now on whom `node` names, which may read a file."""
+        self._contacts = contacts
+        self._task = asyncio.create_task(self._keep_telling(contacts, node))
+
+    async def close(self, paused: str) -> None:
+        """Say last words, if they can be said at once: that this peer pauses, and why; or, if that is empty or the run
+        is over, goes."""
+        self._closing.set()
+        paused = "" if self._over else paused
+        self._last = Going(name="Left", how="paused" if paused else "gone", why=_cut(paused) or self._why())
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=LAST_WORDS_SECONDS)
+            self._task.cancel()
+
+    def _why(self) -> str:
+        return OVER if self._over else LEFT
+
+    async def _keep_telling(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
+        pause = LEAST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            if (to := await asyncio.to_thread(node)) is not None:
+                began = time.monotonic()
+                with suppress(HetpeerError, *BROKEN):
+                    async with contacts.alone(to) as channel:
+                        metadata = handshake(contacts.manifest)
+                        await self._tell(monitor_pb2_grpc.MonitorStub(channel).Tell(metadata=metadata))
+                if time.monotonic() - began > MOST_PAUSE_SECONDS:  # it did answer: it may be there again at once
+                    pause = LEAST_PAUSE_SECONDS
+            await self._wait(pause * random.uniform(0.75, 1.25))
+            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
+
+    async def _tell(self, stream: Any) -> None:
+        """Tell on a stream until this peer leaves, or the node ends it."""
+        self._changed = True  # a node that has just come knows nothing
+        while not stream.done():
+            closing = self._closing.is_set()
+            if self._changed or closing:
+                await self._write(stream)
+            if closing:
+                await stream.done_writing()
+                with suppress(*BROKEN):
+                    await stream.read()
+                return
+            await self._wait(BATCH_SECONDS)
+
+    async def _write(self, stream: Any) -> None:
+        self._changed = False
+        took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
+        message = pb.Batch(batch_json=self._packed(took))
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await stream.write(message)
+        except (TimeoutError, *BROKEN):
+            self.waiting.extendleft(reversed(took))
+            raise
+        self.left_out = 0
+        self._changed = self._changed or bool(self.waiting)
+
+    def _packed(self, took: Sequence[Noticed]) -> bytes:
+        """A batch of these events; without the first of them, where all would be too long."""
+        now = time.monotonic()
+        happened = [told.model_copy(update={"ago": min(MOST_SECONDS, now - at)}) for at, told in took]
+        happened += [self._last] if self._last is not None else []
+        while len(packed := pack(self._batch(happened))) > BATCH_BYTES:
+            self.left_out += 1
+            happened.pop(0)
+        return packed
+
+    def _batch(self, happened: list[Told]) -> Batch:
+        round, step, loss = self._step
+        bandwidth = self._contacts.bandwidth if self._contacts is not None else None
+        return Batch(
+            version=_version(),
+            round=round,
+            step=step,
+            loss=loss if loss is not None and 0 <= loss <= 1e6 else None,
+            tokens=self._tokens,
+            seconds=time.monotonic() - self._began,
+            up=bandwidth.up.frames_carried + bandwidth.up.bulk_carried if bandwidth else 0,
+            down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
+            compression=self._compression,
+            credit=sum(self._credited.values()),
+            happened=happened,
+            left_out=self.left_out,
+        )
+
+    def _told(self, event: Event) -> Told | None:
+        """What is told of an event; None: nothing. What it says may be another peer's, and is cut as it must be."""
+        said = {"name": type(event).__name__, "words": _cut(say(event) or "")}
+        try:
+            return self._as_told(event, said)
+        except ValidationError:
+            self.left_out += 1
+            return None
+
+    def _as_told(self, event: Event, said: dict[str, Any]) -> Told | None:
+        match event:
+            case RoundDone():
+                before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
+                since = [max(0, now - then) for now, then in zip(self._sent, before, strict=True)]
+                return RoundEnded(
+                    **(said | {"words": ""}),
+                    round=event.round,
+                    seconds=event.seconds,
+                    tokens=event.tokens,
+                    contributions={str(part): count for part, count in event.contributions.items()},
+                    pipeline_bytes=since[0],
+                    outer_bytes=since[1],
+                )
+            case Evaluated(round, loss, plain):
+                return LossFound(**said, round=round, loss=loss, loss_plain=plain)
+            case Contributed(round, steps):
+                return ContributionOut(**said, round=round, steps=steps)
+            case GroupFormed(replica, _, members):
+                return GroupJoined(**said, replica=replica, members=members)
+            case GroupBroken(replica, round, _, reason):
+                return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
+            case CompressionChosen(compression):
+                self._compression = compression
+            case Finished():
+                self._over = True
+        return self._decision(event, said)
+
+    def _decision(self, event: Any, said: dict[str, Any]) -> Told | None:
+        """Of decisions, those that the operator's view has a place for; of anything else its words, if it has some."""
+        match said["name"]:
+            case "EndedEarly":
+                return EndedShort(**said, round=event.round, steps=event.steps, why=_cut(event.reason))
+            case "WentOn":
+                return NotAwaited(**said, round=event.round, peers=event.without[:16], why=_cut(event.reason))
+            case "Left":
+                return Going(**said, how="leaving", why=_cut(event.reason))
+        about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
+        return Noted(**(said | about)) if said["words"] else None
+
+    async def _wait(self, seconds: float) -> None:
+        """So long, or until this peer leaves."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+
+def _cut(text: str) -> str:
+    return printable(text)[:MOST_WORDS]
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("hetpeer")[:32]
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""Everything that lies on a peer's disk."""

@@ -1,0 +1,200 @@
+"""Everything a peer must keep to go on after a crash: written before its contribution goes out, read at its next start.
+
+<folder>/checkpoint-00000007/              numbered as they are written
+    state.json                       the round, what was sent, and the SHA-256 of every file beside it
+    <part>.error_feedback.safetensors <part>.contribution              its own, of the round: published only once this
+    is durable optimizer.safetensors            AdamW's moments, by parameter bequest.safetensors              what is
+    set aside for a successor that has not answered (protocol/trust/handover.py)
+<folder>/settled.json                the round that the outer state is of, and its digests
+<folder>/snapshots/                  the closed rounds (peer/store/snapshots.py)
+<folder>/contributions/              the open rounds (peer/store/contributions.py)
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from peer.optim.outer import Grid
+from protocol.atomic import sync_folder, write_atomically
+from protocol.errors import ResourceError
+from protocol.identity import Part, PeerId
+from protocol.trust.handover import Heritage
+
+KEPT = 2
+"""Checkpoints on disk: if the last one is damaged, the one before is taken."""
+
+SETTLED = "settled.json"
+
+NAME = re.compile(r"checkpoint-[0-9]{8,}")
+
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+BEQUEST = "bequest.safetensors"
+
+
+class PartState(BaseModel):
+    """The small things of one part. `sent` and `returned`: round → SHA-256 of this peer's own contribution."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sent: dict[str, str]
+    returned: dict[str, str]
+
+
+class State(BaseModel):
+    """`state.json`. `round` is the last one finished, `contributed` the last one contributed to; `given`, `heir` and
+    `taken` are those of `Heritage`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: int = 1
+    round: int
+    contributed: int
+    parts: dict[str, PartState]
+    files: dict[str, str]
+    given: int = 0
+    heir: str = ""
+    taken: dict[str, int] = {}
+
+
+class Settled(BaseModel):
+    """`settled.json`, for who reads this folder while its peer is at work, or after: the last round this peer has
+    finished, and the digests (part → hex) that its outer state had then. What is late changes it, as everywhere."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: int = Field(ge=0)
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartCheckpoint:
+    """One part: its error feedback (empty where this peer authors nothing), and its own last contribution, if any."""
+
+    state: PartState
+    error_feedback: Grid = field(default_factory=dict)
+    contribution: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is saved and loaded."""
+
+    round: int
+    contributed: int
+    parts: dict[Part, PartCheckpoint]
+    optimizer: Mapping[str, Tensor]
+    heritage: Heritage = field(default_factory=Heritage)
+
+
+def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
+    """Write a checkpoint; when this returns, it outlives a power cut. Of all there are, the last `keep` stay.
+
+    Raises:
+        ResourceError: the disk is full, or cannot be written.
+    """
+    number = max(map(_number, _newest_first(folder)), default=0) + 1
+    final = folder / f"checkpoint-{number:08d}"
+    partial = final.with_suffix(".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        files: dict[str, str] = {}
+        for name, data in _files(checkpoint):
+            write_atomically(partial / name, data)
+            files[name] = hashlib.sha256(data).hexdigest()
+        heritage = checkpoint.heritage
+        state = State(
+            round=checkpoint.round,
+            contributed=checkpoint.contributed,
+            parts={str(part): each.state for part, each in checkpoint.parts.items()},
+            files=files,
+            given=heritage.given,
+            heir=heritage.heir,
+            taken={str(giver): number for giver, number in heritage.taken.items()},
+        )
+        write_atomically(partial / STATE, state.model_dump_json().encode())
+        os.replace(partial, final)
+        sync_folder(folder)
+    except OSError as error:
+        raise ResourceError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
+    for old in _newest_first(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
+    files = [(OPTIMIZER, save(dict(checkpoint.optimizer)))] if checkpoint.optimizer else []
+    if checkpoint.heritage.blob:
+        files.append((BEQUEST, checkpoint.heritage.blob))
+    for part, each in checkpoint.parts.items():
+        if each.error_feedback:
+            files.append((f"{part}.error_feedback.safetensors", save(each.error_feedback)))
+        if each.contribution is not None:
+            files.append((f"{part}.contribution", each.contribution))
+    return files
+
+
+def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
+    """Keep which round the outer state is of.
+
+    Raises:
+        ResourceError: the disk is full, or cannot be written.
+    """
+    write_atomically(folder / SETTLED, Settled(round=round, digests=dict(digests)).model_dump_json().encode())
+
+
+def last_settled(folder: Path) -> Settled | None:
+    """As it was noted last; None if nothing is there that can be read."""
+    try:
+        return Settled.model_validate_json((folder / SETTLED).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def candidates(folder: Path) -> list[Checkpoint]:
+    """Every checkpoint in a folder that is whole, the newest first; damaged ones are passed over."""
+    found = []
+    for path in _newest_first(folder):
+        try:
+            found.append(_read(path))
+        except (OSError, ValueError, ValidationError, RecursionError, SafetensorError):
+            continue
+    return found
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    paths = (path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name))
+    return sorted(paths, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+def _read(path: Path) -> Checkpoint:
+    """Raises OSError or ValueError if anything is missing or damaged."""
+    state = State.model_validate(json.loads((path / STATE).read_bytes()))
+    data = {name: (path / name).read_bytes() for name in state.files}
+    for name, sha256 in state.files.items():
+        if hashlib.sha256(data[name]).hexdigest() != sha256:
+            raise ValueError(f"{path / name} is damaged")
+    parts = {}
+    for part, each in state.parts.items():
+        error_feedback = data.get(f"{part}.error_feedback.safetensors")
+        parts[Part(part)] = PartCheckpoint(
+            each, load(error_feedback) if error_feedback else {}, data.get(f"{part}.contribution")
+        )
+    optimizer = load(data[OPTIMIZER]) if OPTIMIZER in data else {}
+    taken = {PeerId(giver): number for giver, number in state.taken.items()}
+    heritage = Heritage(state.given, PeerId(state.heir) if state.heir else "", data.get(BEQUEST, b""), taken)
+    return Checkpoint(state.round, state.contributed, parts, optimizer, heritage)

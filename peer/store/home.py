@@ -1,0 +1,107 @@
+"""Where a peer keeps its things on this machine, and that no two processes share them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.atomic import write_atomically
+from protocol.errors import ResourceError
+from protocol.file_lock import try_lock
+from protocol.identity import RunId
+from protocol.run.run_files import DESCRIPTOR
+from protocol.trust.ticket import Ticket, parse
+
+ENVIRONMENT = "HETPEER_HOME"
+
+
+def home() -> Path:
+    """`HETPEER_HOME`, or `~/.hetpeer`."""
+    return Path(os.environ.get(ENVIRONMENT, "~/.hetpeer")).expanduser()
+
+
+def own_folders(ticket: Ticket, place: str) -> list[Path]:
+    """Where a peer that was given no folder may have its own, by run and place: in the first that no other holds."""
+    base = home() / ticket.run_id[:12]
+    return [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
+
+
+def peer_folder(ticket: Ticket, place: str) -> Path:
+    """The first of `own_folders` that no other process uses now."""
+    folders = own_folders(ticket, place)
+    return next((folder for folder in folders if not in_use(folder)), folders[0])
+
+
+def peer_folders(run: RunId | None) -> list[Path]:
+    """The folders of peers that were given none, of one run or (None) of all."""
+    locks = home().glob(f"{run[:12] if run else '*'}/*/lock")
+    return sorted(each.parent for each in locks if not each.parents[1].name.startswith("bootstrap-"))
+
+
+def operators_folder(given: Path | None) -> Path:
+    """The bootstrap node's folder: the one given, or the only one there is.
+
+    Raises:
+        ResourceError: it holds no run, or there is not exactly one.
+    """
+    found = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
+    if len(found) != 1 or not (found[0] / DESCRIPTOR).exists():
+        among = f" (there are {', '.join(map(str, found))})" if len(found) > 1 else ""
+        raise ResourceError(
+            f"name the bootstrap node's folder with --dir: the one that holds its key and run.json{among}"
+        )
+    return found[0]
+
+
+def operators_ticket(folder: Path) -> Ticket:
+    """The ticket that the bootstrap node of this folder gave last. HETPEER_TICKET may be of another run.
+
+    Raises:
+        ResourceError: it has given none.
+    """
+    path = folder / "ticket"
+    if not path.is_file():
+        raise ResourceError(f"{folder} has no ticket yet: start `hetpeer bootstrap` once")
+    return parse(path.read_text(encoding="utf-8", errors="replace"))
+
+
+@contextmanager
+def locked(folder: Path, *others: Path) -> Iterator[Path]:
+    """Hold the first of these folders that no other process holds, made if it is missing, for this process alone.
+
+    Raises:
+        ResourceError: other processes hold all of them, or one cannot be made.
+    """
+    for each in (folder, *others):
+        try:
+            each.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ResourceError(f"cannot use the folder {each}: {error.strerror}") from None
+        try:
+            if try_lock(descriptor):
+                yield each
+                return
+        finally:
+            os.close(descriptor)
+    raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds a folder."""
+    path = folder / "lock"
+    if not path.exists():
+        return False
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remember(ticket: Ticket) -> None:
+    """Keep the last ticket used, so that `hetpeer join --stage 2` alone finds the run again."""
+    path, line = home() / "ticket", f"{ticket}\n".encode()
+    home().mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_bytes() != line:  # several peers of one run may start at the same moment
+        write_atomically(path, line, 0o600)

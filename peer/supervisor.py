@@ -1,0 +1,95 @@
+"""A peer that gives way to its owner: it pauses when told to, or at quiet hours, and goes on as if it had been started
+again.
+
+Pausing is leaving in order, as after Ctrl-C: the inner step ends, what is done is contributed, the group finds another
+member or waits. Nothing is left running but this: no socket, no model, no DHT. The peer's folder keeps its key, its
+place and its state, and from there it goes on.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any
+
+from peer.compute.machine import family_bytes, gigabytes, give_memory_back
+from peer.daemon import run_until
+from peer.joining import PeerOptions
+from peer.pausing import Pauses
+from peer.process import first_error
+from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress
+from protocol.errors import HetpeerError
+
+MEMORY_SECONDS = 10.0
+"""How often the process's memory is looked at."""
+
+
+async def serve_as_guest(
+    stop: asyncio.Event, settings: PeerOptions, emit: Listener, now: Callable[[], datetime] = datetime.now
+) -> None:
+    """Serve until the last round, or until `stop` is set, but for the pauses. `now` is the local time.
+
+    Raises:
+        HetpeerError: with a message that a volunteer can act on.
+    """
+    pauses = Pauses(settings.directory, settings.manners.quiet, now)
+    watching = asyncio.create_task(_watch_memory(settings.manners.max_memory, emit))
+    try:
+        while not stop.is_set():
+            if reason := pauses.reason():
+                emit(Paused(reason))
+                await _first_of(stop.wait(), pauses.wait_until_over())
+                if stop.is_set():
+                    return
+                emit(PauseEnded())
+            if not await _serve_until_paused(stop, pauses, settings, emit):
+                return
+            give_memory_back()
+    finally:
+        watching.cancel()
+
+
+async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerOptions, emit: Listener) -> bool:
+    """Serve; whether it is a pause that has ended it."""
+    leave, finished = asyncio.Event(), False
+
+    def tell(event: Event) -> None:
+        nonlocal finished
+        finished = finished or isinstance(event, Finished)
+        emit(event)
+
+    async def watch() -> None:
+        await _first_of(stop.wait(), pauses.wait_until_due())
+        leave.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await run_until(leave, settings, tell)
+    except (HetpeerError, BaseExceptionGroup) as error:
+        if stop.is_set() or not leave.is_set():
+            raise
+        what = error if isinstance(error, HetpeerError) else first_error(error)
+        emit(Progress(f"leaving was cut short: {what}"))
+    finally:
+        watching.cancel()
+    return leave.is_set() and not (stop.is_set() or finished)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is over; the others are given up."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _watch_memory(most: int | None, emit: Listener) -> None:
+    """Say when this peer has grown beyond `most`: with so much it plans, but nothing holds it to that."""
+    warned = 0
+    while most is not None:
+        used = family_bytes()
+        if used > max(most, warned):
+            warned = used + used // 10
+            emit(Progress(f"WARNING: this peer uses {gigabytes(used)}, more than --max-memory {gigabytes(most)}"))
+        await asyncio.sleep(MEMORY_SECONDS)

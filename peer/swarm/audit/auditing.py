@@ -1,0 +1,102 @@
+"""Audits, as a datacenter or an observer makes them: after each round it measures what contributions did."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from peer.compute.audit import Sets, gain, held_out_loss, overlap
+from peer.compute.evaluation import Evaluates
+from peer.swarm.audit.trials import hold_trials
+from peer.swarm.audit.verdicts import Pair, Verdicts
+from peer.swarm.node import Node
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.parts import Followed
+from peer.telemetry.events import Audited, Suspected
+from protocol.identity import Part, PeerId
+
+AUDITS_A_ROUND = 8
+"""So many authors are audited after a round, drawn at random so that nobody knows when it is watched: each costs one
+evaluation more, and an observer that takes longer than a round falls behind. A small swarm is audited whole."""
+
+Work = tuple[int, PeerId]
+"""What one author sent in one round."""
+
+
+@dataclass(slots=True)
+class Auditor:
+    """One peer's audits. `looked_at` are the contributions to open rounds that had their chance to be drawn."""
+
+    node: Node
+    evaluator: Evaluates
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    looked_at: set[tuple[Part, int, PeerId]] = field(default_factory=set)
+
+    async def audit(self, outer: OuterLoop) -> None:
+        """Measure what has come into θ since the last time, late contributions too, and tell what it did; and what
+        newcomers on trial would do."""
+        await self._audit_what_counts(outer)
+        await hold_trials(self.node, self.evaluator, outer)
+
+    async def _audit_what_counts(self, outer: OuterLoop) -> None:
+        followed, run = outer.followed, self.node.torch_thread.run
+        drawn = self.draw(self.unseen(followed))
+        if not drawn or self.node.leaving:
+            return
+        grids = followed.grids
+        loss = await run(held_out_loss, self.evaluator, grids)
+        for round in sorted({round for round, _ in drawn}):
+            sets = {
+                part: await followed.read_all(each.settled[round])
+                for part, each in followed.parts.items()
+                if round in each.settled
+            }
+            gains: dict[PeerId, float] = {}
+            alike: dict[Pair, float] = {}
+            for author in sorted(author for at, author in drawn if at == round):
+                if self.node.leaving:
+                    return
+                own = {part: sets[part] for part in drawn[round, author]}
+                gains[author] = await run(gain, self.evaluator, grids, own, author, loss)
+                alike |= await run(overlaps, own, author, self.evaluator)
+            self._tell(round, gains, alike)
+        await self.node.publish(scores=self.verdicts.scores())
+
+    def _tell(self, round: int, gains: Mapping[PeerId, float], alike: Mapping[Pair, float]) -> None:
+        self.node.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
+        for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
+            self.node.emit(Suspected(found.peer, found.reason, found.since))
+
+    def unseen(self, followed: Followed) -> dict[Work, list[Part]]:
+        """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
+        by its name alone: each stage of a group is another peer."""
+        here = {
+            (part, round, author)
+            for part, each in followed.parts.items()
+            for round, chosen in each.settled.items()
+            for author in chosen
+        }
+        fresh: dict[Work, list[Part]] = {}
+        for part, round, author in sorted(here - self.looked_at):
+            fresh.setdefault((round, author), []).append(part)
+        self.looked_at = here
+        return fresh
+
+    def draw(self, fresh: Mapping[Work, list[Part]]) -> dict[Work, list[Part]]:
+        """A random few of them: first of those who did harm when they were last audited."""
+        shuffled = random.sample(sorted(fresh), len(fresh))
+        shuffled.sort(key=lambda work: not self.verdicts.under_watch(work[1]))
+        return {work: fresh[work] for work in shuffled[:AUDITS_A_ROUND]}
+
+
+def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, float]:
+    """The share of places, beyond chance, that an author has in common with each other one, in the part in which it is
+    largest. It looks at each contribution of the sets once, as F does."""
+    found: dict[Pair, float] = {}
+    for contributions in sets.values():
+        mine = [each for each in contributions if each.name.author == author]
+        others = [each for each in contributions if each.name.author != author]
+        for one, other in product(mine, others):
+            pair = (min(author, other.name.author), max(author, other.name.author))
+            found[pair] = max(found.get(pair, 0.0), overlap(one, other, evaluator.manifest).beyond_chance)
+    return found

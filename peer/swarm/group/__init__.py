@@ -1,0 +1,1 @@
+"""A replica group of volunteers: its leader and members, their inner steps, and who takes a place."""

@@ -1,0 +1,171 @@
+"""A volunteer that leaves hands error feedback and AdamW's state to another of its stage; and takes those of others.
+
+All of it is done by the peer's own loop, between two inner steps or while it waits: nothing else changes the error
+feedback then. `protocol/trust/handover.py` says why nothing counts twice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from peer.compute.trainer import StageTrainer
+from peer.network.handover import Offered, SuccessionService, bequeath
+from peer.optim.handover import Legacy, added, pack, returned, unpack
+from peer.optim.outer import OuterState
+from peer.swarm.roles import heirs
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.telemetry.events import HandedOver, Inherited, Progress
+from peer.torch_thread import TorchThread
+from protocol.errors import FormatError, HetpeerError
+from protocol.identity import Part, PeerId
+from protocol.layout import parts_authored
+from protocol.trust.handover import Bequest, Heritage
+from protocol.trust.records import PeerRecord
+
+HEIRS_TRIED = 3
+"""Each may take seconds to decline, and a leaver has half a minute."""
+
+
+@dataclass(slots=True)
+class Succession:
+    """One volunteer's."""
+
+    outer: OuterLoop
+    service: SuccessionService
+    trainer: StageTrainer
+
+    def __post_init__(self) -> None:
+        self.service.heritage = self.outer.heritage
+
+    @property
+    def heritage(self) -> Heritage:
+        """What was given and taken."""
+        return self.outer.heritage
+
+    # The heir's side
+
+    def open(self) -> None:
+        """From now on bequests are taken."""
+        self.service.open = True
+
+    def close(self) -> None:
+        """No more: this peer leaves."""
+        self.service.open = False
+        offered = self.service.next()
+        if offered is not None:
+            offered.answer.set_result("this peer leaves, too")
+
+    @property
+    def due(self) -> bool:
+        """Whether a bequest waits to be taken."""
+        return self.service.waiting is not None
+
+    async def inherit(self) -> None:
+        """Take over what a leaver offers, if one does."""
+        offered = self.service.next()
+        if offered is None:
+            return
+        giver = offered.bequest.giver
+        try:
+            optimizer = await self._thread.run(self._absorb, offered)
+        except FormatError as error:
+            self.outer.reconciler.distrust.note(giver, error)
+            offered.answer.set_result(str(error))
+            return
+        self.heritage.taken[giver] = offered.bequest.number
+        await self.outer.save({})
+        offered.answer.set_result("")
+        self.outer.emit(Inherited(giver, optimizer))
+
+    def _absorb(self, offered: Offered) -> bool:
+        """On the torch thread: e ← e + theirs; whether AdamW's state is theirs from now on.
+
+        It is taken where this peer's own has not taken as many steps as it remembers. Later the own one is as good: it
+        knows the same stage at the same weights, and comes from nobody else.
+
+        Raises:
+            FormatError: it is not valid. Nothing is changed then.
+        """
+        outer, trainer = self.outer, self.trainer
+        states = self._states()
+        legacy = unpack(offered.blob, list(states), outer.manifest, trainer.optimizer_shapes)
+        sums = {
+            part: added(state.error_feedback, legacy.error_feedback[part], outer.manifest, part, outer.clock)
+            for part, state in states.items()
+        }
+        for part, state in states.items():
+            state.error_feedback = sums[part]
+        if not legacy.optimizer or trainer.warmed_up:
+            return False
+        trainer.load_optimizer(legacy.optimizer)
+        outer.optimizer = legacy.optimizer
+        return True
+
+    # The leaver's side
+
+    async def hand_over(self) -> None:
+        """Give everything to an heir, now that this peer leaves; without one it stays in this peer's folder."""
+        self.close()
+        await self.settle()
+        empty = await self._thread.run(lambda: self._legacy().empty)
+        if self.heritage.heir or empty:
+            return
+        for heir in heirs(self.outer.discovery.others(), self.outer.discovery.record)[:HEIRS_TRIED]:
+            await self._set_aside(heir)
+            if not await self._is_declined():
+                return
+        self._tell(f"nobody to hand error feedback and optimizer to: they stay in {self.outer.folder}")
+
+    async def settle(self) -> None:
+        """Offer once more what was set aside for an heir that has not answered, if anything was."""
+        if self.heritage.heir:
+            await self._is_declined()
+
+    async def _set_aside(self, heir: PeerRecord) -> None:
+        """From now on it is the heir's; older checkpoints, in which it is still ours, go."""
+        self.heritage.set_aside(heir.peer_id, await self._thread.run(lambda: pack(self._legacy())))
+        for state in self._states().values():
+            state.error_feedback = {name: torch.zeros_like(tensor) for name, tensor in state.error_feedback.items()}
+        await self.outer.save({}, keep=1)
+
+    async def _is_declined(self) -> bool:
+        """Offer what is set aside; True: it is this peer's again. False: the heir has it, or may have it."""
+        heritage, heir = self.heritage, PeerId(self.heritage.heir)
+        there = next((peer for peer in self.outer.discovery.others() if peer.peer_id == heir), None)
+        unknown = f"peer {heir[-8:]} has not said whether it took over: what it was handed stays in {self.outer.folder}"
+        if there is None:
+            self._tell(unknown)
+            return False
+        me = self.outer.discovery.record
+        bequest = Bequest(me.peer_id, heir, heritage.given, me.stage, heritage.sha256, len(heritage.blob))
+        try:
+            reason = await bequeath(bequest, there, self.outer.reconciler)
+        except HetpeerError as error:
+            self._tell(f"{unknown} ({error})")
+            return False
+        if reason:
+            for part, state in self._states().items():
+                state.error_feedback = await self._thread.run(returned, state.error_feedback, heritage.blob, part)
+        heritage.settle()
+        await self.outer.save({})
+        if reason:
+            self._tell(f"peer {heir[-8:]} takes nothing over: {reason}")
+        else:
+            self.outer.emit(HandedOver(heir))
+        return bool(reason)
+
+    def _legacy(self) -> Legacy:
+        """On the torch thread: all that this peer alone has."""
+        error_feedback = {part: state.error_feedback for part, state in self._states().items()}
+        return Legacy(error_feedback, self.trainer.optimizer_tensors())
+
+    def _states(self) -> dict[Part, OuterState]:
+        """Of the parts that this peer authors."""
+        return {part: self.outer.followed.parts[part].state for part in parts_authored(self.trainer.index)}
+
+    @property
+    def _thread(self) -> TorchThread:
+        return self.outer.followed.torch_thread
+
+    def _tell(self, what: str) -> None:
+        self.outer.emit(Progress(what))

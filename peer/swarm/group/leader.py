@@ -1,0 +1,300 @@
+"""A replica group from its leader's side: seats filled, rounds driven, a lost member replaced."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from peer.network.duplex import BreachError
+from peer.network.group import Orders, Seat, lead, orders_to
+from peer.network.pipeline import Attempt
+from peer.swarm.group.compression import Choice
+from peer.swarm.group.control import LeaderControl, report
+from peer.swarm.group.formation import after, fill, pause
+from peer.swarm.group.plan import backoff_seconds
+from peer.swarm.group.stage_round import StageRound
+from peer.swarm.group.stragglers import LATE, Accusations, held_up
+from peer.swarm.text_reader import Reader
+from peer.telemetry.decisions import Dismissed
+from peer.telemetry.events import CompressionChosen, GroupBroken, GroupFormed, Progress
+from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.identity import EMBEDDING, PeerId, ReplicaId
+from protocol.schemas import group_pb2 as pb
+
+SILENT = "a member did not answer"
+
+ANSWER_SECONDS = 60.0
+"""A member that is alive has loaded a round, or settled it, in this time."""
+
+
+@dataclass(slots=True)
+class Leader:
+    """Stage 0 of a group. `seats` and `orders` are those of the members that are there, by stage."""
+
+    here: StageRound
+    reader: Reader
+    choice: Choice
+    seats: dict[int, Seat] = field(default_factory=dict)
+    orders: dict[int, Orders] = field(default_factory=dict)
+    attempt: int = 0
+    announced: list[str] = field(default_factory=list)
+    accusations: Accusations = field(default_factory=Accusations)
+    late: PeerId | None = None
+    """Whom this stage waited for when the step in flight had lasted too long."""
+
+    @property
+    def replica(self) -> ReplicaId:
+        """A replica is named after its leader."""
+        return ReplicaId(self.here.node.discovery.record.peer_id)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether every other stage has a member."""
+        return len(self.seats) == self.here.node.manifest.replicas.stages - 1
+
+    async def serve(self) -> None:
+        """Lead a group through all rounds."""
+        outer, failures = self.here.outer, 0
+        self.here.overdue = self._watch
+        await self.here.take_up()
+        while outer.contributed and not (outer.over or self.here.node.leaving):
+            await self.here.finish()  # without doing a round twice
+        while await self._fill_seats():
+            try:
+                if await self._begin():
+                    await self._inner_loop()
+                    failures = 0
+                    await self._end_round()
+                    continue
+            except (LostMemberError, PeerError, TimeoutError) as error:
+                self.here.node.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
+                if isinstance(error, BreachError):
+                    self._dismiss(error)
+                await self._halt(str(error) or SILENT)
+                await self._withdraw()
+            await pause(outer.discovery.news, failures)
+            failures += 1
+        await self.here.contribute()
+        for stream in self.orders.values():
+            stream.close()
+
+    async def _fill_seats(self) -> bool:
+        """Until every stage has a member; False: the run is over, or this peer leaves. The rounds of the others go on
+        meanwhile, and so do ours."""
+        node, outer, attempt = self.here.node, self.here.outer, 0
+        while not (outer.over or node.leaving):
+            self._forget_the_lost()
+            if self._complete:
+                return True
+            await self.here.succession.inherit()
+            for stage, seat in (await fill(node.reconciler, self.seats, attempt)).items():
+                self._call(stage, seat)
+            if self._complete:
+                return True
+            node.emit(Progress("looking for volunteers of the other stages"))
+            if self.here.round and outer.late(self.here.round):
+                await self._end_round()
+            elif not self.here.round:
+                patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
+                if await outer.wait_for_others(outer.clock, after(patience)) and not node.leaving:
+                    await self._end_round()
+            else:
+                await node.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
+            attempt += 1
+        return False
+
+    def _call(self, stage: int, seat: Seat) -> None:
+        """Open the control stream to a member."""
+        stream = orders_to(stage, seat)
+        stream.on_message = lambda said: self._notice(stage, said)
+        self.seats[stage], self.orders[stage] = seat, stream
+        self.here.tasks.create_task(lead(seat, self.replica, self.here.node.reconciler.contacts, stream))
+
+    def _notice(self, stage: int, said: pb.Report | HetpeerError) -> None:
+        """A member is gone, or misses a neighbour: nobody should wait for anybody."""
+        if isinstance(said, HetpeerError):
+            self.here.interrupt(str(said))
+        elif said.WhichOneof("kind") == "broken":
+            self._hear(stage, said.broken)
+            self.here.interrupt(said.broken.reason[:200])
+
+    def _hear(self, stage: int, said: pb.Broken) -> None:
+        """The member of a stage may say that its neighbour broke the protocol. Who says so of a second one goes."""
+        accuser = self.seats[stage].peer_id if stage in self.seats else None
+        beside = {self.seats[each].peer_id for each in (stage - 1, stage + 1) if each in self.seats}
+        if accuser is not None and said.attempt == self.attempt and said.culprit in beside:
+            culprit = self.accusations.weigh(accuser, PeerId(said.culprit))
+            self._dismiss(BreachError(culprit, f"peer {accuser[-8:]} says of its neighbour: {said.reason[:200]}"))
+
+    def _watch(self, seconds: float) -> None:
+        """The step in flight has lasted so long: too long, if others are waited for."""
+        if seconds < self.here.pace.bound():
+            return
+        if (waits_for := self.here.waits_for) is not None:
+            self.late = waits_for
+            self.here.interrupt(f"an inner step has not ended in {seconds:.0f} s")
+        for stream in [stream for stream in self.orders.values() if stream.awaited]:
+            self._dismiss(stream.breach(f"has not reported its gradients in {seconds:.0f} s"))
+
+    def _dismiss(self, error: BreachError) -> None:
+        """Hang up on a member, and do not invite it again as long as it is avoided."""
+        self.here.node.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
+        self.here.node.reconciler.distrust.note(error.peer, error)
+        for stream in self.orders.values():
+            if stream.peer == error.peer:
+                stream.abort(str(error))
+
+    def _forget_the_lost(self) -> None:
+        for stage in [stage for stage, stream in self.orders.items() if stream.ended]:
+            del self.seats[stage], self.orders[stage]
+
+    async def _begin(self) -> bool:
+        """All members load the round and open their links; False if they do not all hold the same, and have to meet
+        first.
+
+        Raises:
+            LostMemberError, BreachError, TimeoutError: one does not.
+        """
+        node = self.here.node
+        seats = {0: Seat(node.discovery.record.peer_id, node.discovery.record.address), **self.seats}
+        await self._announce(seats)
+        self.attempt += 1
+        await self.here.load(self.here.round or self.here.outer.clock, self.here.steps, self.choice.current)
+        attempt = Attempt(self.replica, self.attempt)
+        self.here.open_links(attempt, seats)
+        self._order(pb.Order(begin=self._begin_order(seats)))
+        different: list[tuple[int, int]] = []
+        furthest = self.here.steps
+        async with asyncio.timeout(ANSWER_SECONDS):
+            for stage, stream in sorted(self.orders.items()):
+                ready = (await report(stream, "ready")).ready
+                if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
+                    different.append((stage, ready.round))
+                if ready.step > node.manifest.inner.steps:
+                    raise stream.breach(f"says that it has {ready.step} inner steps behind it, more than a round has")
+                furthest = max(furthest, ready.step)
+        if different:
+            await self._meet(different)
+            return False
+        if furthest == node.manifest.inner.steps:
+            await self._halt("a member has done the round's last step")
+            await self._end_round()
+            return False
+        self.here.steps = furthest
+        self._order(pb.Order(go=pb.Go(attempt=self.attempt, step=furthest)))
+        self.here.call_downstream(attempt, seats)
+        return True
+
+    async def _announce(self, seats: Mapping[int, Seat]) -> None:
+        """Tell who is in the group. A run begins when all the replicas of its manifest have formed.
+
+        Raises:
+            LostMemberError: a member leaves before.
+        """
+        node, members = self.here.node, [str(seat.peer_id) for _, seat in sorted(seats.items())]
+        if members != self.announced:
+            self.announced = members
+            node.emit(GroupFormed(self.replica, node.slot, members, "each other stage has a volunteer now"))
+            await node.publish(replica=self.replica)
+        while not (self.here.outer.begun or self.here.outer.over or node.leaving):
+            node.emit(Progress("waiting for the other replicas"))
+            if any(stream.ended for stream in self.orders.values()):
+                raise LostMemberError("a member left before the run began")
+            await node.discovery.news.wait(1.0)
+
+    async def _withdraw(self) -> None:
+        """A broken group that has done nothing in this round yet: nobody should wait for it. Its members may be those
+        who wait, having contributed with another leader."""
+        if not self.here.steps:
+            self.announced = []
+            await self.here.node.publish(replica="")
+
+    def _begin_order(self, seats: Mapping[int, Seat]) -> pb.Begin:
+        return pb.Begin(
+            attempt=self.attempt,
+            round=self.here.round,
+            step=self.here.steps,
+            members=[pb.Member(peer_id=seat.peer_id, address=seat.address) for _, seat in sorted(seats.items())],
+            embedding_digest=self.here.embedding_digest,
+            compression=self.here.compression,
+        )
+
+    async def _meet(self, different: list[tuple[int, int]]) -> None:
+        """Some members, (stage, round), are ahead of us, or hold what we have not: take it from them. An inner loop
+        that has begun ends with what it has."""
+        await self._halt("the members do not hold the same state yet")
+        for stage, _ in different:
+            if stage in self.seats:
+                await self.here.compare_with(self.seats[stage].peer_id)
+        if self.here.steps or any(round > self.here.outer.clock for _, round in different):
+            await self._end_round()
+        else:
+            await self.here.outer.settle_part(EMBEDDING)
+            self.here.round = 0
+
+    async def _inner_loop(self) -> None:
+        """Inner steps until the round's end.
+
+        Raises:
+            LostMemberError: a member is gone.
+        """
+        node, here = self.here.node, self.here
+
+        def ends() -> bool:  # asked when the gradients are in: one step more of a slow group would be too late
+            return here.steps + 1 >= node.manifest.inner.steps or bool(here.outer.late(here.round)) or node.leaving
+
+        control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
+        last = False
+        while not last:
+            coming = here.outer.upcoming(here.round, here.share, here.own_steps)
+            last = (await here.step(await self.reader.batch(coming), control)).last
+            self.choice.note(control.seconds, control.passes)
+
+    async def _end_round(self) -> None:
+        """Contribute, finish, and see that the members have."""
+        round = self.here.round or self.here.outer.clock
+        self._order(pb.Order(end=pb.End(round=round)))
+        if chosen := self.choice.decide():
+            self.here.node.emit(CompressionChosen(self.choice.current, chosen))
+        await self.here.finish()
+        if self.here.outer.told_over or self.here.node.leaving:
+            return
+        async with asyncio.timeout(ANSWER_SECONDS):
+            for _, stream in sorted(self.orders.items()):
+                with suppress(LostMemberError):
+                    await report(stream, "round_end")
+
+    async def _halt(self, reason: str) -> None:
+        """Roll back the inner step in flight, here and at all members that are left. A member halts when its pass over
+        a microbatch ends, which takes less than a step may; where the step took too long, patience is over sooner."""
+        patience = self.here.pace.bound() / (1 if self.late is None else LATE)
+        await self.here.abandon(reason)
+        self._order(pb.Order(halt=pb.Halt(attempt=self.attempt)))
+        waited_for = {stream.peer: PeerId("") for stream in self.orders.values()}
+        for stream in self.orders.values():
+            try:
+                async with asyncio.timeout(min(ANSWER_SECONDS, patience)):
+                    while (halted := (await stream.receive()).halted).attempt != self.attempt:
+                        pass
+                waited_for[stream.peer] = PeerId(halted.waited_for)
+            except HetpeerError:
+                stream.abort("it did not halt")
+            except TimeoutError:
+                self._dismiss(stream.breach("did not halt"))
+        self._hold_to_account(waited_for)
+        self._forget_the_lost()
+
+    def _hold_to_account(self, waited_for: Mapping[PeerId, PeerId]) -> None:
+        """Dismiss whoever has held the step up that was called off, if it lasted too long."""
+        first, self.late = self.late, None
+        if first is not None:
+            accuser, culprit = held_up(first, waited_for)
+            if all(stream.peer != culprit or stream.ended for stream in self.orders.values()):
+                return  # it is gone, and that was why
+            culprit = culprit if accuser is None else self.accusations.weigh(accuser, culprit)
+            self._dismiss(BreachError(culprit, f"peer {culprit[-8:]} held its group up"))
+
+    def _order(self, order: pb.Order) -> None:
+        for stream in self.orders.values():
+            stream.send(order)

@@ -1,0 +1,204 @@
+"""A replica group from the side of stages 1, 2, …: called by a leader, obeying it, free again when it is gone."""
+
+import asyncio
+from dataclasses import dataclass
+
+from peer.network.duplex import BreachError
+from peer.network.group import Membership, Reports, Seat
+from peer.network.pipeline import Attempt
+from peer.swarm.group.control import HaltedError, MemberControl
+from peer.swarm.group.stage_round import StageRound
+from peer.telemetry.events import GroupBroken, GroupFormed, Progress
+from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.identity import EMBEDDING, PeerId
+from protocol.schemas import group_pb2 as pb
+
+
+class LeavingError(LostMemberError):
+    """The user has asked this peer to go, in the middle of an inner loop."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A volunteer without a group, a standby, until a leader calls it."""
+
+    here: StageRound
+    attempt: Attempt | None = None
+    seats: dict[int, Seat] | None = None
+
+    async def serve(self) -> None:
+        """Serve one leader after another, until the run is over."""
+        node, outer = self.here.node, self.here.outer
+        await self.here.take_up()
+        node.group.ready = True
+        while not (outer.over or node.leaving):
+            node.emit(Progress("waiting for a group"))
+            await self.here.follow(lambda: node.group.called or node.leaving)
+            if outer.over or node.leaving:
+                break
+            membership, reports = await node.group.wait_for_leader()
+            await node.publish(replica=membership.replica)
+            try:
+                await self._obey(membership, reports)
+            except (LostMemberError, PeerError) as error:
+                if outer.over or node.leaving:
+                    break
+                if isinstance(error, BreachError):
+                    node.reconciler.distrust.note(error.peer, error)
+                node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
+                await self._dissolve(reports, str(error))
+        node.group.ready = False
+        await self.here.contribute()
+
+    async def _dissolve(self, reports: Reports, reason: str) -> None:
+        """The leader is gone, and the group with it: be free for another, and go on with it where this round was left.
+        What there is of it is contributed when the others end the round, or at once if that is all."""
+        reports.close()
+        await self.here.abandon(reason)
+        await self.here.node.publish(replica="")
+        if self.here.steps >= self.here.node.manifest.inner.steps:
+            await self.here.contribute()  # a leader that has to do this round again may call all the same
+
+    async def _obey(self, membership: Membership, reports: Reports) -> None:
+        """Do what a leader orders, until the run is over.
+
+        Raises:
+            LostMemberError: it is gone.
+            BreachError: its orders make no sense.
+        """
+        reports.on_message = lambda said: self._notice(said)
+        self.here.overdue = lambda seconds: self._watch(reports, seconds)
+        rounds = self.here.node.manifest.outer.rounds
+        while not (self.here.outer.over or self.here.node.leaving):
+            order = await self._next_order(reports)
+            match order.WhichOneof("kind"):
+                case "begin":
+                    await self._begin(order.begin, membership, reports)
+                case "go":
+                    await self._train(order.go, reports)
+                case "halt":
+                    await self.here.abandon("the leader called the step off")
+                    self._say_halted(order.halt.attempt, reports)
+                case "end":
+                    if order.end.round > rounds:
+                        raise reports.breach(f"ended round {order.end.round} of {rounds}")
+                    await self._finish_before(order.end.round + 1)
+                    reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
+                case kind:
+                    raise reports.breach(f"ordered {kind} where nothing of the kind was due")
+        reports.close()
+
+    async def _next_order(self, reports: Reports) -> pb.Order:
+        """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
+        news, succession = self.here.node.discovery.news, self.here.succession
+        receiving = asyncio.create_task(reports.receive())
+        receiving.add_done_callback(lambda _: news.ring())
+        try:
+            while not receiving.done():
+                if self.here.outer.over or self.here.node.leaving:
+                    reports.close()
+                    raise LeavingError("this peer leaves")
+                await (succession.inherit() if succession.due else news.wait(1.0))
+            return receiving.result()
+        finally:
+            receiving.cancel()
+
+    def _notice(self, said: pb.Order | HetpeerError) -> None:
+        """The leader has called the step off, or is gone: do not wait for neighbours."""
+        if isinstance(said, HetpeerError) or said.WhichOneof("kind") == "halt":
+            self.here.interrupt("the leader called the step off")
+
+    def _watch(self, reports: Reports, seconds: float) -> None:
+        """The step in flight has lasted so long. The leader has to find out why, and call it off: it has its own
+        patience for the step, and for all to halt, and as much again."""
+        if seconds >= 4 * self.here.pace.bound():
+            error = reports.breach(f"neither ended an inner step in {seconds:.0f} s nor called it off")
+            self.here.node.reconciler.distrust.note(reports.peer, error)
+            reports.abort(str(error))
+
+    def _say_halted(self, attempt: int, reports: Reports) -> None:
+        reports.send(pb.Report(halted=pb.Halted(attempt=attempt, waited_for=self.here.waited_for)))
+
+    async def _begin(self, order: pb.Begin, membership: Membership, reports: Reports) -> None:
+        """Load a round, or go on with the one that is loaded, and open the links."""
+        node, outer = self.here.node, self.here.outer
+        seats = {stage: Seat(PeerId(each.peer_id), each.address) for stage, each in enumerate(order.members)}
+        if len(seats) != node.manifest.replicas.stages or seats[node.stage].peer_id != node.discovery.record.peer_id:
+            raise reports.breach("gave our seat to another")
+        if order.compression not in node.manifest.compressions:
+            raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
+        if order.round > node.manifest.outer.rounds or order.step > node.manifest.inner.steps:
+            raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
+        await self._finish_before(order.round)
+        if outer.clock > order.round:
+            reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
+            return
+        if self.here.round != order.round or order.embedding_digest not in ("", self.here.embedding_digest):
+            await self._start_over(order.embedding_digest, PeerId(membership.replica))
+        await self.here.load(order.round, order.step, order.compression)
+        if seats != self.seats:
+            members, reason = [str(seat.peer_id) for seat in seats.values()], "its leader invited this peer"
+            node.emit(GroupFormed(membership.replica, membership.slot, members, reason))
+        self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
+        for stage in (node.stage - 1, node.stage + 1):
+            if stage in seats and (objection := node.reconciler.distrust.objection(seats[stage].peer_id)):
+                culprit = seats[stage].peer_id
+                reports.send(pb.Report(broken=pb.Broken(attempt=order.attempt, reason=objection, culprit=culprit)))
+                return
+        self.here.open_links(self.attempt, seats)
+        digest = self.here.embedding_digest
+        ready = pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round, step=self.here.steps)
+        reports.send(pb.Report(ready=ready))
+
+    async def _finish_before(self, round: int) -> None:
+        """Finish all rounds before this one.
+
+        Raises:
+            LeavingError: this peer is asked to go, or the run is over, before that.
+        """
+        while self.here.outer.clock < round and not self.here.outer.finished:
+            if self.here.outer.over or self.here.node.leaving:
+                raise LeavingError("this peer leaves")
+            await self.here.finish()
+
+    async def _start_over(self, embedding_digest: str, leader: PeerId) -> None:
+        """To be loaded anew, from the token embedding that the leader has. What this stage has done from another is
+        contributed."""
+        outer = self.here.outer
+        await self.here.contribute()
+        if embedding_digest not in ("", outer.followed.digests.get(EMBEDDING)):
+            await self.here.compare_with(leader)
+            await outer.settle_part(EMBEDDING)
+
+    async def _train(self, go: pb.Go, reports: Reports) -> None:
+        """Inner steps until the round's end, or until the leader calls the step off."""
+        attempt = go.attempt
+        if self.attempt is None or self.seats is None or self.attempt.number != attempt:
+            raise reports.breach(f"began attempt {attempt}, which is not ready")
+        if not self.here.steps <= go.step < self.here.node.manifest.inner.steps:
+            raise reports.breach(f"began at step {go.step}, where {self.here.steps} are done")
+        self.here.steps = go.step
+        self.here.call_downstream(self.attempt, self.seats)
+        control = MemberControl(reports)
+        try:
+            while not (await self.here.step(None, control)).last:
+                if self.here.node.leaving:
+                    raise LeavingError("this peer leaves")
+        except LeavingError:
+            await self.here.abandon("this peer leaves")
+            reports.close()
+            raise
+        except HaltedError as error:
+            await self.here.abandon(str(error))
+            self._say_halted(attempt, reports)
+        except BreachError as error:
+            if error.peer == reports.peer:
+                raise
+            await self.here.abandon(str(error))
+            self.here.node.reconciler.distrust.note(error.peer, error)
+            reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200], culprit=error.peer)))
+        except LostMemberError as error:
+            if reports.ended:
+                raise
+            await self.here.abandon(str(error))
+            reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200])))

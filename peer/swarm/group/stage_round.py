@@ -1,0 +1,259 @@
+"""What leader and member of a group have in common: a stage's place in a round, and its links."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from peer.compute.machine import microbatches_that_fit
+from peer.compute.speed import told
+from peer.compute.trainer import StageTrainer
+from peer.data.batches import Batch
+from peer.network.group import Seat
+from peer.network.pipeline import Attempt, Link, call, link
+from peer.swarm.group.control import Agreed, Control
+from peer.swarm.group.handover import Succession
+from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.stragglers import StepPace
+from peer.swarm.node import Node
+from peer.swarm.rounds.catch_up import agree
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.events import RoundDone, StepDone
+from protocol.codec.frames import FrameRules
+from protocol.identity import EMBEDDING, PeerId
+from protocol.net.bandwidth import Bandwidth
+from protocol.outer.data_plan import Spans
+
+LOOK_SECONDS = 1.0
+"""So often whoever watches a step looks at it."""
+
+
+@dataclass(slots=True)
+class StageRound:
+    """One stage on its way through the rounds.
+
+    `round` is the one its weights were loaded for, 0 before the first; `steps` of its inner steps are behind it, of
+    which this stage took `own_steps` itself: those from before it joined the group are others'.
+    """
+
+    node: Node
+    outer: OuterLoop
+    trainer: StageTrainer
+    tasks: asyncio.TaskGroup
+    succession: Succession
+    round: int = 0
+    steps: int = 0
+    own_steps: int = 0
+    share: Spans = ()
+    """What stage 0 reads in this round, a chunk for each step of its own."""
+    compression: int = 1
+    """d / k of the frames of this round."""
+    embedding_digest: str = ""
+    pipeline: PipelineStage | None = None
+    attempt: Attempt | None = None
+    """Which the links are of."""
+    bytes_sent: int = 0
+    depth: int = 0
+    """Microbatches in flight that the last links needed."""
+    pace: StepPace = field(default_factory=StepPace)
+    overdue: Callable[[float], None] = lambda seconds: None
+    """Is told, again and again, for how long the step in flight has lasted."""
+    waited_for: str = ""
+    """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
+    started: float = field(default_factory=time.monotonic)
+
+    async def load(self, round: int, steps: int, compression: int) -> None:
+        """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
+        done by others. Frames have d / `compression` numbers a token."""
+        if self.round != round or self.node.stage > 0:  # what stage 0 trains in a round follows from k
+            self.compression = compression
+            await self.node.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
+        if self.round != round:
+            ahead = await self.outer.followed.ahead(round)
+            await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
+            self.round, self.steps, self.own_steps = round, 0, 0
+            if self.node.stage == 0:
+                self.share = self.outer.share(round)
+            self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
+            self.started = time.monotonic()
+        self.steps = max(self.steps, steps)
+
+    async def compare_with(self, peer: PeerId) -> None:
+        """Take from another member what it has and this peer has not."""
+        discovery = self.node.discovery
+        if peer in discovery.records:
+            await self.node.reconciler.compare(discovery.records[peer])
+
+    def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
+        """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
+        self.hang_up()
+        self.waited_for = ""
+        self.attempt = attempt
+        node, upstream, downstream = self.node, None, None
+        if node.stage > 0:
+            upstream = self._link_to(node.stage - 1, seats)
+            node.pipeline.expect(attempt, seats[node.stage - 1].peer_id, upstream)
+        if node.stage < node.manifest.replicas.stages - 1:
+            downstream = self._link_to(node.stage + 1, seats)
+        rules = FrameRules.of(node.manifest.at(self.compression))
+        self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
+        self.pipeline.split = node.split_backward
+        self.pipeline.depth = self.depth
+        self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device, node.max_memory)
+        self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
+
+    def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
+        """The earlier stage calls the later one."""
+        if self.pipeline is not None and self.pipeline.downstream is not None:
+            neighbour, contacts = seats[self.node.stage + 1], self.node.reconciler.contacts
+            self.tasks.create_task(call(neighbour, contacts, attempt, self.pipeline.downstream))
+
+    def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
+        seat = seats[stage]
+        who = f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
+        return link(self.node.manifest.at(self.compression), seat.peer_id, who, self._bandwidth)
+
+    def interrupt(self, reason: str) -> None:
+        """End the links: whoever waits for a neighbour learns that the group is broken."""
+        self.waited_for = self.waits_for or self.waited_for
+        for each in self._links():
+            each.abort(reason)
+
+    @property
+    def waits_for(self) -> PeerId | None:
+        """The neighbour whose frame is due."""
+        waiting = self.pipeline.waiting if self.pipeline is not None else None
+        return waiting.peer if waiting is not None else None
+
+    async def step(self, batch: Batch | None, control: Control) -> Agreed:
+        """One inner step of this stage.
+
+        Raises:
+            LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
+        """
+        assert self.pipeline is not None
+        await self.succession.inherit()
+        self._bandwidth.begin_steps()
+        with self._watched():
+            agreed = await self.pipeline.run(self.round, self.steps, batch, control)
+        self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
+        self._note_exchange()
+        self.steps += 1
+        self.own_steps += 1
+        self.outer.note_arrivals()
+        return agreed
+
+    def _note_exchange(self) -> None:
+        """A step was taken: every microbatch of it has gone over both links, there and back."""
+        assert self.pipeline is not None
+        assert self.attempt is not None
+        beside = (self.pipeline.upstream, self.node.stage - 1), (self.pipeline.downstream, self.node.stage + 1)
+        for each, stage in beside:
+            if each is not None:
+                self.node.credit.seen.exchange(self.round, each.peer, stage, self.attempt)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A step, looked at while it lasts. Looks are counted, as no clock tells how long the machine stood still."""
+        loop = asyncio.get_running_loop()
+        began, looks = loop.time(), 0
+        looking = loop.call_later(LOOK_SECONDS, lambda: look())
+
+        def look() -> None:
+            nonlocal looking, looks
+            looking, looks = loop.call_later(LOOK_SECONDS, look), looks + 1
+            self.overdue(looks * LOOK_SECONDS)
+
+        try:
+            yield
+        finally:
+            looking.cancel()
+        self.pace.remember(loop.time() - began)
+
+    def hang_up(self) -> None:
+        """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""
+        for each in self._links():
+            each.close()
+        self._forget_links()
+
+    async def abandon(self, reason: str) -> None:
+        """Hang up on the neighbours, and roll back the inner step in flight."""
+        if self.pipeline is not None:
+            await self.pipeline.abandon(reason)
+            self._forget_links()
+        self.node.earned.ask_soon()
+
+    def _forget_links(self) -> None:
+        self.bytes_sent += sum(each.bytes_sent for each in self._links())
+        self._bandwidth.end_steps()
+        self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
+        if self.pipeline is not None and self.pipeline.speed:
+            self.node.discovery.tell(tokens_per_second=told(self.pipeline.speed))
+        self.pipeline = None
+
+    async def take_up(self) -> None:
+        """Go on as this peer's folder has it, with AdamW's state."""
+        await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
+        await self.succession.settle()
+        self.succession.open()
+
+    async def finish(self) -> None:
+        """Contribute what there is, wait for the others, settle; or leave it at that, if this peer is asked to go, or
+        the run is over elsewhere."""
+        round, steps = self.round or self.outer.clock, self.steps
+        await self.contribute()
+        for due in self.node.manifest.outer.applied(round):
+            while not await self.outer.wait_for_others(due, lambda: self.succession.due or self.node.leaving):
+                if self.outer.told_over or self.node.leaving:
+                    return
+                await self.succession.inherit()
+        counts = await self.outer.finish(round)
+        if not counts:
+            return
+        self.node.emit(self._done(round, steps, counts))
+        self.node.earned.ask_soon()
+        await agree(self.outer)
+
+    async def contribute(self) -> None:
+        """Contribute what there is, without waiting for anybody."""
+        self.hang_up()
+        if self.steps:
+            self._tell_if_early()
+            moved = await self.node.torch_thread.run(self.trainer.moved)
+            optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
+            await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
+        self.round = self.steps = self.own_steps = 0
+
+    def _tell_if_early(self) -> None:
+        if self.steps < self.node.manifest.inner.steps:
+            why = "this peer leaves" if self.node.leaving else self.outer.late(self.round)
+            self.node.emit(EndedEarly(self.round, self.steps, why or "its group could not, or need not, go on in it"))
+
+    async def follow(self, interrupted: Callable[[], bool]) -> None:
+        """Without a group: follow the rounds of the others, until interrupted or the run is over."""
+        while not (self.outer.over or interrupted()):
+            await self.succession.inherit()
+            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.succession.due):
+                await self.finish()
+
+    @property
+    def _bandwidth(self) -> Bandwidth:
+        return self.node.reconciler.contacts.bandwidth
+
+    def _links(self) -> list[Link]:
+        if self.pipeline is None:
+            return []
+        return [each for each in (self.pipeline.upstream, self.pipeline.downstream) if each is not None]
+
+    def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:
+        return RoundDone(
+            round=round,
+            seconds=time.monotonic() - self.started,
+            tokens=self.node.manifest.tokens_per_step * steps if self.node.stage == 0 else 0,
+            contributions=counts,
+            digests=self.outer.followed.digests,
+            pipeline_sent=self.bytes_sent,
+            outer_sent=self.node.blobs.bytes_sent,
+        )

@@ -1,0 +1,293 @@
+"""How a peer comes to the state of the others: from its own folder, by catching up, or by taking theirs over."""
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+from peer.network.gossip_policy import ALL_CONTACTS, some
+from peer.network.snapshot_transfer import fetch_snapshot
+from peer.store import checkpoint
+from peer.swarm.rounds import past
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.parts import rounds_kept, to_torch
+from peer.telemetry.decisions import Adopted, CaughtUp
+from peer.telemetry.events import Progress, Resumed, Resynchronised
+from peer.telemetry.sentences import size
+from protocol.errors import HetpeerError, PeerError, UnreachableError
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.outer.claims import Claim, outvoted, prevailing
+from protocol.outer.window import SKEW
+from protocol.trust.records import PeerRecord
+
+TRIES = 20
+
+
+async def resume(outer: OuterLoop) -> None:
+    """Take up what this peer's folder holds: closed rounds, open contributions, error feedback, optimizer."""
+    followed, reconciler = outer.followed, outer.reconciler
+    for part in followed.parts:
+        newest = await asyncio.to_thread(followed.snapshots.resume, part)
+        if newest is not None:
+            await followed.adopt(newest[0], to_torch(newest[1]))
+    kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
+    if kept:
+        _restore(outer, kept[0])
+    settled = checkpoint.last_settled(outer.folder)
+    ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
+    closed = (each.ledger.folded for each in followed.parts.values())
+    outer.discovery.tell(round=max(outer.clock - 1, ended, *closed))
+    outer.ended_before = outer.finished
+    for part, each in followed.parts.items():
+        each.ledger.advance(outer.clock)
+        was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
+        if was is not None and was.contribution is not None and outer.contributed:
+            await reconciler.publish(part, kept[0].contributed, was.contribution)
+    reconciler.acceptance.restore()
+    for part, each in followed.parts.items():
+        each.own |= {
+            entry.name.round: entry.sha256 for entry in each.ledger.all_entries() if entry.name.author == followed.me
+        }
+        followed.forget(part)
+    if folded := max(each.ledger.folded for each in followed.parts.values()):
+        reconciler.attested.resume(folded)
+    await outer.settle()
+    if kept:
+        outer.emit(Resumed(outer.clock - 1))
+
+
+def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
+    outer.optimizer, outer.heritage = kept.optimizer, kept.heritage
+    outer.discovery.tell(round=kept.round, contributed=kept.contributed)
+    for part, each in outer.followed.parts.items():
+        was = kept.parts.get(part)
+        if was is None:
+            continue
+        for target, rounds in ((each.authored.sent, was.state.sent), (each.authored.returned, was.state.returned)):
+            for round, sha256 in rounds.items():
+                target[int(round)] = ContributionName(part, int(round), outer.followed.me)
+                each.own[int(round)] = sha256
+        if each.state.error_feedback and was.error_feedback:
+            each.state.error_feedback = dict(was.error_feedback)
+
+
+async def catch_up(outer: OuterLoop) -> None:
+    """Go to where the others are: take from them, by their word, what counted while this peer was not there.
+
+    If they are gone meanwhile, that waits for the next time. Who says to be further than it can show is not believed,
+    and the others are looked at again.
+    """
+    witnesses = outer.reconciler.witnesses
+    try:
+        while (vain := await _catch_up(outer)) and witnesses.disbelieve(vain):
+            outer.emit(Progress(f"round {vain} is said to be over, and nothing of it is to be found"))
+    except UnreachableError as error:
+        outer.emit(Progress(f"cannot catch up yet: {error}"))
+    finally:
+        witnesses.target = 0
+        for each in outer.followed.parts.values():
+            each.ledger.fall_back()
+        witnesses.follow()
+
+
+async def _catch_up(outer: OuterLoop) -> int:
+    """The round that is said to be over and is not, or 0."""
+    witnesses = outer.reconciler.witnesses
+    for _ in range(TRIES):
+        await compare_with_all(outer)
+        if not witnesses.unanswered():
+            break
+    if not max(outer.shown_at(), outer.clock - 1) or not outer.others():
+        return 0
+    await _take_later_states(outer)
+    await compare_with_all(outer)  # fetching may have taken rounds
+    target = witnesses.target = max(outer.shown_at(), outer.clock - 1)
+    for part, each in outer.followed.parts.items():
+        oldest = target - each.ledger.window.width - rounds_kept(outer.manifest, part)
+        if each.ledger.folded < oldest:
+            if _holders(outer, part, oldest) < _witnesses(outer, part):
+                return target
+            raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
+        outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
+    witnesses.follow()
+    caught_up = False
+    for _ in range(TRIES):
+        await compare_with_all(outer)
+        shared = [part for part in outer.followed.parts if not _is_alone_with(outer, part, target)]
+        caught_up = all(map(outer.reconciler.acceptance.caught_up, shared))
+        if caught_up:
+            break
+    if not caught_up:
+        outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; waiting"))
+        return 0
+    if target >= outer.clock and outer.others_at() < target:
+        return target
+    for part in shared:
+        outer.reconciler.acceptance.reconsider(part)
+    if target >= outer.clock:
+        outer.reconciler.attested.hearsay(target)
+        outer.emit(CaughtUp(target))
+    outer.discovery.tell(round=target)
+    await outer.settle()
+    await outer.save({})
+    return 0
+
+
+async def _take_later_states(outer: OuterLoop) -> None:
+    """Begin where the others are, and say once by whose word."""
+    taken: list[Adopted] = []
+    try:
+        for part in outer.followed.parts:
+            taken += await _take_later_state(outer, part)
+    finally:
+        if taken:
+            round, since = max(each.round for each in taken), max(each.since for each in taken)
+            fewest = min(each.peers for each in taken)
+            outer.emit(Adopted(round, fewest, all(each.attested for each in taken), since))
+
+
+async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
+    """Begin with the attested state of a part, if that is later than this peer's and anybody holds it; else with the
+    one that prevails among the others, by their word."""
+    attested = past.later_attested(outer, part)
+    held = attested or _prevailing_state(outer, part)
+    if held is None or held.folded <= outer.followed.parts[part].ledger.folded:
+        return []
+    holders, known = len(past.holders(outer, part, held)), outer.reconciler.attested.newest
+    try:
+        await take_over(outer, part, held)
+    except UnreachableError:
+        if attested is not None:
+            outer.refuted.add(attested.digest)  # by the next round another is attested
+        raise
+    since = known.since if attested is not None and known is not None else 0
+    return [Adopted(held.folded, holders, attested is not None, since)]
+
+
+async def agree(outer: OuterLoop) -> None:
+    """If the others have gone on, catch up. If they closed a round with another state than this peer, and theirs
+    prevails, or another is attested, take it over, loudly."""
+    if outer.shown_at() >= outer.clock + SKEW:
+        await catch_up(outer)
+    for part in outer.followed.parts:
+        attested = past.refuting(outer, part)
+        held = attested or (_prevailing_state(outer, part) if _is_outvoted(outer, part) else None)
+        if held is None:
+            continue
+        try:
+            returned = await take_over(outer, part, held)
+        except UnreachableError as error:
+            outer.refuted.add(held.digest)
+            outer.emit(Progress(f"another state of {part} is said to stand, and cannot be had: {error}"))
+            continue
+        outer.emit(Resynchronised(part, held.folded, returned, attested is not None))
+        outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
+        await compare_with_all(outer)
+        if outer.reconciler.acceptance.caught_up(part):
+            outer.reconciler.acceptance.reconsider(part)
+        await outer.settle_part(part)
+
+
+def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
+    """Whether the others closed a round with another state than this peer, and theirs stands."""
+    liars = outer.manifest.outer.liars
+    for mine in outer.followed.parts[part].claims:
+        said = [claim for claim in past.votes(outer, part) if claim.folded == mine.folded]
+        credible = [claim for claim in said if claim.digest not in outer.refuted]
+        standing = outvoted(mine, credible, liars, _all_have_spoken(outer, part, mine.folded))
+        if standing is not None and past.goes_by_votes(outer, part, mine):
+            return True
+    return False
+
+
+async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
+    """Fetch a state from all who hold it, and put it in the place of ours; how many of our contributions went back into
+    the error feedback.
+
+    Raises:
+        UnreachableError: nobody gives it, or it is not what was said of it.
+    """
+    sources = past.holders(outer, part, held)
+
+    def failed(peer: PeerRecord, error: HetpeerError) -> None:
+        outer.reconciler.distrust.note(peer.peer_id, error)
+        if not isinstance(error, PeerError):
+            outer.emit(Progress(f"peer {peer.peer_id[-8:]} does not give us the state of {part}: {error}"))
+
+    def progress(done: int, total: int) -> None:
+        outer.emit(Progress(f"fetching the state of {part} after round {held.folded}", done, total))
+
+    store = outer.followed.snapshots
+    fetched = await fetch_snapshot(sources, held.digest, outer.reconciler.contacts, store, progress, failed)
+    if fetched.header.history.total() != held.contributions:
+        raise UnreachableError(f"it has {fetched.header.history.total()} contributions, not {held.contributions}")
+    tensors = await asyncio.to_thread(store.read, fetched.header)
+    for peer, count in fetched.served.items():
+        outer.emit(Progress(f"{size(count)} of {part} came from peer {peer[-8:]}"))
+    returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
+    outer.followed.forget(part)
+    outer.reconciler.attested.hearsay(held.folded)
+    outer.tell_claims()
+    return returned
+
+
+def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
+    """The latest closed state that prevails among the others, and that enough of them hold, or all that there are have
+    spoken of."""
+    claims = list(past.votes(outer, part)) or list(_claims(outer, part))
+    for folded in sorted({claim.folded for claim in claims}, reverse=True):
+        said = [claim for claim in claims if claim.folded == folded]
+        credible = [claim for claim in said if claim.digest not in outer.refuted]
+        standing = [claim for claim in credible if claim.digest == prevailing(credible)]
+        if len(standing) >= _witnesses(outer, part) or (standing and _all_have_spoken(outer, part, folded)):
+            return standing[0]
+    return None
+
+
+def _claims(outer: OuterLoop, part: Part) -> Iterable[Claim]:
+    """What all others that are alive, and believed, say of a part."""
+    for peer in past.believed(outer, part):
+        yield from _claims_of(outer, peer.peer_id, part)
+
+
+def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:
+    return list(outer.reconciler.others_claims.get(peer, {}).get(part, []))
+
+
+def _holders(outer: OuterLoop, part: Part, oldest: int) -> int:
+    """How many others say that they have closed a round."""
+    followers = outer.reconciler.followers(part)
+    return sum(any(claim.folded >= oldest for claim in _claims_of(outer, each.peer_id, part)) for each in followers)
+
+
+def _witnesses(outer: OuterLoop, part: Part) -> int:
+    return min(outer.manifest.outer.liars + 1, _others_follow(outer, part))
+
+
+def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
+    """Whether nobody else who is there holds a part, and this peer has taken part in the rounds up to `target`: its own
+    folder is the last word on it then."""
+    taken_part = outer.clock if outer.contributed else outer.clock - 1
+    return target <= taken_part and not _others_follow(outer, part)
+
+
+def _others_follow(outer: OuterLoop, part: Part) -> int:
+    """How many others hold a part, and are believed."""
+    return len(past.believed(outer, part))
+
+
+def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:
+    """Whether all others that hold a part have said what it was after a round; but for those far behind: who is will
+    take over what stands."""
+    least = max(outer.clock - 1, outer.others_at()) - SKEW
+    abreast = [peer.peer_id for peer in past.believed(outer, part) if peer.round >= least]
+    return all(any(claim.folded == folded for claim in _claims_of(outer, peer, part)) for peer in abreast)
+
+
+async def compare_with_all(outer: OuterLoop) -> bool:
+    """Take from the others what this peer has not, and their word for what it has: from everybody, or in a large swarm
+    from some of each part. Whether all of them hold what is here."""
+    others = outer.others()
+    if len(others) > ALL_CONTACTS:
+        by_part = [some(outer.reconciler.followers(part), ALL_CONTACTS, random) for part in outer.followed.parts]
+        others = tuple({peer.peer_id: peer for peers in by_part for peer in peers}.values())
+    return all(await asyncio.gather(*(outer.reconciler.compare(peer, whole=True) for peer in others)))

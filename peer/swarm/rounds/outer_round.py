@@ -1,0 +1,317 @@
+"""The outer rounds of one peer: contribute, wait for the others, settle what counts, agree on what is closed."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+
+from torch import Tensor
+
+from peer.network.discovery import Discovery
+from peer.network.gossip import Reconciler
+from peer.network.witnesses import LATELY
+from peer.store import checkpoint
+from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
+from peer.swarm.roles import authors, awaited, replicas
+from peer.swarm.rounds.deadline import Pace
+from peer.swarm.rounds.own_credit import Credited
+from peer.swarm.rounds.parts import Followed
+from peer.swarm.rounds.seen_round import Seen
+from peer.telemetry.events import Contributed, Listener
+from protocol.codec.contribution import digest as sha256_of
+from protocol.identity import Part, PeerId
+from protocol.manifest import Manifest
+from protocol.outer.data_plan import Spans, beginning, chunks
+from protocol.outer.window import SKEW
+from protocol.trust.handover import Heritage
+from protocol.trust.records import PeerRecord
+
+Moved = Mapping[Part, Mapping[str, Tensor]]
+"""Δ of each part that a peer authors."""
+
+NOTE_SECONDS = 1.0
+"""So often arrivals are looked for; the shortest wait for a slow replica is as long."""
+
+
+@dataclass(slots=True)
+class OuterLoop:
+    """The rounds as this peer goes through them."""
+
+    manifest: Manifest
+    folder: Path
+    followed: Followed
+    discovery: Discovery
+    reconciler: Reconciler
+    emit: Listener
+    pace: Pace
+    seen: dict[int, Seen] = field(default_factory=dict)
+    """The rounds whose contributions are not applied yet."""
+    refuted: set[str] = field(default_factory=set)
+    """Digests of states that were claimed, and that nobody could show."""
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    """AdamW's state as it was kept last."""
+    heritage: Heritage = field(default_factory=Heritage)
+    """What passed between this peer and others that left, or that took its place."""
+    credited: Credited = field(default_factory=Credited)
+    ended_before: bool = False
+    """This peer had finished the last round before its process began."""
+    told_over: bool = False
+    """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
+
+    @property
+    def clock(self) -> int:
+        """The round this peer works on."""
+        return self.discovery.record.round + 1
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round is finished, here or, as the operator's node says, by the others."""
+        return self.finished or self.told_over
+
+    @property
+    def finished(self) -> bool:
+        """Whether this peer has finished the last round."""
+        return self.clock > self.manifest.outer.rounds
+
+    @property
+    def begun(self) -> bool:
+        """A run begins when all the replicas of its manifest have formed; who comes later finds it under way."""
+        formed = len(replicas(self.discovery.peers())) >= self.manifest.replicas.total
+        contributed = any(each.ledger.accepted for each in self.followed.parts.values())
+        return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
+
+    @property
+    def contributed(self) -> bool:
+        """Whether this peer has made its contribution to the round: before a crash, or in another group."""
+        return self.discovery.record.contributed >= self.clock
+
+    def others_at(self) -> int:
+        """The round that the others have finished, as far as their contributions bear them out."""
+        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.others_at()
+
+    def shown_at(self) -> int:
+        """The round that they have finished as far as they have signed contributions: a reason to look for these."""
+        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.shown_at()
+
+    def others(self) -> tuple[PeerRecord, ...]:
+        """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
+        last = self.manifest.outer.rounds if self.told_over else 0
+        return tuple(peer for peer in self.discovery.others() if peer.round >= last)
+
+    # A round
+
+    def share(self, round: int) -> Spans:
+        """The chunks that this peer's replica may read in a round, in this order: one for each inner step."""
+        return self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
+
+    def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
+        """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
+        shares of the rounds that are planned after it."""
+        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
+        return chain(islice(chunks(share), done, None), *map(chunks, later))
+
+    async def contribute(
+        self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
+    ) -> None:
+        """Publish this replica's contribution to every part it authors, once it is safe on disk. `steps` of its own are
+        behind it, in which it read as many chunks of its `share`.
+
+        If this peer made one for the round already, as a member of another group, or the round is long over, Δ goes
+        into the error feedback, and later contributions carry it. Nothing is published once the run is over elsewhere.
+        """
+        if self.told_over:
+            return
+        blobs: dict[Part, bytes] = {}
+        for part, tensors in moved.items():
+            if self._in_time(part, round):
+                blobs[part] = await self._compose(part, round, steps, tensors)
+            else:
+                await self.followed.torch_thread.run(self.followed.parts[part].state.absorb, tensors)
+        self.optimizer = optimizer
+        self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
+        await self.save(blobs)
+        for part, blob in blobs.items():
+            await self.reconciler.publish(part, round, blob)
+        await self.discovery.publish()
+        self.emit(Contributed(round, steps, beginning(share, steps)))
+        self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
+
+    def _in_time(self, part: Part, round: int) -> bool:
+        each = self.followed.parts[part]
+        late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0  # others must be able to take it
+        return not late and round > each.ledger.folded and round not in each.own
+
+    async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
+        each, record = self.followed.parts[part], self.discovery.record
+        blob, sent = await self.followed.torch_thread.run(
+            each.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
+        )
+        each.authored.send(sent.name)
+        each.own[round] = sha256_of(blob)
+        self.followed.fresh[each.own[round]] = sent
+        return blob
+
+    async def save(self, blobs: Mapping[Part, bytes], keep: int = checkpoint.KEPT) -> None:
+        """Keep what this peer alone knows: error feedback, optimizer, and what it has sent. `keep`: so many checkpoints
+        stay, this one counted."""
+        parts = {}
+        for part, each in self.followed.parts.items():
+            sent = {str(round): each.own[round] for round in each.authored.sent}
+            returned = {str(round): each.own[round] for round in each.authored.returned}
+            state = PartState(sent=sent, returned=returned)
+            parts[part] = PartCheckpoint(state, each.state.error_feedback, blobs.get(part))
+        record = self.discovery.record
+        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.heritage)
+        await self.followed.torch_thread.run(checkpoint.write, self.folder, kept, keep)
+
+    async def finish(self, round: int) -> dict[str, int]:
+        """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
+        that were due, by part; nothing if the run is over elsewhere, and this round is not finished here."""
+        counts: dict[str, int] = dict.fromkeys(self.followed.parts, 0)
+        for due in self.manifest.outer.applied(round):
+            if not await self.wait_for_others(due):
+                return {}
+            await self._ask_who_is_ahead(due)
+            for part, each in self.followed.parts.items():
+                self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
+                counts[part] += len(each.ledger.chosen(due))
+            self.credited.look(self.emit, self.followed.parts, due, self.discovery.record)
+        self.discovery.tell(round=max(round, self.clock - 1))
+        await self.settle()
+        if self.discovery.record.contributed < round:
+            await self.save({})
+        self.seen = {due: seen for due, seen in self.seen.items() if due > self.last_settled}
+        self._seen(self.clock)
+        await self.discovery.publish()
+        return counts
+
+    async def settle(self) -> None:
+        """Bring every grid to what the ledgers say, and close the rounds that are due."""
+        await self.followed.settle(self.clock, self.last_settled)
+        self.reconciler.acceptance.discard_dropped(self.followed.in_grids())
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
+        self.tell_claims()
+
+    async def settle_part(self, part: Part) -> None:
+        """One part of it."""
+        await self.followed.settle_part(part, self.clock, self.last_settled)
+        self.tell_claims()
+
+    @property
+    def last_settled(self) -> int:
+        """The last round whose contributions are in the grids."""
+        return self.manifest.outer.last_applied(self.clock - 1)
+
+    def tell_claims(self) -> None:
+        """Say in every statement from now on what is closed."""
+        self.reconciler.claims = self.reconciler.attested.close({p: at.claims for p, at in self.followed.parts.items()})
+
+    # Waiting
+
+    async def keep_noting(self) -> None:
+        """Note arrivals for as long as this peer lives: a slow one is in the midst of a step when they come, and would
+        take its end for the time of them all, and stop too late."""
+        while True:
+            if self.begun:  # the first round does not last from when this peer joined
+                self.note_arrivals()
+            await asyncio.sleep(NOTE_SECONDS)
+
+    def note_arrivals(self) -> None:
+        """Look at what has come since the last time: deadlines follow from when."""
+        now = time.monotonic()
+        for round in {*self.seen, self.clock}:
+            arrivals = self._seen(round).arrivals
+            for part, each in self.followed.parts.items():
+                for author in each.ledger.accepted.get(round, {}):
+                    arrivals.setdefault(part, {}).setdefault(author, now)
+
+    async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
+        if interrupted before, or if the run is over elsewhere."""
+        while self.told_over or not self._complete(round):
+            if self.told_over or interrupted():
+                return False
+            left = self._left(round)
+            if left is not None and left <= 0:
+                if not self._runs_ahead(round + self.manifest.outer.delay):
+                    self._go_on_without(round)
+                    break
+                left = None
+            await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
+        self.note_arrivals()
+        return True
+
+    def _go_on_without(self, round: int) -> None:
+        due = {part: self._awaited(part, round) - {self.followed.me} for part in self.followed.parts}
+        seen = self._seen(round)
+        why = "the others have gone on" if seen.passed else "most contributions are here"
+        why += f", and the round has lasted {time.monotonic() - seen.started:.0f} s"
+        self.credited.go_on(self.emit, due, self.followed.parts, round, why)
+
+    def _left(self, round: int) -> float | None:
+        """Seconds until this peer goes on without the contributions that are missing; None: nothing says so yet."""
+        self.note_arrivals()
+        seen, now, parts = self._seen(round), time.monotonic(), self.followed.parts
+        last = round == self.manifest.outer.rounds
+        waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
+        if None not in waits:
+            return max(wait for wait in waits if wait is not None) - now
+        if self.others_at() >= round + self.manifest.outer.delay:  # nobody works on it: what exists of it comes soon
+            seen.passed = seen.passed or now
+            return seen.passed + self.pace.grace - now
+        return None
+
+    async def _ask_who_is_ahead(self, round: int) -> None:
+        """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its
+        record tells the last only. If nothing of it is here, it is asked."""
+        later = range(round + 1, round + 1 + self.manifest.outer.delay)
+        for part, each in self.followed.parts.items():
+            lacking = each.ledger.counted_since(round - LATELY) - each.ledger.accepted.get(round, {}).keys()
+            for peer in authors(self.discovery.others(), part):
+                if peer.contributed in later and peer.peer_id in lacking:
+                    await self.reconciler.compare(peer)
+
+    def _runs_ahead(self, round: int) -> bool:
+        """Whether all others are rounds behind: then this peer waits, or its window would close before theirs."""
+        furthest = self.reconciler.witnesses.most_shown()
+        return bool(furthest) and round > furthest + 1
+
+    def late(self, round: int) -> str:
+        """Why a replica that still trains in this round should end its inner loop with the steps it has; or empty."""
+        if self.told_over:
+            return "the run is over"
+        if self.others_at() >= round + self.manifest.outer.delay:  # they have applied it
+            return "the others have gone on to the next one"
+        self.note_arrivals()
+        seen, now = self._seen(round), time.monotonic()
+        parts = self.followed.parts
+        stops = [self.pace.stop(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
+        late = any(stop is not None and now > stop for stop in stops)
+        return f"the others are done, and do not wait much longer than {now - seen.started:.0f} s" if late else ""
+
+    def _seen(self, round: int) -> Seen:
+        return self.seen.setdefault(round, Seen())
+
+    def _complete(self, round: int) -> bool:
+        return self.others_at() > round + self.manifest.outer.delay or all(
+            self._awaited(part, round) <= each.ledger.accepted.get(round, {}).keys()
+            and len(each.ledger.accepted.get(round, {})) >= self._least(round)
+            for part, each in self.followed.parts.items()
+        )
+
+    def _least(self, round: int) -> int:
+        """The first round is of all who began the run together, seen already or not; the present one is not of nobody.
+        One that is over may be: after a power cut, all go on from where one of them was."""
+        return self.manifest.replicas.total if round == 1 else int(round >= self.clock)
+
+    def _expected(self, part: Part, round: int) -> int:
+        return len(self._awaited(part, round))
+
+    def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
+        """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's
+        first contribution, and that of one who was away, may come late, and counts all the same."""
+        ledger = self.followed.parts[part].ledger
+        training = awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
+        return training if round == 1 else training & ledger.counted_since(round - LATELY)

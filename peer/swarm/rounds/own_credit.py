@@ -1,0 +1,85 @@
+"""What of this peer's own counts in the rounds, and if not, why: in words, for its event log. It decides nothing."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from peer.swarm.rounds.parts import FollowedPart
+from peer.telemetry.decisions import Counted, NotCounted, WentOn
+from peer.telemetry.events import Listener
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.trust.records import PeerRecord
+
+Parts = Mapping[Part, FollowedPart]
+
+TOLD = 256
+"""So many verdicts are remembered: more than there are open rounds and parts that a peer authors."""
+
+IDLE = "it did no inner step of its own in it"
+ON_TRIAL = "it is on trial, and the run's operator has not let its contributions count yet"
+REVOKED = "the run's operator has taken its contributions out"
+VOID = "two contributions of its name are known, which void each other"
+UNPROVEN = "it came late, and too few others have signed that it was there in time"
+UNSEEN = "it came too late to be taken"
+KEPT = "what it did stays in the error feedback, and a later contribution has it"
+TOO_LATE = f"the others had closed the round before it was done; {KEPT}"
+TWICE = f"this peer had contributed to it in another group; {KEPT}"
+
+
+def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
+    """Why what this peer contributed to a part in an open round does not count as of now; empty: it does."""
+    ledger, name = each.ledger, ContributionName(part, round, me.peer_id)
+    if me.peer_id in ledger.chosen(round):
+        return ""
+    if round not in each.own:
+        return IDLE
+    if me.on_trial:
+        return ON_TRIAL
+    if any(one.author == me.peer_id and round >= one.effective(ledger.window) for one in ledger.revocations):
+        return REVOKED
+    if len(ledger.versions(name)) > 1:
+        return VOID
+    return UNPROVEN if me.peer_id in ledger.waiting.get(round, {}) else UNSEEN
+
+
+@dataclass(slots=True)
+class Credited:
+    """What has been told of each round and part: why it does not count, or that it does (empty). `given_up`: the rounds
+    of which it has been told for whom this peer does not wait."""
+
+    told: dict[tuple[int, Part], str] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
+
+    def withheld(self, emit: Listener, round: int, withheld: Collection[Part], parts: Parts) -> None:
+        """What was done for these parts is not contributed."""
+        reasons: dict[str, list[str]] = {}
+        for part in sorted(withheld):
+            self.told[round, part] = TWICE if round in parts[part].own else TOO_LATE
+            reasons.setdefault(self.told[round, part], []).append(str(part))
+        for reason, names in reasons.items():
+            emit(NotCounted(round, names, reason))
+
+    def look(self, emit: Listener, parts: Parts, round: int, me: PeerRecord) -> None:
+        """Tell what is new: of this round, and of earlier ones that are still open."""
+        changed: dict[tuple[int, str], list[str]] = {}
+        for part, each in parts.items():
+            authored = {round, *(one for one in each.own if each.ledger.folded < one < round)}
+            for at in sorted(authored) if each.state.error_feedback else ():
+                why, before = objection(part, each, at, me), self.told.get((at, part))
+                if before is None or why not in (before, IDLE):
+                    self.told[at, part] = why
+                    if why or before:
+                        changed.setdefault((at, why), []).append(str(part))
+        for old in list(self.told)[:-TOLD]:
+            del self.told[old]
+        for (at, why), names in changed.items():
+            emit(NotCounted(at, names, why) if why else Counted(at, names))
+
+    def go_on(
+        self, emit: Listener, awaited: Mapping[Part, frozenset[PeerId]], parts: Parts, round: int, why: str
+    ) -> None:
+        """This peer waits no longer for those whose contributions are due."""
+        here = {part: each.ledger.accepted.get(round, {}).keys() for part, each in parts.items()}
+        without = sorted({str(peer) for part, due in awaited.items() for peer in due - here[part]})
+        if without and round not in self.given_up:
+            self.given_up = {each for each in self.given_up if each > round - TOLD} | {round}
+            emit(WentOn(round, without, why))

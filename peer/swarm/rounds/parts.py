@@ -1,0 +1,240 @@
+"""The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.optim.bounds import check_magnitudes
+from peer.optim.grid import digest
+from peer.optim.outer import Grid, OuterState
+from peer.store.contributions import Shelf
+from peer.store.snapshots import SNAPSHOTS_KEPT, SnapshotStore
+from peer.torch_thread import TorchThread
+from protocol.codec.contribution import Contribution, decode, max_bytes
+from protocol.codec.snapshot import Header
+from protocol.errors import FormatError
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId
+from protocol.layout import elements, part_layout
+from protocol.manifest import Manifest
+from protocol.outer.claims import Claim
+from protocol.outer.data_plan import Reading
+from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.set_difference import Authored
+
+Closed = Callable[[Part, int, Mapping[PeerId, tuple[str, int]]], None]
+"""Is told of a round of a part that is closed, and whose contributions are in it: author → SHA-256, inner steps."""
+
+CLAIMS_KEPT = 8
+"""Closed rounds whose digest a peer remembers, to compare with peers that are behind."""
+
+
+@dataclass(slots=True)
+class FollowedPart:
+    """One part as this peer follows it.
+
+    `settled` is what is in the grid of each open round; `authored` what the error feedback was charged for, and `own`
+    where those contributions are: round → SHA-256.
+    """
+
+    state: OuterState
+    ledger: Ledger
+    authored: Authored = field(default_factory=Authored)
+    own: dict[int, str] = field(default_factory=dict)
+    settled: dict[int, dict[PeerId, str]] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    digest: str = ""
+
+
+@dataclass(slots=True)
+class Followed:
+    """All of them, and where their contributions are."""
+
+    manifest: Manifest
+    run_id: RunId
+    me: PeerId
+    parts: dict[Part, FollowedPart]
+    shelf: Shelf
+    snapshots: SnapshotStore
+    torch_thread: TorchThread
+    fresh: dict[str, Contribution] = field(default_factory=dict)
+    """Contributions decoded when they came, until they are settled."""
+    closed: Closed = lambda part, round, counted: None
+    reading: Reading = field(init=False)
+    """What has been read, and what is to be: a function of the embedding's closed rounds, for who follows it."""
+
+    def __post_init__(self) -> None:
+        """Before round 1."""
+        self.reading = Reading.begin(self.manifest)
+
+    @property
+    def grids(self) -> dict[Part, dict[str, Tensor]]:
+        """θ of every part, in units of 2⁻²⁶."""
+        return {part: each.state.grid for part, each in self.parts.items()}
+
+    async def ahead(self, round: int) -> dict[Part, Grid]:
+        """Where this peer's inner loop of `round` starts in the parts of which its contribution to the round before is
+        not applied yet: there its own stands for all."""
+        last, found = round - 1, {}
+        for part, each in self.parts.items():
+            if last in each.own and last > self.manifest.outer.last_applied(last):
+                own = await self.torch_thread.run(self._read, each.own[last])
+                found[part] = await self.torch_thread.run(each.state.with_own, own)
+        return found
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the grid of every part, as it was settled last."""
+        return {str(part): each.digest for part, each in self.parts.items()}
+
+    async def settle(self, clock: int, last: int) -> None:
+        """Bring every grid to what the ledgers say of rounds up to `last`, and close the rounds that are due."""
+        for part in self.parts:
+            await self.settle_part(part, clock, last)
+        self.fresh.clear()
+
+    async def settle_part(self, part: Part, clock: int, last: int) -> None:
+        """One part of it."""
+        followed = self.parts[part]
+        due = followed.ledger.advance(clock)
+        for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
+            if round <= last or round in due:
+                await self._settle_round(followed, round)
+            if round in due:
+                if accepted := followed.ledger.entries(round):
+                    followed.ledger.closed[round] = accepted
+                followed.ledger.fold(round)
+                await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
+        followed.digest = await self.torch_thread.run(digest, followed.state.grid)
+
+    def in_grids(self) -> set[str]:
+        """SHA-256 of the contributions to open rounds that are in the grids."""
+        rounds = (settled for each in self.parts.values() for settled in each.settled.values())
+        return {sha256 for settled in rounds for sha256 in settled.values()}
+
+    async def _settle_round(self, followed: FollowedPart, round: int) -> None:
+        """Put a round's set into the grid; again, if it changes meanwhile."""
+        while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
+            contributions = await self.read_all(before), await self.read_all(after)
+            await self.torch_thread.run(followed.state.replace, *contributions)
+            followed.settled[round] = after
+
+    async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
+        """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
+        leave it."""
+        followed, contributions = self.parts[part], await self.read_all(chosen)
+        await self.torch_thread.run(followed.state.fold, contributions)
+        counted = {each.name.author: (chosen[each.name.author], each.steps) for each in contributions}
+        self.closed(part, followed.ledger.folded, counted)
+        if part == EMBEDDING:
+            self.reading = self.reading.fold(steps_read(contributions), self.manifest)
+        if lasting:
+            await self.torch_thread.run(self._keep, part)
+        await self._account(followed)
+        if lasting:
+            self.forget(part)
+
+    def forget(self, part: Part) -> None:
+        """Drop the contributions to rounds that are closed for long, but one's own while a state may be adopted that
+        counts them or not."""
+        followed = self.parts[part]
+        folded, closed = followed.ledger.folded, followed.ledger.closed
+        last = folded - rounds_kept(self.manifest, part)
+        followed.ledger.closed = {round: entries for round, entries in closed.items() if round > last}
+        remembered = followed.authored.sent.keys() | followed.authored.returned.keys()
+        followed.own = {
+            round: sha256 for round, sha256 in followed.own.items() if round > folded or round in remembered
+        }
+        self.shelf.drop(part, last, keep=followed.own.values())
+
+    def _keep(self, part: Part) -> None:
+        """On the torch thread: write the state of the closed rounds."""
+        followed = self.parts[part]
+        ledger = followed.ledger
+        tensors = (tensor.cpu().numpy() for tensor in followed.state.folded.values())
+        reading = self.reading if part == EMBEDDING else None
+        header = self.snapshots.write(part, ledger.folded, ledger.history, tensors, reading)
+        self.claim(header)
+
+    def claim(self, header: Header) -> None:
+        """Tell the digest of the closed rounds from now on."""
+        followed = self.parts[header.part]
+        claim = Claim(header.round, header.digest, header.history.total(), bool(followed.state.error_feedback))
+        followed.claims = [*(each for each in followed.claims if each.folded < header.round), claim][-CLAIMS_KEPT:]
+
+    async def adopt(self, header: Header, folded: Grid) -> int:
+        """Take a state over, from this disk or from others; how many of our contributions count nowhere in it, and go
+        back into the error feedback."""
+        followed = self.parts[header.part]
+        followed.ledger.adopt(header.round, header.history.copy())
+        followed.ledger.closed = {}
+        self.reading = header.reading or self.reading
+        await self.torch_thread.run(self._replace, followed, folded)
+        followed.settled, followed.claims = {}, []
+        self.claim(header)
+        return await self._account(followed)
+
+    async def _account(self, followed: FollowedPart) -> int:
+        """Closed rounds decide what the error feedback is charged for; how many contributions went back into it."""
+        back, again = followed.authored.adopt(followed.ledger)
+        for name in back:
+            await self.torch_thread.run(followed.state.put_back, await self._own(name))
+        for name in again:
+            await self.torch_thread.run(followed.state.take_out, await self._own(name))
+        return len(back)
+
+    def _replace(self, followed: FollowedPart, folded: Grid) -> None:
+        device = next(iter(followed.state.grid.values())).device
+        followed.state.folded = {name: tensor.to(device) for name, tensor in folded.items()}
+        followed.state.grid = {name: tensor.clone() for name, tensor in followed.state.folded.items()}
+
+    async def _own(self, name: ContributionName) -> Contribution:
+        return await self.torch_thread.run(self._read, self.parts[name.part].own[name.round])
+
+    async def read_all(self, chosen: Mapping[PeerId, str]) -> list[Contribution]:
+        """The contributions of a set."""
+        return [await self.torch_thread.run(self._read, sha256) for sha256 in chosen.values()]
+
+    def _read(self, sha256: str) -> Contribution:
+        """On the torch thread."""
+        found = self.fresh.get(sha256)
+        return found if found is not None else decode(self.shelf.read(sha256), self.manifest)
+
+    async def check(self, blob: bytes, entry: Entry) -> None:
+        """Decode what a peer sent; whatever is wrong with it shows here.
+
+        Raises:
+            FormatError: it is not a valid contribution, or not the one that was signed.
+        """
+        contribution = await self.torch_thread.run(decode, blob, self.manifest)
+        if contribution.name != entry.name or contribution.run != self.run_id:
+            raise FormatError(f"{entry.name} turned out to be {contribution.name} of run {contribution.run[:8]}")
+        if contribution.slot != entry.slot:
+            raise FormatError(f"{entry.name} names place {contribution.slot}, and its author's card {entry.slot}")
+        await self.torch_thread.run(check_magnitudes, contribution, self.manifest)
+        ledger = self.parts[entry.name.part].ledger
+        if not ledger.window.is_past(ledger.clock, entry.name.round):  # of those there may be more than memory holds
+            self.fresh[entry.sha256] = contribution
+
+
+def steps_read(contributions: Iterable[Contribution]) -> dict[int, int]:
+    """Slot → inner steps, of a round's contributions to the embedding. Of two that name one slot, as liars may, the
+    longer counts: better left out than read twice."""
+    read: dict[int, int] = {}
+    for each in contributions:
+        read[each.slot] = max(read.get(each.slot, 0), each.steps)
+    return read
+
+
+def rounds_kept(manifest: Manifest, part: Part) -> int:
+    """How many closed rounds' contributions a peer keeps, for those that come from an older state: as many as the run's
+    replicas make in the bytes of one state. Who follows the run at all fetches a state in less time than these take;
+    more of them would be more to fetch than a later state."""
+    state = 4 * elements(part_layout(manifest, part))
+    return state // (manifest.replicas.total * max_bytes(manifest, part))
+
+
+def to_torch(tensors: Mapping[str, object]) -> Grid:
+    """Arrays as tensors."""
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}

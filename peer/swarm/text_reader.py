@@ -1,0 +1,190 @@
+"""What a peer reads of the run's text, batch by batch. Prepared text is fetched ahead of training."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from peer.data.batches import Batch, batch, held_out_batch, held_out_positions
+from peer.data.blocks import BlockedTokens
+from peer.data.prefetch import AHEAD_STEPS, Ahead
+from peer.data.tokens import Tokens, open_tokens
+from peer.store.block_cache import BlockCache
+from peer.store.blocks import BlockStore
+from peer.store.membership import mirrors_of, node_of
+from peer.telemetry.events import Listener
+from peer.torch_thread import TorchThread
+from protocol.addresses import Ip, is_ip, split
+from protocol.errors import FormatError, ResourceError
+from protocol.manifest import Manifest
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import Credentials, Reachable
+from protocol.run.dataset import Dataset, Stream
+from protocol.run.prepared import open_folder
+from protocol.run.run_files import HELD_OUT, TRAIN
+
+CACHE = "blocks"
+"""Of a peer's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSources:
+    """Where a peer may take the blocks of prepared text from: its own `folder`, as many bytes of cache as its owner
+    gives; and with which credentials, and how fast, from the mirrors and the node that it was told of."""
+
+    folder: Path | None
+    cache_bytes: int
+    tokenizer: str
+    """SHA-256 of the run's."""
+    credentials: Credentials
+    bandwidth: Bandwidth
+    private_mirrors: bool = False
+    """Whether mirrors may be in this machine's own network."""
+
+
+class Reader(Protocol):
+    """Of one replica's batches."""
+
+    async def begin(self, chunks: Iterable[int]) -> None:
+        """Training will begin with these: get ready. Raises as `batch` does."""
+        ...
+
+    async def batch(self, chunks: Iterable[int]) -> Batch:
+        """The first of these chunks, as soon as it is here: int64 [inner.sequences, context + 1]. The others will be
+        asked for next. Raises HetpeerError: it cannot be had."""
+        ...
+
+    async def held_out(self) -> Batch:
+        """int64 [sequences, context + 1]. Raises as `batch` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Of a run whose tokens are two of its files."""
+
+    manifest: Manifest
+    directory: Path
+    torch_thread: TorchThread
+    opened: dict[str, Tokens] = field(default_factory=dict)
+
+    async def begin(self, chunks: Iterable[int]) -> None:
+        await self._open(TRAIN)
+
+    async def batch(self, chunks: Iterable[int]) -> Batch:
+        return await self.torch_thread.run(batch, await self._open(TRAIN), self.manifest, next(iter(chunks)))
+
+    async def held_out(self) -> Batch:
+        return await self.torch_thread.run(held_out_batch, await self._open(HELD_OUT), self.manifest)
+
+    async def _open(self, name: str) -> Tokens:
+        """Every id is checked, once."""
+        if name not in self.opened:
+            path = self.directory / name
+            self.opened[name] = await self.torch_thread.run(open_tokens, path, self.manifest.model.vocabulary)
+        return self.opened[name]
+
+
+@dataclass(slots=True)
+class BlockReader:
+    """Of a run on prepared text. `waited` counts the seconds that batches had to wait for their blocks."""
+
+    manifest: Manifest
+    dataset: Dataset
+    store: BlockStore
+    torch_thread: TorchThread
+    waited: float = 0.0
+    ahead: Ahead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ahead = Ahead(_tokens(self.dataset.train, {}), self.manifest)
+
+    async def begin(self, chunks: Iterable[int]) -> None:
+        await self._look_ahead(list(islice(chunks, AHEAD_STEPS)))
+
+    async def batch(self, chunks: Iterable[int]) -> Batch:
+        coming = list(islice(chunks, AHEAD_STEPS))
+        needed = await self._look_ahead(coming)
+        begun = time.monotonic()
+        tokens = _tokens(self.dataset.train, await self.store.take(needed))
+        self.waited += time.monotonic() - begun
+        return await self.torch_thread.run(batch, tokens, self.manifest, coming[0])
+
+    async def _look_ahead(self, chunks: Sequence[int]) -> list[int]:
+        """Have the blocks of the first chunk, which are returned, and of the next ones brought."""
+        needed, later = await asyncio.to_thread(self.ahead.plan, chunks)
+        self.store.look_ahead((*needed, *later))
+        return needed
+
+    async def held_out(self) -> Batch:
+        stream = self.dataset.held_out
+        numbers = _tokens(stream, {}).needed(held_out_positions(_tokens(stream, {}), self.manifest))
+        return held_out_batch(_tokens(stream, await self.store.take(numbers)), self.manifest)
+
+
+def is_nodes_own(ip: Ip, node: Reachable | None) -> bool:
+    """Whether an address is the one at which the operator's node has shown its key: what is there, it can reach itself.
+    A name is not enough: who chose it may have it stand for another address tomorrow."""
+    if node is None:
+        return False
+    host, _ = split(node.address)
+    return is_ip(host) and ip_address(host) == ip
+
+
+def _tokens(stream: Stream, blocks: dict[int, Tokens]) -> BlockedTokens:
+    return BlockedTokens(stream, blocks.__getitem__)
+
+
+@asynccontextmanager
+async def block_reader(
+    sources: TextSources, manifest: Manifest, directory: Path, torch_thread: TorchThread, emit: Listener
+) -> AsyncIterator[BlockReader]:
+    """A reader of the prepared text that the files in a peer's `directory` name; fetching ends with the block.
+
+    Raises:
+        FormatError: it is not for this run.
+        ResourceError: the cache cannot be made.
+    """
+    from peer.network.mirrors import HttpMirror, Mirrors, NodeMirror, Source  # httpcore2 is for this alone
+    from peer.network.web import Client
+
+    dataset = await asyncio.to_thread(open_folder, directory)
+    _require_fit(dataset, manifest, sources.tokenizer)
+    try:
+        cache = await asyncio.to_thread(BlockCache, directory / CACHE, sources.cache_bytes)
+    except OSError as error:
+        raise ResourceError(f"cannot keep blocks in {directory / CACHE}: {error.strerror}") from None
+
+    def allowed(ip: Ip) -> bool:
+        return sources.private_mirrors or is_nodes_own(ip, node_of(directory))
+
+    async with await asyncio.to_thread(Client, allowed) as client:
+
+        async def known() -> Sequence[Source]:
+            urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
+            found: list[Source] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
+            if (node := await asyncio.to_thread(node_of, directory)) is not None:
+                found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth))
+            return found
+
+        store = BlockStore(dataset, sources.folder, cache, Mirrors(known, emit).fetch, emit)
+        try:
+            yield BlockReader(manifest, dataset, store, torch_thread)
+        finally:
+            await store.close()
+
+
+def _require_fit(dataset: Dataset, manifest: Manifest, tokenizer: str) -> None:
+    prepared = dataset.manifest
+    if prepared.tokenizer != tokenizer:
+        raise FormatError("the run's text was prepared with another tokenizer than the run's")
+    prepared.require_blocks(manifest.tokens_per_step)
+    if prepared.vocabulary > manifest.model.vocabulary:
+        raise FormatError(
+            f"the run's text has a vocabulary of {prepared.vocabulary}, its model one of {manifest.model.vocabulary}"
+        )

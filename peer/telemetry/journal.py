@@ -1,0 +1,117 @@
+"""What a daemon has done and decided, and why, in its own folder; and the same as structured log lines.
+
+<folder>/events.jsonl      {"time": Unix seconds, "level": …, "event": "GroupBroken", "reason": …, "in_round": 3, …}
+<folder>/events.old.jsonl  the file before that one
+
+What follows are the event's fields, as with `--json`.
+Inner steps and what else only passes by are not kept: `hetpeer why` reads what is.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from peer.telemetry.decisions import Pulse
+from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, StepDone
+from peer.telemetry.report import strict
+from peer.telemetry.sentences import level, reason
+from peer.telemetry.status import Doing
+from protocol import rotating
+from protocol.errors import ResourceError
+
+EVENTS = "events.jsonl"
+
+MOST_CHARACTERS = 300
+"""Of one text in a line: what others said is cut there."""
+
+HEAD = ("time", "level", "event", "reason", "in_round")
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An event, when it was in Unix seconds, and the round this peer worked on then; 0: none yet."""
+
+    at: float
+    in_round: int
+    event: Event
+
+    def row(self) -> dict[str, Any]:
+        """As it is written: the ticket of a closed run would be a secret, and is left out."""
+        said = asdict(self.event)
+        if isinstance(self.event, Serving):
+            said["ticket"] = ""
+        head = (round(self.at, 3), level(self.event), type(self.event).__name__, reason(self.event), self.in_round)
+        row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
+        return {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
+
+    def line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.row(), allow_nan=False)
+
+
+@dataclass(slots=True)
+class Journal:
+    """The log in `folder`. A full disk is told once, and costs the peer nothing else."""
+
+    folder: Path
+    warn: Listener
+    most_bytes: int = rotating.MOST_BYTES
+    clock: Callable[[], float] = time.time
+    doing: Doing = field(default_factory=Doing)
+    last: Event | None = None
+    broken: bool = False
+
+    def __call__(self, event: Event) -> None:
+        self.doing.take(event, 0.0)
+        passes = isinstance(event, StepDone | Pulse) or (isinstance(event, Progress) and event.total > 0)
+        if passes or event == self.last:
+            return
+        self.last = event
+        try:
+            line = Noted(self.clock(), self.doing.round, event).line()
+            rotating.append(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
+            self.broken = False
+        except ResourceError as error:
+            if not self.broken:
+                self.broken = True
+                self.warn(Progress(f"WARNING: {error}; going on without this peer's log of events"))
+
+
+@dataclass(slots=True)
+class LogLines:
+    """`--log-json`: every event on standard error, for what collects the logs of services there."""
+
+    clock: Callable[[], float] = time.time
+    doing: Doing = field(default_factory=Doing)
+
+    def __call__(self, event: Event) -> None:
+        self.doing.take(event, 0.0)
+        print(Noted(self.clock(), self.doing.round, event).line(), file=sys.stderr, flush=True)
+
+
+def read(folder: Path) -> list[Noted]:
+    """What is in a folder's log, the oldest first. Lines that a power cut left half, or of kinds that this version does
+    not know, are passed over.
+
+    Raises:
+        ResourceError: it cannot be read.
+    """
+    found = []
+    for line in rotating.lines(folder / EVENTS):
+        try:
+            found.append(_noted(json.loads(line)))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return found
+
+
+def _noted(row: Any) -> Noted:
+    """Raises ValueError, KeyError or TypeError where it is none."""
+    kind = KINDS[str(row["event"])]
+    known = {each.name for each in fields(kind)}
+    event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD})
+    return Noted(float(row["time"]), int(row["in_round"]), event)

@@ -1,0 +1,273 @@
+"""What a person sees: one daemon's line, and the testnet's live table. Rows are pure; rich draws them."""
+
+import atexit
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from peer.telemetry.decisions import Dismissed, EndedEarly, NotCounted
+from peer.telemetry.events import (
+    CertificateRenewed,
+    CompressionChosen,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    HandedOver,
+    Inherited,
+    Injected,
+    Joined,
+    Paused,
+    PauseEnded,
+    Progress,
+    Refused,
+    Resumed,
+    Resynchronised,
+    RoundDone,
+    Serving,
+    StepDone,
+    Suspected,
+    Tried,
+)
+from peer.telemetry.panel import lines
+from peer.telemetry.report import Report
+from peer.telemetry.sentences import say, size
+from peer.telemetry.status import Doing
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as a row of blocks."""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def passing(event: Event) -> str | None:
+    """An event as a status that the next one replaces."""
+    match event:
+        case Progress(doing, done, total) if total:
+            return f"{doing}: {size(done)} of {size(total)}"
+        case StepDone(round, step, loss, _):
+            return f"round {round}, step {step + 1}" + (f", loss {loss:.3f}" if loss is not None else "")
+        case _:
+            return None
+
+
+class PeerScreen:
+    """One daemon: lasting events are lines. On a terminal a status line moves below them, and, once the peer is in its
+    run, a live panel."""
+
+    def __init__(self, console: Console | None = None, plain_errors: bool = True) -> None:
+        """`plain_errors`: errors go to standard error; else that is for what a program reads there."""
+        self.out = console or Console(highlight=False, soft_wrap=True)
+        apart = console is None and plain_errors
+        self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if apart else self.out
+        moves = self.out.is_terminal and not self.out.is_dumb_terminal
+        self._status = self.out.status("") if moves else None
+        self._panel: Live | None = None
+        self._doing = Doing()
+        self._said = ""
+        if moves:
+            atexit.register(self.close)  # however the process ends, the cursor is shown again
+
+    def __call__(self, event: Event) -> None:
+        self._doing.take(event, time.monotonic())
+        line = say(event)
+        if line is not None and line != self._said:
+            self._said = line
+            if isinstance(event, Failed | Finished | Progress | Serving) and self._status is not None:
+                self._status.stop()
+            if isinstance(event, Failed | Finished):
+                self.close()
+            (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
+        if isinstance(event, Joined) and self._status is not None and self._panel is None:
+            self._status.stop()
+            self._panel = Live(
+                get_renderable=self.draw,
+                console=self.out,
+                refresh_per_second=1,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
+            )
+            self._panel.start()
+        status = passing(event)
+        if status is not None and self._status is not None and self._panel is None:
+            self._status.update(status)
+            self._status.start()
+
+    def draw(self) -> Group:
+        """The panel as it is now."""
+        first, *rest = lines(self._doing, time.monotonic(), self.out.width)
+        return Group(Text(first, style="bold"), *map(Text, rest))
+
+    def close(self) -> None:
+        """Nothing moves any longer."""
+        if self._status is not None:
+            self._status.stop()
+        if self._panel is not None:
+            self._panel.stop()
+            self._panel = None
+            self._status = None
+
+
+@dataclass(slots=True)
+class ProcessRow:
+    """One process of a testnet, as the table shows it."""
+
+    name: str
+    doing: str = "starting"
+    replica: str = ""
+    place: str = ""
+    loss: str = ""
+    pipeline: int = 0
+    outer: int = 0
+    tokens: int = 0
+    began: float = 0.0
+    step: tuple[int, int] = (1, 0)
+    """The round, and how many of its inner steps are done."""
+
+    def take(self, event: Event, now: float) -> None:
+        """Follow what the process says. A killed one may be heard for a moment yet."""
+        match event:
+            case Injected(_, _, "started again"):
+                self.doing = "started again"
+            case _ if self.doing == "killed":
+                pass
+            case Progress(doing):
+                self.doing = doing
+            case Serving():
+                self.doing = "serving"
+            case Paused():
+                self.doing = "paused"
+            case Joined(peer_id, role):
+                self.doing = "joined"
+                self.replica = peer_id[-6:] if role == "datacenter" else ""
+            case GroupFormed(replica):
+                self.doing, self.replica = "in a group", replica[-6:]
+            case StepDone(round, step, loss, tokens):
+                self.doing, self.place, self.step = "training", f"{round}.{step + 1}", (round, step + 1)
+                self.began = self.began or now
+                self.tokens += tokens
+                self.loss = f"{loss:.3f}" if loss is not None else self.loss
+            case RoundDone():
+                self.doing, self.pipeline, self.outer = "round done", event.pipeline_sent, event.outer_sent
+            case Finished():
+                self.doing = "finished"
+            case Failed(message):
+                self.doing = message
+            case Injected(_, _, action) if action != "not applied":
+                self.doing = action
+            case _:
+                pass
+
+    def cells(self, now: float) -> tuple[str, ...]:
+        """The table's columns."""
+        seconds = now - self.began
+        rate = f"{self.tokens / seconds:,.0f}" if self.began and seconds > 1 else ""
+        sent = (size(self.pipeline) if self.pipeline else "", size(self.outer) if self.outer else "")
+        return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
+
+
+TOLD = (
+    Serving
+    | Joined
+    | GroupFormed
+    | GroupBroken
+    | CompressionChosen
+    | Resumed
+    | Paused
+    | PauseEnded
+    | Resynchronised
+    | HandedOver
+    | Inherited
+    | CertificateRenewed
+    | Refused
+    | Evaluated
+    | Suspected
+    | Tried
+    | Dismissed
+    | EndedEarly
+    | NotCounted
+    | Failed
+)
+"""What a testnet tells where it has no live table."""
+
+COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
+
+
+@dataclass(slots=True)
+class TestnetScreen:
+    """All processes: a live table on a terminal, plain lines elsewhere."""
+
+    report: Report
+    console: Console = field(default_factory=lambda: Console(highlight=False))
+    rows: dict[str, ProcessRow] = field(default_factory=dict)
+    live: Live | None = None
+    bar: Bar | None = None
+
+    __test__ = False  # pytest: this is no test
+
+    def start(self, names: Sequence[str]) -> None:
+        """Begin to draw."""
+        self.rows = {name: ProcessRow(name) for name in names}
+        if self.console.is_terminal:
+            self.bar = Bar(
+                TextColumn("steps"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
+            )
+            self.bar.add_task("steps", total=self.report.manifest.outer.rounds * self.report.manifest.inner.steps)
+            self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
+            self.live.start()
+
+    def add(self, name: str) -> None:
+        """One process more."""
+        self.rows[name] = ProcessRow(name)
+
+    def stop(self) -> None:
+        """Leave the last picture."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def take(self, process: str, event: Event, seconds: float = 0.0) -> None:
+        """Follow what a process says, or what was done to some, so many seconds after the start."""
+        for name in event.processes if isinstance(event, Injected) else (process,):
+            self.rows[name].take(event, time.monotonic())
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
+        if isinstance(event, Injected):
+            self.console.print(f"{clock(seconds)} {process}: {say(event)}", markup=False, soft_wrap=True)
+        elif self.live is None and isinstance(event, TOLD):
+            line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
+            self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
+
+    @property
+    def steps_done(self) -> int:
+        """Inner steps of all rounds so far, where the swarm is furthest."""
+        steps_in_round = self.report.manifest.inner.steps
+        return max((round - 1) * steps_in_round + done for round, done in (row.step for row in self.rows.values()))
+
+    def draw(self) -> Group:
+        """The table, the loss, the bar."""
+        table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
+        for row in self.rows.values():
+            table.add_row(*(Text(cell) for cell in row.cells(time.monotonic())))
+        losses = [each.loss for each in self.report.losses()]
+        latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
+        return Group(table, Text(latest), self.bar or Text(""))

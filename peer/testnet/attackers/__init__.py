@@ -1,0 +1,1 @@
+"""Attackers of a testnet, for `--chaos`: daemons with one thing replaced, and crowds of hostile names."""

@@ -1,0 +1,255 @@
+"""A crowd of hostile names in one process, for `hetpeer testnet --chaos crowd:KIND*N@WHEN+Ns`.
+
+    python -m peer.testnet.attackers.crowd.process KIND N SECONDS TICKET TARGETS --dir FOLDER
+
+Each name is admitted at the door like everybody else, and from then on does one thing, in bounded loops, for so many
+seconds; then the process ends. `TARGETS` is a file of JSON with the honest peers. What became of the calls is in
+`outcomes.json` in the folder.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from peer.network import admission
+from peer.process import Terminal, print_json, run, told
+from peer.telemetry.events import Joined, Progress
+from peer.testnet.attackers.crowd.names import Name, Pace, Target
+from peer.testnet.faults import CrowdKind
+from protocol.errors import HetpeerError, RefusedError
+from protocol.identity import ReplicaId
+from protocol.net.channels import Credentials
+from protocol.net.dht import Dht
+from protocol.run.run_files import Descriptor
+from protocol.trust import certificates, membership
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority, Card, Role
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, Register
+from protocol.trust.ticket import Ticket, find
+
+Attack = Callable[[Name], Coroutine[Any, Any, None]]
+Kinds = tuple[CrowdKind, ...]
+
+ADMITTED_SECONDS = 60.0
+"""Who holds the door's connections waits so long for the names, whose address is the same: they could not come in."""
+
+MINTED = 20
+"""Cards that a name gives out once it is a gateway."""
+
+AGAIN_SECONDS = 1.0
+"""Between two questions for a place, of who came too soon."""
+
+TOLD_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Crowd:
+    """All names, and what they attack. `started` is when the first was ready."""
+
+    ticket: Ticket
+    descriptor: Descriptor
+    targets: list[Target]
+    dashboard: str
+    folder: Path
+    names: list[Name] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    node: Dht | None = None
+    expected: int = 0
+    """So many names are to be admitted."""
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
+    """All of them are."""
+    strangers: Counter[str] = field(default_factory=Counter)
+    """What those did who need no name, by kind."""
+
+    async def name(self, kinds: Kinds, number: int) -> None:
+        """Get a place, and attack from there."""
+        me = load_or_create(self.folder / str(number))
+        while True:
+            try:
+                place = await admission.register(self.ticket, self.descriptor, me, _role(kinds), None)
+                break
+            except HetpeerError:
+                await asyncio.sleep(AGAIN_SECONDS)
+        authority = Authority(self.descriptor.run_id, self.descriptor.operator)
+        await self.attack(kinds, Signer(me, authority, place.signed_card), place.card, place.credentials)
+
+    async def attack(self, kinds: Kinds, signer: Signer, card: Card, credentials: Credentials) -> None:
+        """What one name does from its admission on."""
+        me = signer.identity.peer_id
+        role: Role = "observer" if card.role == "observer" else "datacenter"
+        replica: ReplicaId | Literal[""] = ReplicaId(me) if role == "datacenter" else ""
+        record = PeerRecord(
+            peer_id=me, address="", role=role, stage=card.stage, slot=card.slot, on_trial=card.on_trial, replica=replica
+        )
+        name = Name("+".join(kinds), signer, credentials, self.descriptor.manifest, self.targets, record, self.pace)
+        self.names.append(name)
+        if len(self.names) >= self.expected:
+            self.admitted.set()
+        await name.serve()
+        print_json(Joined(me, name.kind, card.stage, card.slot, name.record.address))
+        try:
+            await asyncio.gather(*(attack_of(kind)(name) for kind in kinds))
+        finally:
+            await name.stop()
+
+    async def gateway(self, number: int) -> None:
+        """Ask to be one of those who admit; whoever becomes one admits a crowd of its own."""
+        me = load_or_create(self.folder / f"{number}-gateway")
+        while True:
+            try:
+                place = await admission.register(self.ticket, self.descriptor, me, "gateway", None)
+                break
+            except RefusedError:
+                self.strangers["gateway refused"] += 1
+            except HetpeerError:
+                self.strangers["gateway not answered"] += 1
+            await asyncio.sleep(10 * AGAIN_SECONDS)
+        self.strangers["gateway admitted"] += 1
+        run_id = self.descriptor.run_id
+        authority = Authority(run_id, self.descriptor.operator)
+        async with asyncio.TaskGroup() as tasks:
+            for minted in range(MINTED):
+                mine = load_or_create(self.folder / f"{number}-{minted}")
+                card = Card(mine.peer_id, "datacenter", 0, 1000 + minted)
+                signed = membership.issue(me, run_id, card, place.signed_card)
+                chain = certificates.certify(me, mine.key.public_key(), time.time(), 3600.0) + place.credentials.chain
+                shown = Credentials(certificates.private_key(mine), chain, place.credentials.root)
+                tasks.create_task(self.attack(("clock",), Signer(mine, authority, signed), card, shown))
+
+    async def stranger(self, kind: CrowdKind) -> None:
+        """What needs no name."""
+        from peer.testnet.attackers.crowd import sockets
+
+        if kind == "door":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ADMITTED_SECONDS):
+                    await self.admitted.wait()
+            await sockets.door(self.ticket.operator)
+        elif kind == "dashboard" and self.dashboard:
+            await sockets.dashboard(self.dashboard)
+        elif kind == "dht" and self.node is not None:
+            from peer.testnet.attackers.crowd.libp2p import dht
+
+            await dht(self.node, self.folder, self.register)
+
+    async def prepare(self, kinds: Kinds) -> None:
+        """What takes seconds, before the attack is told of."""
+        if "dht" in kinds:
+            from peer.testnet.attackers.crowd.libp2p import meet
+
+            self.node = await meet(self.folder, self.ticket.addresses, self.register)
+
+    async def stop(self) -> None:
+        """Nothing is left running."""
+        if self.node is not None:
+            await self.node.stop()
+
+    @property
+    def register(self) -> Register:
+        """Where the run's records are."""
+        authority = Authority(self.descriptor.run_id, self.descriptor.operator)
+        return Register(authority, self.descriptor.manifest)
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """How the calls of each kind ended."""
+        by_kind: dict[str, Counter[str]] = {"strangers": self.strangers} if self.strangers else {}
+        for name in self.names:
+            by_kind.setdefault(name.kind, Counter()).update(name.outcomes)
+        return {kind: dict(outcomes) for kind, outcomes in by_kind.items()}
+
+    async def tell(self) -> None:
+        """Say now and then how it goes."""
+        while True:
+            print_json(Progress(f"attack: {len(self.names)} names; {json.dumps(self.outcomes())}"))
+            await asyncio.sleep(TOLD_SECONDS)
+
+
+def attack_of(kind: CrowdKind) -> Attack:
+    """What a name of this kind does."""
+    from peer.testnet.attackers.crowd import words
+
+    if kind in ("slots", "equivocation"):
+        from peer.testnet.attackers.crowd import contributions
+
+        return contributions.slots if kind == "slots" else contributions.equivocation
+    attack: Attack = getattr(words, kind)
+    return attack
+
+
+NAMELESS: Kinds = ("dht", "door", "dashboard")
+"""One of each is enough, however many names there are: it opens all the connections itself."""
+
+AUTHORS: Kinds = ("flood", "slow", "slots", "equivocation")
+
+
+def _role(kinds: Kinds) -> Role:
+    return "datacenter" if {*kinds} & {*AUTHORS} else "observer"
+
+
+def shared_out(kinds: Kinds, names: int) -> list[Kinds]:
+    """What each name does: one kind, or, where there are more kinds than names, every N-th of them at once."""
+    if not kinds:
+        return []
+    return [kinds[number::names] or (kinds[number % len(kinds)],) for number in range(names)]
+
+
+async def attack(crowd: Crowd, kinds: Kinds, names: int, seconds: float) -> None:
+    """All names at once, and what needs no name, for so long."""
+    named = tuple(kind for kind in kinds if kind not in NAMELESS)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+            tasks.create_task(crowd.tell())
+            shares = shared_out(named, names)
+            crowd.expected = sum(own != ("gateway",) for own in shares)
+            if not crowd.expected:
+                crowd.admitted.set()
+            for kind in kinds:
+                if kind in NAMELESS:
+                    tasks.create_task(crowd.stranger(kind))
+            for number, own in enumerate(shares):
+                if "gateway" in own:
+                    tasks.create_task(crowd.gateway(number))
+                if others := tuple(kind for kind in own if kind != "gateway"):
+                    tasks.create_task(crowd.name(others, number))
+
+
+def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, folder: Path) -> int:
+    """The exit code."""
+    terminal = Terminal(print_json, json=True, until_stdin_closes=True)
+    every: Kinds = get_args(CrowdKind)
+    kinds = every if kind == "all" else tuple(each for each in every if each == kind)
+
+    async def serve(stop: asyncio.Event) -> None:
+        known = json.loads(await asyncio.to_thread(targets.read_text))
+        found = find(ticket, folder)
+        honest = [Target(peer, address) for peer, address in known["peers"]]
+        crowd = Crowd(found, await admission.describe(found), honest, known["dashboard"], folder)
+        await crowd.prepare(kinds)
+        attacking = asyncio.create_task(attack(crowd, kinds, names, seconds))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((attacking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        said = {"names": len(crowd.names), "outcomes": crowd.outcomes(), "cpu_seconds": time.process_time()}
+        (folder / "outcomes.json").write_text(json.dumps(said))  # before anything that may take its time to end
+        for task in (attacking, stopping):
+            task.cancel()
+        (ended, _) = await asyncio.gather(attacking, stopping, return_exceptions=True)
+        await crowd.stop()
+        if isinstance(ended, Exception):
+            raise ended
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return told(terminal.emit, lambda: run(serve, terminal))
+
+
+if __name__ == "__main__":
+    chosen, how_many, how_long, invited, honest_peers = sys.argv[1:6]
+    where = Path(sys.argv[sys.argv.index("--dir") + 1])
+    sys.exit(main(chosen, int(how_many), float(how_long), invited, Path(honest_peers), where))

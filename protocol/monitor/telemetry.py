@@ -1,0 +1,177 @@
+"""What a peer tells the operator's nodes of what it does, for people to see. Nothing in the run follows from it.
+
+A batch is one message of JSON: how it goes now, and what has happened since the last one. It names no sender, since the
+stream it comes on has one, and no time by the peer's clock: `ago` is seconds before it was sent.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
+
+from protocol.errors import FormatError
+
+BATCH_BYTES = 64 * 1024
+"""A message: 64 things that happened, each with its words and a reason, of 300 characters each at most."""
+
+MOST_HAPPENED = 64
+"""In a batch. Who has more to tell says how many it left out."""
+
+MOST_SECONDS = 3600.0
+"""What happened longer ago is told as of an hour ago."""
+
+MOST_WORDS = 300
+
+_MOST = 2**53
+"""What JSON's numbers hold everywhere."""
+
+
+def printable(text: str) -> str:
+    """Text without what would move a terminal's cursor or change its colours."""
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
+PeerName = Annotated[str, StringConstraints(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]*$")]
+"""A peer id, or empty where there is none."""
+
+Words = Annotated[str, StringConstraints(max_length=MOST_WORDS), AfterValidator(printable)]
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Round = Annotated[int, Field(ge=0, lt=2**31)]
+Steps = Annotated[int, Field(ge=0, lt=2**31)]
+Loss = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
+Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
+
+
+class Strict(BaseModel):
+    """What all of these are: frozen, of known fields, of exact types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Happened(Strict):
+    """Something that happened. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, empty:
+    it is not worth a line there."""
+
+    ago: FiniteFloat = Field(0.0, ge=0, le=MOST_SECONDS)
+    name: str = Field(max_length=32, pattern=r"^[A-Za-z]*$")
+    words: Words = ""
+    round: Round = 0
+
+
+class RoundEnded(Happened):
+    """This peer has ended an outer round: contributions by part, and bytes that it has sent since it ended the last."""
+
+    kind: Literal["round"] = "round"
+    seconds: Seconds
+    tokens: Count
+    contributions: dict[Annotated[str, StringConstraints(max_length=16)], Count] = Field(max_length=130)
+    pipeline_bytes: Count
+    outer_bytes: Count
+
+
+class LossFound(Happened):
+    """Held-out loss after a round, in nats per token: through the boundaries, and plain."""
+
+    kind: Literal["loss"] = "loss"
+    loss: Loss
+    loss_plain: Loss
+
+
+class GroupJoined(Happened):
+    """This peer is a member of a complete replica of these members, by stage."""
+
+    kind: Literal["group"] = "group"
+    replica: PeerName
+    members: list[PeerName] = Field(max_length=128)
+
+
+class GroupLost(Happened):
+    """A member of its group is gone, and the inner step in flight is rolled back."""
+
+    kind: Literal["broken"] = "broken"
+    replica: PeerName
+    why: Words
+
+
+class ContributionOut(Happened):
+    """This peer has contributed to a round, with so many inner steps behind it."""
+
+    kind: Literal["contributed"] = "contributed"
+    steps: Steps
+
+
+class EndedShort(Happened):
+    """This peer's replica contributes fewer inner steps to a round than the run has."""
+
+    kind: Literal["short"] = "short"
+    steps: Steps
+    why: Words
+
+
+class NotAwaited(Happened):
+    """This peer waits no longer for what others should have contributed to a round."""
+
+    kind: Literal["without"] = "without"
+    peers: list[PeerName] = Field(max_length=16)
+    why: Words
+
+
+class Going(Happened):
+    """This peer is going: for a while, or for good."""
+
+    kind: Literal["going"] = "going"
+    how: Literal["leaving", "paused", "gone"]
+    why: Words
+
+
+class Noted(Happened):
+    """Anything else that is worth a line: a refusal, a suspicion, a decision. `peer` is whom it is about."""
+
+    kind: Literal["noted"] = "noted"
+    peer: PeerName = ""
+
+
+Told = Annotated[
+    RoundEnded | LossFound | GroupJoined | GroupLost | ContributionOut | EndedShort | NotAwaited | Going | Noted,
+    Field(discriminator="kind"),
+]
+
+
+class Batch(Strict):
+    """How it goes now: the round and how many of its inner steps are done, the last one's loss; and since this peer
+    joined, the tokens of its replica's steps, the seconds, and bytes that went over its line."""
+
+    version: str = Field("", max_length=32, pattern=r"^[0-9A-Za-z.+-]*$")
+    round: Round = 0
+    step: Steps = 0
+    loss: Loss | None = None
+    tokens: Count = 0
+    seconds: Seconds = 0.0
+    up: Count = 0
+    down: Count = 0
+    compression: int = Field(0, ge=0, le=65536, description="d / k that its group has chosen; 0: the run's own")
+    credit: Count = Field(0, description="tokens of work that receipts show")
+    happened: list[Told] = Field(default_factory=list, max_length=MOST_HAPPENED)
+    left_out: Count = Field(0, description="so many things that happened are not told")
+
+
+def pack(batch: Batch) -> bytes:
+    """A batch as it is sent."""
+    return batch.model_dump_json().encode()
+
+
+def unpack(data: bytes) -> Batch:
+    """Check a batch that a peer sent.
+
+    Raises:
+        FormatError: it is too long, or is none.
+    """
+    if len(data) > BATCH_BYTES:
+        raise FormatError(f"a batch of {len(data)} bytes, where {BATCH_BYTES} are allowed")
+    try:
+        return Batch.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = printable(".".join(map(str, first["loc"])))
+        raise FormatError(f"what is told is malformed: {where}: {printable(first['msg'])}"[:200]) from None
+    except ValueError:
+        raise FormatError("what is told is malformed") from None

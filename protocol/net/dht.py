@@ -1,0 +1,253 @@
+"""The DHT, by hivemind.
+
+It runs inside our own asyncio loop (`DHTNode`, never the forking `hivemind.DHT`); beside it runs only
+libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a hung node costs seconds.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.addresses import join
+from protocol.errors import ResourceError, UnreachableError
+from protocol.identity import PeerId
+from protocol.limits import LIBP2P_BYTES, RECORDS_READ
+from protocol.net import libp2p
+from protocol.net.dht_calls import Calls
+from protocol.net.dht_checks import Checks
+from protocol.net.dht_rules import Rules
+from protocol.net.streams import BROKEN, Streams
+from protocol.trust.keys import Identity
+
+WAIT_SECONDS = 2.0
+"""How long one node may take to answer before it is passed over."""
+
+SEARCH_SECONDS = 20.0
+"""A search asks a few nodes after each other, and may meet some that do not answer."""
+
+ATTACH_SECONDS = 5.0
+
+ATTACH_AGAIN_SECONDS = 30.0
+
+BEAT_SECONDS = 2.0
+"""So often libp2p's daemon is asked whether it is there."""
+
+BEATS_MISSED = 2
+"""One may be missed because this process was busy."""
+
+STARTS = 5
+"""A daemon that cannot be started so many times in a row is given up."""
+
+MOST_PAUSE_SECONDS = 60.0
+"""Before another daemon is started where one has died at once: training goes on meanwhile."""
+
+
+@dataclass(slots=True)
+class Dht:
+    """A node of the run's DHT."""
+
+    identity: Identity
+    host: str
+    listens: list[str]
+    hidden: bool
+    checks: Checks
+    streams: Streams
+    """Those of its daemon, whichever that is by now."""
+    p2p: Any = None
+    node: Any = None
+    calls: Calls = field(init=False)
+    addresses: tuple[str, ...] = ()
+    met: tuple[str, ...] = ()
+    """Whom this node has gone to last."""
+    say: Callable[[str], None] = lambda said: None
+    """Is told when a daemon is started anew."""
+
+    async def attach(self, addresses: Sequence[str]) -> int:
+        """Meet other nodes at their libp2p addresses; how many answered."""
+        self.met = tuple(addresses) or self.met
+        results = await asyncio.gather(*(self._meet(address) for address in addresses))
+        if any(results):
+            await self.node.find_nearest_nodes([self.node.node_id])
+        return sum(results)
+
+    async def keep_attached(self, addresses: Callable[[], Sequence[str]]) -> None:
+        """Meet them again and again, for as long as this node lives. Who has been away, for a restart or behind a dead
+        line, is in nobody's routing table any more, and may have nobody in its own."""
+        while True:
+            await self.attach(addresses())
+            await asyncio.sleep(ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25))
+
+    async def _meet(self, address: str) -> bool:
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+        from hivemind.utils.multiaddr import Multiaddr
+
+        where, _, peer = address.rpartition("/p2p/")
+        try:
+            peer_id = PeerID.from_base58(peer)
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await self.p2p._client.connect(peer_id, [Multiaddr(where)])
+            self.checks.friends.add(peer)
+            return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
+        except (ControlFailure, ValueError, AssertionError, *BROKEN):
+            return False  # the last two: it is no address, and what it says is no id of a node
+
+    async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
+        """Store `value` under (`key`, `subkey`) until then, in seconds since 1970.
+
+        False means little: a node that had heard of it from another already says so too.
+        """
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
+        except TimeoutError:
+            return False
+
+    async def read(self, key: str) -> dict[str, object]:
+        """What is stored under `key` now, by subkey; of more than `RECORDS_READ`, any."""
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                found = await self.node.get(key, latest=True)
+        except TimeoutError:
+            return {}
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        subkeys = list(found.value)
+        if len(subkeys) > RECORDS_READ:
+            subkeys = random.sample(subkeys, RECORDS_READ)  # at the next reading others
+        return {str(subkey): found.value[subkey].value for subkey in subkeys}
+
+    async def read_all(self) -> dict[str, object]:
+        """What is stored under all keys of the rules."""
+        found: dict[str, object] = {}
+        for each in await asyncio.gather(*map(self.read, self.checks.rules.keys)):
+            found |= each
+        return found
+
+    async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do `work`, and see meanwhile that this node lives: hivemind itself would go on and find nothing.
+
+        Raises:
+            ResourceError: libp2p's daemon is gone, and no other can be started.
+        """
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._keep_alive())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _keep_alive(self) -> None:
+        """Another daemon for each that dies, or falls silent, or holds too much."""
+        pause = 0.0
+        while True:
+            began = time.monotonic()
+            trouble = await self._trouble()
+            lived = time.monotonic() - began
+            pause = 0.0 if lived > MOST_PAUSE_SECONDS else min(MOST_PAUSE_SECONDS, max(1.0, 2 * pause))
+            self.say(f"libp2p's daemon {trouble}: another is started")
+            await self._start_again(trouble, pause)
+
+    async def _trouble(self) -> str:
+        """What is wrong with the daemon, as soon as something is."""
+        died = asyncio.ensure_future(self.p2p._child.wait())
+        missed = large = 0
+        try:
+            while max(missed, large) < BEATS_MISSED:
+                await asyncio.wait((died,), timeout=BEAT_SECONDS)
+                if died.done():
+                    return f"died (exit code {self.p2p._child.returncode})"
+                missed = 0 if await libp2p.answers(self.p2p) else missed + 1
+                large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
+                if large:
+                    await self._hang_up_on_strangers()
+                libp2p.forget_ended(self.p2p)
+                self.calls.let_go_of_silent()
+        finally:
+            died.cancel()
+        return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
+
+    async def _hang_up_on_strangers(self) -> None:
+        strangers = [peer for peer in await self.streams.connected() if not self.checks.is_member(peer)]
+        for peer in strangers:
+            await self.streams.hang_up(peer)
+
+    async def _start_again(self, trouble: str, pause: float) -> None:
+        """Raises ResourceError: it cannot be."""
+        await self._end()
+        for attempt in range(1, STARTS + 1):
+            await asyncio.sleep(pause)
+            try:
+                await self.start()
+                break
+            except ResourceError as error:
+                if attempt == STARTS:
+                    raise ResourceError(
+                        f"libp2p's daemon, a child of this process, {trouble}, and cannot be started again: {error}"
+                    ) from None
+                pause = max(1.0, 2 * pause)
+        await self.attach(self.met)
+
+    async def start(self) -> None:
+        """Start the daemon, and a node that goes by it.
+
+        Raises:
+            ResourceError: libp2p's daemon does not start.
+        """
+        from hivemind.dht import DHTNode
+
+        async def hang_up(peer: str) -> None:
+            await self.streams.hang_up(PeerId(peer))
+
+        port = int(self.listens[0].split("/")[4])
+        libp2p.require_free(self.host, port)
+        self.calls = Calls(self.checks, hang_up)
+        self.p2p = await libp2p.begin(self.calls.between(), self.identity, join(self.host, port), self.listens)
+        self.node = self.calls.node = await DHTNode.create(
+            p2p=self.p2p,
+            node_id=self.node and self.node.node_id,
+            wait_timeout=WAIT_SECONDS,
+            record_validator=self.calls.validator(),
+            client_mode=self.hidden,
+            cache_locally=False,  # each reading looks for the newest
+            cache_nearest=0,
+        )
+        self.addresses = tuple(str(address) for address in await self.p2p.get_visible_maddrs())
+        self.listens = libp2p.again(self.listens, self.addresses)
+        await self.streams.move(self.p2p)
+
+    async def _end(self) -> None:
+        self.calls.stop()
+        await libp2p.end(self.p2p)
+
+    async def stop(self) -> None:
+        """Leave; libp2p's daemon ends, if it has not already."""
+        await self._end()
+        self.checks.stop()
+
+
+async def start(
+    identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = (), hidden: bool = False
+) -> Dht:
+    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. One that is `hidden`, as others
+    cannot dial it, asks and keeps nothing for others.
+
+    Raises:
+        ResourceError: libp2p's daemon does not start.
+        UnreachableError: none of `bootstraps` answered.
+    """
+    logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
+    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules), Streams(None))
+    await dht.start()
+    if bootstraps and not await dht.attach(bootstraps):
+        await dht.stop()
+        raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")
+    return dht

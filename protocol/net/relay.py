@@ -1,0 +1,274 @@
+"""A stream relay: peers that cannot be dialled stay connected to it, and others reach them through it.
+
+It sees TLS between the two, and nothing of what is inside; it can drop and delay. What it carries is for members of the
+run alone: both show the card by which they were admitted, libp2p has checked their keys, and neither may be one to whom
+this node objects. Two peers have a budget of bytes, a number of streams, and a time for each.
+
+    greeting: msgpack [word, card, peer], answered by an empty message, or a reason
+    "hold", card, ""        from then on each byte is answered by one, until somebody hangs up
+    "call", card, peer      from then on the bytes are those of a tunnel into the peer's gRPC port
+"""
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgpack
+
+from protocol.errors import FormatError, HetpeerError, RefusedError
+from protocol.identity import PeerId
+from protocol.limits import (
+    RELAY_BYTES_PER_SECOND,
+    RELAY_BYTES_SAVED,
+    RELAY_GREETING_BYTES,
+    RELAY_GREETINGS_OF_PEER,
+    RELAY_GREETINGS_OF_STRANGERS,
+    RELAY_IDLE_SECONDS,
+    RELAY_LOOK_SECONDS,
+    RELAY_OPEN_SECONDS,
+    RELAY_PAIRS_KEPT,
+    RELAY_PEERS,
+    RELAY_PING_SECONDS,
+    RELAY_SILENCE_SECONDS,
+    RELAY_STREAM_SECONDS,
+    RELAY_STREAMS,
+    RELAY_STREAMS_OF_PAIR,
+    RELAY_STREAMS_OF_PEER,
+)
+from protocol.net.guard import Objection, nobody
+from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
+from protocol.trust.membership import Authority
+
+RELAY = "hetpeer/relay/1"
+
+Word = Literal["hold", "call"]
+
+Pair = frozenset[PeerId]
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Budget:
+    """What two peers may still send each other. `at` is when it was counted last, by the clock that is given."""
+
+    clock: Clock
+    left: float = RELAY_BYTES_SAVED
+    at: float = 0.0
+    streams: int = 0
+
+    def __post_init__(self) -> None:
+        self.at = self.clock()
+
+    def wait_seconds(self, count: int) -> float:
+        """Take so many bytes, and how long to wait before they are passed on."""
+        now = self.clock()
+        self.left = min(RELAY_BYTES_SAVED, self.left + (now - self.at) * RELAY_BYTES_PER_SECOND) - count
+        self.at = now
+        return max(0.0, -self.left / RELAY_BYTES_PER_SECOND)
+
+
+@dataclass(slots=True)
+class Relay:
+    """What a public node does for those who cannot be dialled. `objection`: why it does not do so for a peer, which is
+    asked again while a stream goes on."""
+
+    streams: Streams
+    authority: Authority
+    objection: Objection = nobody
+    pay: Spend = free
+    """Waits for the turn of so many bytes on this node's own line, each way."""
+    clock: Clock = time.monotonic
+    held: dict[PeerId, Stream] = field(default_factory=dict)
+    budgets: OrderedDict[Pair, Budget] = field(default_factory=OrderedDict)
+    greeting: Counter[PeerId] = field(default_factory=Counter)
+    """How many greetings of each are awaited."""
+    welcome: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
+    """Who has shown a card that holds."""
+    opened: dict[Stream, PeerId] = field(default_factory=dict)
+    """The streams that are carried, and who has opened each."""
+
+    async def open(self) -> None:
+        """Be a relay from now on."""
+        await self.streams.serve(RELAY, self._answer)
+
+    async def _answer(self, peer: PeerId, stream: Stream) -> None:
+        most = RELAY_STREAMS if peer in self.welcome else RELAY_GREETINGS_OF_STRANGERS
+        if self.greeting.total() >= most or self.greeting[peer] >= RELAY_GREETINGS_OF_PEER:
+            return
+        self.greeting[peer] += 1
+        try:
+            async with asyncio.timeout(RELAY_OPEN_SECONDS):
+                greeting = await stream.hear(RELAY_GREETING_BYTES)
+        finally:
+            self.greeting[peer] -= 1
+            if not self.greeting[peer]:
+                del self.greeting[peer]
+        try:
+            word, other = self._read(peer, greeting)
+            if word == "hold":
+                await self._hold(peer, stream)
+            else:
+                await self._carry(peer, other, stream)
+        except HetpeerError as error:
+            await stream.say(str(error).encode()[:200])
+
+    def _read(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
+        """What a member of the run asks for.
+
+        Raises:
+            FormatError, RefusedError: it is none, or asks for nothing that there is.
+        """
+        try:
+            fields = msgpack.unpackb(greeting, max_array_len=3)
+        except (ValueError, msgpack.UnpackException):
+            fields = None
+        match fields:
+            case ["hold" | "call" as word, bytes(card), str(other)]:
+                self.authority.admitted_now(peer, card)
+                self.welcome[peer] = None
+                if len(self.welcome) > RELAY_PAIRS_KEPT:
+                    self.welcome.popitem(last=False)
+                self._require_no_objection((peer,))
+                return word, PeerId(other)
+        raise FormatError("no greeting of a relay's")
+
+    async def _hold(self, peer: PeerId, stream: Stream) -> None:
+        """Be there for a peer until it hangs up, or says nothing for a while. Its newest stream counts."""
+        if peer not in self.held and len(self.held) >= RELAY_PEERS:
+            raise RefusedError("this relay holds as many peers as it can")
+        if (before := self.held.get(peer)) is not None:
+            before.close()
+        self.held[peer] = stream
+        try:
+            await stream.say(b"")
+            while True:
+                async with asyncio.timeout(2 * RELAY_PING_SECONDS + RELAY_SILENCE_SECONDS):
+                    await stream.reader.readexactly(1)
+                if self.objection(peer):
+                    return
+                stream.writer.write(b"\0")
+                await stream.writer.drain()
+        finally:
+            if self.held.get(peer) is stream:
+                del self.held[peer]
+
+    async def _carry(self, peer: PeerId, other: PeerId, stream: Stream) -> None:
+        """Carry bytes between two peers until one hangs up, or they may no longer."""
+        if other not in self.held:
+            raise RefusedError(f"peer {str(other)[-8:]} is not behind this relay")
+        pair = frozenset((peer, other))
+        self._require_no_objection(pair)
+        budget = self._budget(pair)
+        mine = sum(each == peer for each in self.opened.values())
+        too_many = budget.streams >= RELAY_STREAMS_OF_PAIR or mine >= RELAY_STREAMS_OF_PEER
+        if too_many or (len(self.opened) >= RELAY_STREAMS and not self._make_room(mine)):
+            raise RefusedError("this relay carries as many streams as it can")
+        budget.streams += 1
+        self.opened[stream] = peer
+        try:
+            tunnel = await open_tunnel(self.streams, other)
+            try:
+                await stream.say(b"")
+                await self._watched(pair, budget, stream, tunnel)
+            finally:
+                tunnel.close()
+        finally:
+            budget.streams -= 1
+            self.opened.pop(stream, None)
+
+    def _make_room(self, mine: int) -> bool:
+        """Hang up on the newest stream of who has opened most, if that is more than who asks has, and this one; whether
+        there is room now."""
+        ((greedy, most),) = Counter(self.opened.values()).most_common(1)
+        if most <= mine + 1:
+            return False
+        newest = [stream for stream, peer in self.opened.items() if peer == greedy][-1]
+        del self.opened[newest]
+        newest.close()
+        return True
+
+    async def _watched(self, pair: Pair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
+        """Splice, and look now and then whether that may go on."""
+        began = heard = self.clock()
+
+        async def spend(count: int) -> None:
+            nonlocal heard
+            heard = self.clock()
+            if wait := budget.wait_seconds(count):
+                await asyncio.sleep(wait)
+            await self.pay(count)
+
+        carrying = asyncio.create_task(splice(stream, tunnel, spend))
+        try:
+            while not carrying.done():
+                await asyncio.wait((carrying,), timeout=RELAY_LOOK_SECONDS)
+                now = self.clock()
+                idle, old = now - heard > RELAY_IDLE_SECONDS, now - began > RELAY_STREAM_SECONDS
+                if idle or old or any(self.objection(each) for each in pair):
+                    break
+        finally:
+            carrying.cancel()
+            await asyncio.wait((carrying,))
+
+    def _budget(self, pair: Pair) -> Budget:
+        budget = self.budgets.get(pair)
+        if budget is None:
+            budget = self.budgets[pair] = Budget(self.clock)
+            unused = (each for each, theirs in self.budgets.items() if each != pair and not theirs.streams)
+            if len(self.budgets) > RELAY_PAIRS_KEPT and (oldest := next(unused, None)) is not None:
+                del self.budgets[oldest]
+        self.budgets.move_to_end(pair)
+        return budget
+
+    def _require_no_objection(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            if reason := self.objection(peer):
+                raise RefusedError(reason)
+
+
+async def be_held(streams: Streams, address: str, card: bytes) -> tuple[PeerId, Stream]:
+    """Stay connected to a relay, from which others then reach this peer; who it is, and the stream to keep (`ping`).
+
+    Raises:
+        UnreachableError, RefusedError: it is not there, or does not want to.
+    """
+    relay = await streams.connect(address)
+    return relay, await _greet(streams, relay, "hold", card, "")
+
+
+async def ping(stream: Stream) -> bool:
+    """Whether the relay that holds this peer is there."""
+    try:
+        stream.writer.write(b"\0")
+        async with asyncio.timeout(RELAY_SILENCE_SECONDS):
+            await stream.reader.readexactly(1)
+    except (OSError, EOFError, TimeoutError):
+        return False
+    return True
+
+
+async def call_by(streams: Streams, address: str, card: bytes, peer: PeerId) -> Stream:
+    """A tunnel to a peer by a relay that holds it.
+
+    Raises:
+        UnreachableError, RefusedError: the relay is not there, or the peer is not there, or one does not want to.
+    """
+    return await _greet(streams, await streams.connect(address), "call", card, peer)
+
+
+async def _greet(streams: Streams, relay: PeerId, word: Word, card: bytes, peer: str) -> Stream:
+    stream = await streams.open(relay, RELAY)
+    try:
+        await stream.say(msgpack.packb([word, card, peer]))
+        await expect_yes(stream, f"the relay {relay[-8:]}")
+    except OSError:
+        stream.close()
+        raise RefusedError(f"the relay {relay[-8:]} hung up") from None
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -1,0 +1,317 @@
+"""Which contributions count: the set of one part, kept by one peer, without I/O.
+
+The outer state is a function of this set, so two peers whose ledgers say the same hold the same bits. A ledger
+takes no decision that depends on anything but what it was shown and its clock (see `protocol/outer/window.py`).
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from protocol.identity import NO_PEER, ContributionName, Part, PeerId
+from protocol.outer.history import History
+from protocol.outer.standing import Standing
+from protocol.outer.window import SKEW, Window
+
+VERSIONS_KEPT = 2
+"""Two versions of one contribution void each other; a third says nothing new."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contribution that its author signed, and who signed that it was there in time.
+
+    `proof` and the values of `receipts` are the signed messages, already verified; the ledger only passes them on.
+    """
+
+    name: ContributionName
+    sha256: str
+    size: int
+    proof: bytes = b""
+    receipts: dict[PeerId, bytes] = field(default_factory=dict)
+    slot: int = 0
+    """Its author's place by the card that came with `proof`: a contribution that names another is not valid by it."""
+    vouched: bool = False
+    """Enough other peers said to this one that they have accepted it. Never sent on."""
+    held: bool = False
+    """Its bytes are here. Never sent on."""
+    issuer: PeerId = NO_PEER
+    """The gateway that let its author in, by the card it was signed with; none: the operator itself did."""
+    _key: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    @property
+    def key(self) -> bytes:
+        """8 bytes that stand for name and content where peers compare what they have."""
+        if not self._key:
+            said = f"{self.name.part} {self.name.round} {self.name.author} {self.sha256}"
+            self._key = blake2b(said.encode(), digest_size=8).digest()
+        return self._key
+
+
+Entries = dict[int, dict[PeerId, dict[str, Entry]]]
+"""Round → author → SHA-256 → entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """The operator takes out an author's contributions from round `start` on, and those of whom it let in as a gateway.
+    `issued`: the round it was signed in."""
+
+    author: PeerId
+    start: int
+    issued: int
+
+    def effective(self, window: Window) -> int:
+        """The first round without them: a function of the record alone, so that all peers agree."""
+        return max(self.start, self.issued - window.revocable)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The contributions to one part that a peer has accepted.
+
+    `clock` is the round this peer judges by, from 1: `begun`, the one it works on, or a later one that the others are
+    in. Rounds up to `folded` are closed for ever, and `history` tells what counted in them.
+    """
+
+    part: Part
+    me: PeerId
+    window: Window
+    clock: int = 1
+    folded: int = 0
+    history: History = field(default_factory=History)
+    accepted: Entries = field(default_factory=dict)
+    waiting: Entries = field(default_factory=dict)
+    revocations: set[Revocation] = field(default_factory=set)
+    checks: dict[int, bytes] = field(default_factory=dict)
+    """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
+    closed: dict[int, list[Entry]] = field(default_factory=dict)
+    """Of the last closed rounds what had been accepted, for peers that come from an older state. It decides nothing."""
+    begun: int = 1
+    """The round this peer works on itself."""
+
+    def offer(self, entry: Entry, vouched: bool = False) -> Standing:
+        """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
+
+        `vouched`: this peer is catching up, and takes the word of others that it was there in time. Its round may be
+        closed there.
+        """
+        entry.receipts.pop(entry.name.author, None)
+        past = self.window.is_past(self.clock, entry.name.round)
+        if self._has_fallen(entry):
+            return Standing.FALLEN
+        if entry.name.round <= self.folded or (past and not vouched):
+            return Standing.CLOSED
+        if not past and not self.window.is_open(self.clock, entry.name.round):
+            return Standing.EARLY
+        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
+        if entry.sha256 in known:
+            self._merge(known[entry.sha256], entry)
+            return Standing.ACCEPTED
+        if len(known) >= VERSIONS_KEPT:
+            return Standing.SURPLUS
+        kept = others.get(entry.sha256, entry)
+        self._merge(kept, entry)
+        kept.vouched |= vouched
+        if self._in_time(kept):
+            return self._hold(kept)
+        if len(others.keys() - {entry.sha256}) >= VERSIONS_KEPT:
+            return Standing.SURPLUS
+        _put(self.waiting, kept)
+        return Standing.UNPROVEN
+
+    def _hold(self, entry: Entry) -> Standing:
+        """An entry in time waits for its bytes, unless another version is in time too: then both are void, and so
+        accepted without bytes. Or an author could keep a third version out by naming two that it never hands out."""
+        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
+        rivals = [each for each in others.values() if each.sha256 != entry.sha256 and self._in_time(each)]
+        if not known and not rivals:
+            _put(self.waiting, entry)
+            return Standing.WANTED
+        for each in [entry, *rivals][: VERSIONS_KEPT - len(known)]:
+            self._accept(each)
+        return Standing.ACCEPTED
+
+    def _accept(self, entry: Entry) -> None:
+        _under(self.waiting, entry.name).pop(entry.sha256, None)
+        _put(self.accepted, entry)
+        self._count(entry)
+
+    def take(self, entry: Entry, vouched: bool = False) -> Standing:
+        """The bytes of an entry are here and valid: accept it, if it is in time now."""
+        standing = self.offer(entry, vouched)
+        if standing is Standing.WANTED:
+            kept = _under(self.waiting, entry.name)[entry.sha256]
+            kept.proof, kept.slot, kept.issuer = entry.proof, entry.slot, entry.issuer  # what it is valid by
+            self._accept(kept)
+            standing = Standing.ACCEPTED
+        if standing is Standing.ACCEPTED:
+            self.versions(entry.name)[entry.sha256].held = True
+        return standing
+
+    def wants_receipt(self, name: ContributionName, sha256: str) -> bool:
+        """Whether this peer should sign that it has accepted an entry: others may need it."""
+        entry = self.versions(name).get(sha256)
+        return (
+            entry is not None
+            and self.me not in {name.author, *entry.receipts}
+            and len(entry.receipts) < self.window.most_receipts
+        )
+
+    def sign(self, name: ContributionName, sha256: str, receipt: bytes) -> None:
+        """Add this peer's own receipt."""
+        self.versions(name)[sha256].receipts[self.me] = receipt
+
+    def revoke(self, revocation: Revocation) -> bool:
+        """Take an author out, and whom it let in; whether all rounds concerned are still open here. If not, this peer's
+        state is wrong. What has fallen is as if it had never been shown: by another card it may come again."""
+        self.revocations.add(revocation)
+        self._keep(lambda entry: not self._has_fallen(entry))
+        for authors in self.waiting.values():
+            for author, versions in authors.items():
+                authors[author] = {sha256: each for sha256, each in versions.items() if not self._has_fallen(each)}
+        return revocation.effective(self.window) > self.folded or not self.history.counts(
+            revocation.author, revocation.effective(self.window), self.folded
+        )
+
+    def chosen(self, round: int) -> dict[PeerId, str]:
+        """S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
+        revoked = self._revoked(round)
+        return {
+            author: next(iter(versions))
+            for author, versions in sorted(self.accepted.get(round, {}).items())
+            if len(versions) == 1 and author not in revoked
+        }
+
+    def advance(self, clock: int) -> range:
+        """This peer goes on to a round; the rounds that are to be folded now, in order."""
+        self.begun = max(self.begun, clock)
+        self.clock = max(self.clock, self.begun)
+        return range(self.folded + 1, self.begun - self.window.width)
+
+    def follow(self, clock: int, caught_up: int = 0) -> None:
+        """Judge by the round that the others are in, as long as their contributions show it, and `SKEW` rounds beyond
+        this peer's own at most. What is further is for who has `caught_up` with it, or tries to."""
+        self.clock = max(self.begun, min(clock, self.begun + SKEW), caught_up)
+
+    def fall_back(self) -> None:
+        """What this peer tried to catch up with was not there: forget what is of rounds that have not begun here."""
+        self.clock = self.begun
+        for table in (self.accepted, self.waiting, self.checks):
+            for round in [round for round in table if round > self.begun + SKEW]:
+                del table[round]
+
+    def newest(self, author: PeerId) -> int:
+        """The last round of an author of which something is accepted, or counts; 0 if nothing is."""
+        rounds = [round for round, authors in self.accepted.items() if author in authors]
+        counted = self.history.ranges.get(author)
+        return max(rounds, default=counted[-1][1] if counted else 0)
+
+    def counted_since(self, round: int) -> set[PeerId]:
+        """Whose contributions of that round or a later one count, as far as they are here."""
+        closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
+        return closed.union(*(self.chosen(each) for each in self.accepted if each >= round))
+
+    def fold(self, round: int) -> dict[PeerId, str]:
+        """Close the next round for ever; what counted in it."""
+        if round != self.folded + 1:
+            raise ValueError(f"round {round} cannot be folded after round {self.folded}")
+        chosen = self.chosen(round)
+        self.history.add(round, chosen)
+        for table in (self.accepted, self.waiting, self.checks):
+            table.pop(round, None)
+        self.folded = round
+        return chosen
+
+    def adopt(self, folded: int, history: History) -> None:
+        """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays.
+
+        A clock that ran ahead of the state's holders goes back to theirs, or it would close their rounds too early
+        again and again.
+        """
+        self.folded, self.history = folded, history
+        self.begun = self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
+        for table in (self.accepted, self.waiting, self.checks):
+            for round in [round for round in table if round <= folded]:
+                del table[round]
+
+    def _has_fallen(self, entry: Entry) -> bool:
+        return entry.issuer in self._revoked(entry.name.round)
+
+    def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
+        """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
+        has not been accepted by enough others. Or a newcomer might take it over from here. What was taken on others'
+        word before, or from this peer's own disk, is judged anew."""
+        for entry in self.all_entries():
+            entry.vouched = (entry.name, entry.sha256) in vouched
+        self._keep(self._in_time)
+
+    def _keep(self, stays: Callable[[Entry], bool]) -> None:
+        for round, authors in [*self.accepted.items()]:
+            for author, versions in [*authors.items()]:
+                kept = {sha256: entry for sha256, entry in versions.items() if stays(entry)}
+                if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
+                    kept = {sha256: entry for sha256, entry in kept.items() if self._stands(entry)}
+                authors[author] = kept
+                if not kept:
+                    del authors[author]
+            if not authors:
+                del self.accepted[round]
+        self.checks = {round: combined(self.entries(round)) for round in self.accepted}
+
+    def _stands(self, entry: Entry) -> bool:
+        if not entry.held:  # it can count alone once it has its bytes again
+            _put(self.waiting, entry)
+        return entry.held
+
+    def entries(self, round: int) -> list[Entry]:
+        """Everything accepted of an open round, both versions of what is void included: proof for others."""
+        return [entry for versions in self.accepted.get(round, {}).values() for entry in versions.values()]
+
+    def all_entries(self) -> list[Entry]:
+        """Everything accepted of all open rounds."""
+        return [entry for round in self.open_rounds() for entry in self.entries(round)]
+
+    def open_rounds(self) -> list[int]:
+        """Open rounds of which something has been accepted."""
+        return sorted(self.accepted)
+
+    def _count(self, entry: Entry) -> None:
+        self.checks[entry.name.round] = combined([entry], self.checks.get(entry.name.round, bytes(8)))
+
+    def versions(self, name: ContributionName) -> dict[str, Entry]:
+        """What has been accepted under a name, by SHA-256: two of them void each other."""
+        return _under(self.accepted, name)
+
+    def _in_time(self, entry: Entry) -> bool:
+        if entry.vouched:
+            return True
+        receipts = len(entry.receipts) - (self.me in entry.receipts)
+        if entry.name.author != self.me:
+            return receipts >= self.window.receipts_needed(self.clock, entry.name.round)
+        needed = self.window.receipts_needed(self.clock + SKEW, entry.name.round)
+        return receipts >= min(needed, self.window.most_receipts)  # its author adds none: others must do with these
+
+    def _merge(self, kept: Entry, entry: Entry) -> None:
+        for signer, receipt in entry.receipts.items():
+            if len(kept.receipts) < self.window.most_receipts:
+                kept.receipts.setdefault(signer, receipt)
+
+    def _revoked(self, round: int) -> set[PeerId]:
+        return {each.author for each in self.revocations if round >= each.effective(self.window)}
+
+
+def combined(entries: Iterable[Entry], check: bytes = bytes(8)) -> bytes:
+    """The check of a set of entries, or of one more than `check` is of."""
+    total = int.from_bytes(check, "big")
+    for entry in entries:
+        total ^= int.from_bytes(entry.key, "big")
+    return total.to_bytes(8, "big")
+
+
+def _under(entries: Entries, name: ContributionName) -> dict[str, Entry]:
+    return entries.get(name.round, {}).get(name.author, {})
+
+
+def _put(entries: Entries, entry: Entry) -> None:
+    entries.setdefault(entry.name.round, {}).setdefault(entry.name.author, {})[entry.sha256] = entry

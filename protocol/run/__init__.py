@@ -1,0 +1,1 @@
+"""The files of a run: descriptor, prepared text, tokenizer, and models in Hugging Face's format."""

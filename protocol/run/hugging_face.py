@@ -1,0 +1,237 @@
+"""A model in the format everyone uses: a folder as transformers' `LlamaForCausalLM` has it.
+
+    config.json                     its sizes
+    model.safetensors               its weights; or, in several files,
+    model.safetensors.index.json    the file of each tensor
+    tokenizer.json                  Hugging Face `tokenizers` format
+    hetpeer/basis.safetensors       U of the run it comes from, if it comes from one that compresses
+
+A checkpoint is a stranger's: sizes are checked before anything is read by them, and nothing is unpickled.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.codec.stored_tensors import DTYPES, Stored, read_json, tensors_in
+from protocol.codec.units import to_units
+from protocol.errors import UserError
+from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
+from protocol.manifest import Model
+from protocol.run.run_files import BASIS, TOKENIZER
+from protocol.toml_tables import MOST_CHARACTERS, validated
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+BASIS_OF_THE_RUN = f"hetpeer/{BASIS}"
+
+MOST_CONTEXT = 2**17
+"""Of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
+
+LIKE_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_scaling": None,
+}
+"""What a config must say, if it says anything, of what a run's model has no choice of."""
+
+ORTHONORMAL_TOLERANCE = 1e-5
+"""Largest |UᵀU − 1| of a basis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder whose config and list of tensors have been checked. `model.context` is the longest it was made for."""
+
+    folder: Path
+    model: Model
+    tied: bool
+    stored: Mapping[str, Stored]
+
+    @property
+    def tokenizer(self) -> Path:
+        """Its tokenizer's file, which need not be there."""
+        return self.folder / TOKENIZER
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """One tensor, by its name in the layout.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        return self.stored[EMBEDDING_TENSOR if self.tied and name == HEAD_TENSOR else name].read()
+
+    def units(self, name: str) -> NDArray[np.int32]:
+        """One tensor in units of 2⁻²⁶.
+
+        Raises:
+            UserError: it cannot be read, or a value is none that a run can hold.
+        """
+        try:
+            return to_units(self.read(name))
+        except OverflowError:
+            raise UserError(
+                f"{self.folder}: {name} has a value outside ±32, or one that is no number: a run cannot hold it"
+            ) from None
+
+    def basis(self) -> NDArray[np.float32] | None:
+        """U [d, d] of the run that the model comes from; None where there is none.
+
+        Raises:
+            UserError: it is no orthonormal matrix of the model's width.
+        """
+        path, d = self.folder / BASIS_OF_THE_RUN, self.model.d
+        if not path.exists():
+            return None
+        stored = tensors_in(path).get("basis")
+        if stored is None or (stored.dtype, stored.shape) != ("F32", (d, d)):
+            raise UserError(f"{path} is no basis of {d} dimensions: remove it, and the run makes one")
+        basis = stored.read()
+        error = np.abs(basis.T.astype(np.float64) @ basis - np.eye(d)).max()
+        if not error <= ORTHONORMAL_TOLERANCE:  # so written, NaN fails too
+            raise UserError(f"{path} is no basis: its columns are not orthonormal; remove it, and the run makes one")
+        return basis
+
+    def require(self, model: Model) -> None:
+        """Check that a run of `model` can begin from this checkpoint: its context may be shorter.
+
+        Raises:
+            UserError: they differ; the message names the first field.
+        """
+        ours = self.model.model_dump()
+        for field, value in model.model_dump().items():
+            if value != ours[field] and not (field == "context" and value < ours[field]):
+                raise UserError(
+                    f"model.{field} is {value} in the manifest, and {ours[field]} in {self.folder}: "
+                    "`hetpeer import` writes a manifest that fits"
+                )
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint's config, and find its tensors.
+
+    Raises:
+        UserError: it is no LLaMA that a run can train; the message says why, and what can be done.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
+    config = read_json(folder / CONFIG)
+    model, tied = _model(config, folder / CONFIG), config.get("tie_word_embeddings") is True
+    stored = _find_tensors(folder)
+    _require_layout(whole_layout(model), stored, tied, folder)
+    return Checkpoint(folder, model, tied, stored)
+
+
+def config(model: Model) -> dict[str, Any]:
+    """What `config.json` says of a model of this run."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **LIKE_LLAMA,
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.d,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.d // model.heads,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": False,
+        "bos_token_id": model.end_of_text,
+        "eos_token_id": model.end_of_text,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def _model(config: dict[str, Any], path: Path) -> Model:
+    """Raises UserError unless a run's model can be what the config says."""
+    for field, expected in LIKE_LLAMA.items():
+        given = config.get(field, expected)
+        if given != expected and not (field == "rope_scaling" and _is_plain(given)):
+            raise UserError(
+                f"{path}: {field} is {_shown(given)}, and the model of a run has {json.dumps(expected)}: "
+                "a run cannot train this model"
+            )
+    rope = config.get("rope_parameters") or {}
+    if not _is_plain(rope):
+        raise UserError(f"{path}: rope_parameters are {_shown(rope)}: a run's model has plain rotary positions")
+    heads = config.get("num_attention_heads")
+    end = config.get("eos_token_id", 2)
+    sizes = {
+        "layers": config.get("num_hidden_layers"),
+        "d": config.get("hidden_size"),
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "ffn": config.get("intermediate_size"),
+        "context": config.get("max_position_embeddings", 2048),
+        "vocabulary": config.get("vocab_size"),
+        "rope_theta": rope.get("rope_theta") or config.get("rope_theta", 10000.0),
+        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "end_of_text": end[0] if isinstance(end, list) and end else end,
+    }
+    if type(sizes["context"]) is int:
+        sizes["context"] = min(sizes["context"], MOST_CONTEXT)
+    model = validated(Model, sizes, str(path))
+    if config.get("head_dim") not in (None, model.d // model.heads):
+        raise UserError(
+            f"{path}: head_dim is {_shown(config['head_dim'])}, and in a run it is d / heads = {model.d // model.heads}"
+        )
+    return model
+
+
+def _is_plain(rope: object) -> bool:
+    """Whether rotary positions are as in the first LLaMA."""
+    if not isinstance(rope, dict):
+        return rope is None
+    kinds = (rope.get("rope_type", "default"), rope.get("type", "default"))
+    return kinds == ("default", "default") and rope.get("partial_rotary_factor", 1.0) == 1.0
+
+
+def _find_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint, in one file or in those of its index."""
+    if (folder / WEIGHTS).exists():
+        return tensors_in(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        pickled = ", but pickled weights, which are never read: let transformers save them as safetensors"
+        raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}{pickled if list(folder.glob('*.bin')) else ''}")
+    files = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
+        raise UserError(f"{folder / INDEX} names no safetensors files beside it")
+    found: dict[str, Stored] = {}
+    for name in sorted(set(files.values())):
+        found |= {tensor: each for tensor, each in tensors_in(folder / name).items() if files.get(tensor) == name}
+    return found
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, folder: Path) -> None:
+    """Raises UserError unless the tensors are those of the layout, of its shapes, in a number format that is read."""
+    wanted = {name: shape for name, shape in layout.items() if not (tied and name == HEAD_TENSOR)}
+    if missing := [name for name in wanted if name not in stored]:
+        raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")
+    known = {*layout, *(name for name in stored if name.endswith("rotary_emb.inv_freq"))}  # the first LLaMAs kept it
+    if unknown := sorted(stored.keys() - known):
+        raise UserError(f"{folder} has {unknown[0][:MOST_CHARACTERS]!r}, which the model of a run does not have")
+    for name, shape in wanted.items():
+        if stored[name].shape != shape:
+            raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
+        if stored[name].dtype not in DTYPES:
+            raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(DTYPES)}")
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:MOST_CHARACTERS]

@@ -1,0 +1,118 @@
+"""What a volunteer that leaves hands to another of its stage: its error feedback, and AdamW's state.
+
+Error feedback must count once. The giver sets it aside for one heir, durably, before it offers it, and does not use it
+again unless that heir has declined. The heir adds it to its own and writes down the bequest's number in one step,
+durably, before it answers; a repeat is answered and not added. So a crash at any moment leaves it with exactly one of
+them: with the heir, or set aside in the giver's folder until the two meet again.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+from protocol.layout import elements, model_layout, parts_authored
+from protocol.manifest import Manifest
+from protocol.trust import signed
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import Signer
+
+KIND, ANSWER = "bequest", "inheritance"
+
+REASON_CHARACTERS = 200
+
+NAME_BYTES = 1024
+"""One tensor's line in the header of a safetensors file, generously."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bequest:
+    """One giver's offer to one heir. `number` counts the giver's bequests from 1; `stage` is the giver's."""
+
+    giver: PeerId
+    heir: PeerId
+    number: int
+    stage: int
+    sha256: str
+    size: int
+
+
+@dataclass(slots=True)
+class Heritage:
+    """What one peer has given and taken. `blob` is what it has set aside for `heir`, which has not answered yet; both
+    are empty otherwise. `given` counts its bequests, `taken` has the number of each giver's last one."""
+
+    given: int = 0
+    heir: PeerId | Literal[""] = ""
+    blob: bytes = b""
+    taken: dict[PeerId, int] = field(default_factory=dict)
+    sha256: str = field(init=False)
+    """Of `blob`."""
+
+    def __post_init__(self) -> None:
+        self.sha256 = hashlib.sha256(self.blob).hexdigest()
+
+    def set_aside(self, heir: PeerId, blob: bytes) -> None:
+        """One more bequest."""
+        self.given, self.heir, self.blob = self.given + 1, heir, blob
+        self.sha256 = hashlib.sha256(blob).hexdigest()
+
+    def settle(self) -> None:
+        """The heir has answered."""
+        self.heir, self.blob = "", b""
+
+    def has_taken(self, bequest: Bequest) -> bool:
+        """Whether a bequest is this peer's already. A giver has one open at a time, so older ones are settled."""
+        return bequest.number <= self.taken.get(bequest.giver, 0)
+
+
+def largest(manifest: Manifest, stage: int) -> int:
+    """The most bytes in a bequest of a stage: int32 error feedback, two float32 moments, a count and a name each."""
+    layouts = [model_layout(manifest)[part] for part in parts_authored(stage)]
+    tensors = sum(len(layout) for layout in layouts)
+    return sum(3 * 4 * elements(layout) for layout in layouts) + 4 * (NAME_BYTES + 4) * tensors
+
+
+def offer(signer: Signer, bequest: Bequest) -> bytes:
+    """Sign an offer; the card tells the stage."""
+    sha256 = bytes.fromhex(bequest.sha256)
+    fields = [signer.authority.run, bequest.heir, bequest.number, sha256, bequest.size, signer.card]
+    return signed.sign(signer.identity, KIND, fields)
+
+
+def read(data: bytes, authority: Authority) -> Bequest:
+    """Check an offer.
+
+    Raises:
+        FormatError: the signature does not hold, or the giver was not admitted as a volunteer.
+    """
+    giver, fields = signed.read(data, KIND)
+    match fields:
+        case [authority.run, str(heir), int(number), bytes(digest), int(size), bytes(signed_card)] if (
+            1 <= number < 2**31 and len(digest) == 32 and size >= 0
+        ):
+            card = authority.admitted(giver, signed_card)
+            if card.role != "volunteer":
+                raise FormatError(f"peer {giver[-8:]} was not admitted as a volunteer, and has nothing to hand over")
+            return Bequest(giver, PeerId(heir), number, card.stage, digest.hex(), size)
+    raise FormatError(f"peer {giver[-8:]} signed a bequest with other fields than a bequest's")
+
+
+def answer(signer: Signer, bequest: Bequest, reason: str) -> bytes:
+    """The heir's word: an empty `reason` is "it is mine, safe on disk"; any other "it is not mine", and why."""
+    fields = [signer.authority.run, bequest.giver, bequest.number, reason[:REASON_CHARACTERS]]
+    return signed.sign(signer.identity, ANSWER, fields)
+
+
+def read_answer(data: bytes, bequest: Bequest, authority: Authority) -> str:
+    """Check an answer; why the bequest was declined, or empty: it is taken.
+
+    Raises:
+        FormatError: it is not this heir's to this bequest.
+    """
+    heir, fields = signed.read(data, ANSWER)
+    match fields:
+        case [authority.run, bequest.giver, bequest.number, str(reason)] if heir == bequest.heir:
+            return reason[:REASON_CHARACTERS]
+    raise FormatError(f"peer {heir[-8:]} answered for peer {bequest.heir[-8:]}, or to another bequest")

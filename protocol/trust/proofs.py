@@ -1,0 +1,123 @@
+"""What authors and holders sign about contributions, and the operator about authors. Each carries its signer's card."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import FormatError
+from protocol.identity import ContributionName, Part, PeerId
+from protocol.outer.ledger import Entry, Revocation
+from protocol.trust import signed
+from protocol.trust.keys import Identity
+from protocol.trust.membership import Authority, Card
+
+CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
+
+
+@dataclass(slots=True)
+class Signer:
+    """This peer's key and card, and the run it signs for. Who has stood its trial gets another card."""
+
+    identity: Identity
+    authority: Authority
+    card: bytes
+
+    def contribution(self, part: Part, round: int, sha256: str, size: int) -> Entry:
+        """Sign one's own contribution."""
+        name = ContributionName(part, round, self.identity.peer_id)
+        fields = [self.authority.run, part, round, bytes.fromhex(sha256), size, self.card]
+        return Entry(name, sha256, size, signed.sign(self.identity, CONTRIBUTION, fields))
+
+    def receipt(self, entry: Entry) -> bytes:
+        """Sign that an entry was accepted here."""
+        name = entry.name
+        fields = [self.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), self.card]
+        return signed.sign(self.identity, RECEIPT, fields)
+
+
+def claimed(proof: bytes, authority: Authority) -> Entry:
+    """What a proof says that it is of. **Nothing of it is checked yet.**
+
+    Raises:
+        FormatError: it is no proof of this run.
+    """
+    author, fields = signed.claimed(proof, CONTRIBUTION)
+    return _entry(proof, author, fields, authority)[0]
+
+
+def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Entry:
+    """Check what another peer passed on. Receipts that are not for this entry, or do not hold, are left out.
+
+    Raises:
+        FormatError: the author's signature does not hold, or its contributions to this part do not count.
+    """
+    entry, author = _contribution(proof, authority)
+    if author.on_trial:
+        raise FormatError(f"peer {author.peer[-8:]} is on trial: what it contributes does not count yet")
+    for receipt in receipts:
+        holder = _holder(receipt, entry, authority)
+        if holder is not None:
+            entry.receipts[holder] = receipt
+    return entry
+
+
+def read_trial(proof: bytes, authority: Authority) -> Entry | None:
+    """What a peer on trial contributed, which counts nowhere; None if its author is not on trial.
+
+    Raises:
+        FormatError: the author's signature does not hold, or it has no place that contributes to this part.
+    """
+    entry, author = _contribution(proof, authority)
+    return entry if author.on_trial else None
+
+
+def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
+    author, fields = signed.read(proof, CONTRIBUTION)
+    entry, card = _entry(proof, author, fields, authority)
+    owner = authority.admitted(author, card)
+    if not owner.authors(entry.name.part):
+        raise FormatError(f"peer {author[-8:]} has no place that contributes to {entry.name.part[:40]}")
+    entry.slot, entry.issuer = owner.slot, owner.issuer
+    return entry, owner
+
+
+def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority) -> tuple[Entry, bytes]:
+    """What the fields of a contribution's proof say, and the card among them."""
+    match fields:
+        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
+            len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
+        ):
+            return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof), card
+    raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
+
+
+def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:
+    """Who signed a receipt for this entry; only those who could contribute to the part themselves are asked for it."""
+    name = entry.name
+    try:
+        holder, fields = signed.read(receipt, RECEIPT)
+        expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
+        if fields[:-1] != expected or not isinstance(fields[-1], bytes):
+            return None
+        card = authority.admitted(holder, fields[-1])
+    except FormatError:
+        return None
+    return holder if card.may_author(name.part) else None
+
+
+def revoke(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:
+    """The operator's signed record."""
+    fields = [authority.run, revocation.author, revocation.start, revocation.issued]
+    return signed.sign(operator, REVOCATION, fields)
+
+
+def read_revocation(data: bytes, authority: Authority) -> Revocation:
+    """Check a revocation.
+
+    Raises:
+        FormatError: it is not one of this run's operator.
+    """
+    signer, fields = signed.read(data, REVOCATION)
+    match fields:
+        case [authority.run, str(author), int(start), int(issued)] if signer == authority.operator and start >= 1:
+            return Revocation(PeerId(author), start, issued)
+    raise FormatError("a revocation that is not this run's operator's")

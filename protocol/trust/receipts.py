@@ -1,0 +1,238 @@
+"""Receipts: what others sign of a peer's work, for the peer to keep. Who knows the run's id and its operator's checks
+them without asking anybody.
+
+- *Work*, by a neighbour in a pipeline: the microbatches that the two exchanged in a round, in inner steps that were
+  taken; what was rolled back is none. One receipt has all of a round since the signer's process began, so that a later
+  one stands in the place of an earlier one, and a group that breaks loses little.
+- *Counted*, by a peer that has closed a round: this contribution of the receiver's is in it for ever.
+
+Nobody's receipt for itself is one, nor that of who is on trial. `docs/architecture.md` says what they prove.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import FormatError
+from protocol.identity import Part, PeerId, ReplicaId, RunId
+from protocol.trust import signed
+from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES
+from protocol.trust.membership import Authority, Card
+from protocol.trust.proofs import Signer
+
+WORK, COUNTED = "work", "counted"
+
+MOST_BYTES = 2048
+"""One receipt: 0.5 KiB, 0.7 KiB with the card of a gateway."""
+
+MOST_LINE = 4 * -(-MOST_BYTES // 3) + 1
+"""One in a file: base64 and a newline."""
+
+MOST = 2**53
+"""Of anything that is counted: whole numbers that JSON's readers keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a neighbour saw. `stage` is the receiver's, `beside` the signer's; `replica` the leader of the last group in
+    which they met, in so many `attempts`; `since` is when the signer began to count, in ms since 1970. `forward` and
+    `backward` are microbatches that went over their link each way, and `tokens` those of the pairs."""
+
+    signer: PeerId
+    receiver: PeerId
+    round: int
+    replica: ReplicaId
+    stage: int
+    beside: int
+    since: int
+    attempts: int
+    forward: int
+    backward: int
+    tokens: int
+
+    @property
+    def stands_for(self) -> tuple[object, ...]:
+        """Of all with one of these, the one with the largest `amount` stands."""
+        return WORK, self.round, self.signer, self.receiver, self.stage, self.beside, self.since
+
+    @property
+    def amount(self) -> tuple[int, ...]:
+        """It only ever grows."""
+        return self.tokens, self.forward, self.backward, self.attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A peer has closed a round with this contribution of the receiver's in it, of so many inner steps."""
+
+    signer: PeerId
+    receiver: PeerId
+    round: int
+    part: Part
+    sha256: str
+    steps: int
+
+    @property
+    def stands_for(self) -> tuple[object, ...]:
+        """As for `Work`."""
+        return COUNTED, self.round, self.signer, self.receiver, self.part, self.sha256
+
+    @property
+    def amount(self) -> tuple[int, ...]:
+        """There is nothing to add."""
+        return (self.steps,)
+
+
+Receipt = Work | Counted
+
+
+def sign(signer: Signer, receipt: Receipt) -> bytes:
+    """A receipt by this peer, whose card tells its own stage."""
+    run, card = signer.authority.run, signer.card
+    match receipt:
+        case Work():
+            counts = [receipt.attempts, receipt.forward, receipt.backward, receipt.tokens]
+            where = [receipt.replica, receipt.stage, receipt.since]
+            fields = [run, receipt.receiver, receipt.round, *where, *counts, card]
+            return signed.sign(signer.identity, WORK, fields)
+        case Counted():
+            what = [receipt.part, bytes.fromhex(receipt.sha256), receipt.steps]
+            return signed.sign(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
+
+
+def read(data: bytes, authority: Authority) -> Receipt:
+    """Check a receipt.
+
+    Raises:
+        FormatError: it is none of this run, or its signer was not admitted, or to a place that could not see this.
+    """
+    if len(data) > MOST_BYTES:
+        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
+    start = len(COUNTED) + 1 + SIGNATURE_BYTES + PUBLIC_BYTES
+    counted = data[:start].endswith(COUNTED.encode() + b"\0")
+    signer, fields = signed.read(data, COUNTED if counted else WORK)
+    if not fields or fields[0] != authority.run:
+        raise FormatError(f"the receipt of peer {signer[-8:]} is of another run")
+    receipt = (_counted if counted else _work)(signer, fields, authority)
+    if receipt.receiver == signer:
+        raise FormatError(f"peer {signer[-8:]} signed a receipt for itself")
+    return receipt
+
+
+def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
+    match fields:
+        case [
+            str(_),
+            str(receiver),
+            int(round),
+            str(replica),
+            int(stage),
+            int(since),
+            int(attempts),
+            int(forward),
+            int(backward),
+            int(tokens),
+            bytes(signed_card),
+        ] if (
+            _is_peer(receiver)
+            and _is_peer(replica)
+            and 1 <= round < 2**31
+            and 0 <= stage < 1024
+            and 1 <= attempts < 2**31
+            and all(0 <= each < MOST for each in (since, forward, backward, tokens))
+        ):
+            card = _taking_part(signer, signed_card, authority)
+        case _:
+            raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of work has")
+    beside = card.stage
+    if card.role != "volunteer" or abs(beside - stage) != 1:
+        raise FormatError(f"peer {signer[-8:]} is no neighbour of stage {stage}")
+    if (stage == 0 and replica != receiver) or (beside == 0 and replica != signer):
+        raise FormatError(f"peer {signer[-8:]} signed for a group that another than its stage 0 leads")
+    counts = since, attempts, forward, backward, tokens
+    return Work(signer, PeerId(receiver), round, ReplicaId(replica), stage, beside, *counts)
+
+
+def _counted(signer: PeerId, fields: list[Any], authority: Authority) -> Counted:
+    match fields:
+        case [str(_), str(receiver), int(round), str(part), bytes(digest), int(steps), bytes(signed_card)] if (
+            _is_peer(receiver) and 1 <= round < 2**31 and len(digest) == 32 and 1 <= steps < 2**31
+        ):
+            card = _taking_part(signer, signed_card, authority)
+        case _:
+            raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of a contribution has")
+    if not card.may_author(part):
+        raise FormatError(f"peer {signer[-8:]} has no place that contributes to {part[:40]!r}")
+    return Counted(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
+
+
+def _is_peer(name: str) -> bool:
+    return 1 <= len(name) <= 64 and name.isprintable()
+
+
+def _taking_part(signer: PeerId, signed_card: bytes, authority: Authority) -> Card:
+    card = authority.admitted(signer, signed_card)
+    if card.on_trial:
+        raise FormatError(f"peer {signer[-8:]} was on trial when it signed")
+    return card
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Whose receipts these are to be, in which run. `revoked`: the first round without a peer that the operator has
+    taken out. `tokens`: of a microbatch; 0: not known."""
+
+    authority: Authority
+    receiver: PeerId | None = None
+    revoked: Mapping[PeerId, int] = field(default_factory=dict)
+    tokens: int = 0
+
+    @property
+    def run(self) -> RunId:
+        """The run."""
+        return self.authority.run
+
+    def check(self, data: bytes) -> Receipt:
+        """Check a receipt.
+
+        Raises:
+            FormatError: it does not hold, and why.
+        """
+        receipt = read(data, self.authority)
+        if self.receiver is not None and receipt.receiver != self.receiver:
+            raise FormatError(f"it is peer {receipt.receiver[-8:]}'s, not peer {self.receiver[-8:]}'s")
+        for who, what in ((receipt.signer, "its signer"), (receipt.receiver, "its receiver")):
+            if receipt.round >= (start := self.revoked.get(who, 2**31)):
+                raise FormatError(f"the operator has taken {what}, peer {who[-8:]}, out from round {start} on")
+        if isinstance(receipt, Work) and self.tokens:
+            pairs = min(receipt.forward, receipt.backward)
+            if receipt.tokens != pairs * self.tokens:
+                raise FormatError(f"{receipt.tokens} tokens are not those of {pairs} microbatches")
+        return receipt
+
+
+# In a file: a line each
+
+
+def to_line(data: bytes) -> bytes:
+    """A receipt as a line."""
+    return base64.b64encode(data) + b"\n"
+
+
+def from_line(line: bytes) -> bytes:
+    """What `to_line` made of it. A newline at the end may be missing.
+
+    Raises:
+        FormatError: it is none.
+    """
+    if len(line) > MOST_LINE:
+        raise FormatError("a line that is longer than any receipt")
+    try:
+        data = base64.b64decode(line.removesuffix(b"\n"), validate=True)
+    except binascii.Error:
+        raise FormatError("not a receipt in base64") from None
+    if base64.b64encode(data) != line.removesuffix(b"\n"):
+        raise FormatError("not the base64 of a receipt, but another that means the same")
+    return data

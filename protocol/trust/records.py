@@ -1,0 +1,241 @@
+"""What peers tell about themselves, in the DHT and in person.
+
+A record travels as a signed message that carries the operator's word, or a gateway's, that its peer is of the run:
+whoever holds or reads it checks it without asking anybody.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgpack
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
+
+from protocol.errors import FormatError
+from protocol.identity import NO_PEER, PeerId, ReplicaId, RunId
+from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
+from protocol.manifest import Manifest
+from protocol.trust import signed
+from protocol.trust.membership import Authority, Role
+from protocol.trust.proofs import Signer
+
+KIND = "record"
+
+RECORDS_UNDER_A_KEY = 64
+"""As many are expected under each of a large run's keys."""
+
+LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
+
+RELAY_CHARACTERS = 192
+
+RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_CHARACTERS, pattern=LIBP2P)]
+"""Where the libp2p node of a relay listens."""
+MOST_TOKENS_PER_SECOND = 1e9
+
+LATER = ("relays", "via", "tokens_per_second")
+"""Fields that the first version had not. A peer that has nothing to say of one leaves it out."""
+
+Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+"""The peer id of who is scored."""
+
+
+def is_relay(address: str) -> bool:
+    """Whether a relay's address may stand in a record."""
+    return 0 < len(address) <= RELAY_CHARACTERS and re.fullmatch(LIBP2P, address) is not None
+
+
+class PeerRecord(BaseModel):
+    """One peer of a run. `replica` is empty while it has no group.
+
+    `round` is the last it has finished, `contributed` the last it made a contribution to, and of two records the one
+    with the higher `sequence` is the newer: milliseconds since 1970, of when it was said. `scores` are what its audits
+    found, if it makes any: author → mean gain of its last contributions in nats per token, those of who gained least.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    peer_id: PeerId
+    address: str = Field(max_length=256, description="host:port of its gRPC services")
+    libp2p: str = Field("", max_length=256, pattern=LIBP2P, description="where its node of the DHT listens")
+    role: Role
+    stage: int = Field(ge=0, le=1023, description="0 for a datacenter or observer, which hold all")
+    slot: int = Field(ge=0, lt=2**20)
+    on_trial: bool = Field(False, description="what it contributes does not count yet: nobody waits for it")
+    replica: ReplicaId | Literal[""] = ""
+    round: int = Field(0, ge=0, lt=2**31)
+    contributed: int = Field(0, ge=0, lt=2**31)
+    sequence: int = Field(0, ge=0, lt=2**62)
+    gone: bool = Field(False, description="it has said goodbye")
+    scores: dict[Scored, FiniteFloat] = Field(default_factory=dict, max_length=16)
+    relays: bool = Field(False, description="it carries streams to peers that cannot be dialled")
+    via: list[RelayAddress] = Field(
+        default_factory=list, max_length=RELAYS_NAMED, description="the relays that hold it, if it cannot be dialled"
+    )
+    tokens_per_second: FiniteFloat = Field(
+        0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
+    )
+
+    issuer: PeerId = Field(
+        NO_PEER, exclude=True, description="the gateway that let it in, by its card; never on the wire"
+    )
+
+    @model_serializer(mode="wrap")
+    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Who can be dialled, relays nothing and has not measured its speed says nothing of it: so its bytes are those
+        of before."""
+        said: dict[str, Any] = serialize(self)
+        return {key: value for key, value in said.items() if key not in LATER or value}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this peer leads a replica that has formed."""
+        return self.replica == self.peer_id
+
+
+def sign(signer: Signer, record: PeerRecord) -> bytes:
+    """A record as it lies in the DHT."""
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), signer.card])
+
+
+def read(data: object, owner: str, authority: Authority) -> PeerRecord:
+    """Check what lies in the DHT as the record of `owner`.
+
+    Raises:
+        FormatError: it is too long or malformed, of another run, not signed by `owner`, or says what `unpack` refuses.
+    """
+    if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
+        raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
+    signer, fields = signed.read(data, KIND)
+    if signer != owner:
+        raise FormatError(f"peer {signer[-8:]} signed a record of {owner}")
+    match fields:
+        case [authority.run, bytes(packed), bytes(card)]:
+            return unpack(packed, signer, card, authority)
+    raise FormatError(f"peer {signer[-8:]} signed no record of this run")
+
+
+def expiration(record: PeerRecord) -> float:
+    """When a record ceases to hold, in seconds since 1970.
+
+    It follows from what is signed, so nobody can keep a record alive that its peer has replaced, nor a newer one out.
+    """
+    return record.sequence / 1000 + RECORD_SECONDS
+
+
+def may_author(record: PeerRecord) -> bool:
+    """Whether what a peer contributes counts: nobody else's word says where the run is."""
+    return record.role in ("volunteer", "datacenter") and not record.on_trial
+
+
+def common_round(finished: Iterable[int], liars: int) -> int:
+    """Of the last rounds that peers say they have finished, the latest that more than `liars` of them have: no liar
+    alone can push it. Of fewer peers, what all of them have; 0 of none."""
+    rounds = sorted(finished, reverse=True)
+    return rounds[min(liars, len(rounds) - 1)] if rounds else 0
+
+
+def pack(record: PeerRecord) -> bytes:
+    """A record as it lies in a signed message."""
+    packed: bytes = msgpack.packb(record.model_dump())
+    return packed
+
+
+def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> PeerRecord:
+    """Check a record that came with its signer's card, in a message whose signature holds.
+
+    Raises:
+        FormatError: the signer was not admitted, or as another than it says; the record is malformed or another's.
+    """
+    place = authority.admitted_now(signer, card)
+    try:
+        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=RELAYS_NAMED))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FormatError(f"the record of {signer} is malformed: {first['loc']}: {first['msg']}"[:200]) from None
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError(f"the record of {signer} is malformed") from None
+    if record.peer_id != signer:
+        other = record.peer_id[:64] if record.peer_id.isprintable() else "another"
+        raise FormatError(f"the record of {signer} speaks for {other}")
+    said = record.role, record.stage, record.slot, record.on_trial
+    if said != (place.role, place.stage, place.slot, place.on_trial):
+        raise FormatError(f"the record of {signer} names another place than its card")
+    if "issuer" in record.model_fields_set:
+        raise FormatError(f"the record of {signer} is malformed: its card tells who let it in")
+    return record.model_copy(update={"issuer": place.issuer}) if place.issuer else record
+
+
+def require_rounds(record: PeerRecord, manifest: Manifest, closed: Iterable[int] = ()) -> None:
+    """Check that a peer is in a round that its run has, and has `closed` none that it has not.
+
+    Raises:
+        FormatError: it says to be beyond the last.
+    """
+    if (last := max(record.round, record.contributed, *closed)) > manifest.outer.rounds:
+        raise FormatError(f"peer {record.peer_id[-8:]} speaks of round {last}, and the run has {manifest.outer.rounds}")
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The records of a run's peers in the DHT: where each lies, and what may lie there."""
+
+    authority: Authority
+    manifest: Manifest
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys under which the run's peers have subkeys, their peer ids."""
+        return peers_keys(self.authority.run, self.manifest)
+
+    def key(self, peer: str) -> str:
+        """The one of them for a peer's own record."""
+        return peers_key(self.authority.run, self.manifest, peer)
+
+    def expiration(self, key: str, owner: str, value: object) -> float:
+        """Check what is to lie under (`key`, `owner`); when it expires, in seconds since 1970.
+
+        Raises:
+            FormatError: it is not the owner's record, or has its place under another key.
+        """
+        record = read(value, owner, self.authority)
+        if key != self.key(owner):
+            raise FormatError(f"the record of {owner} lies under another peer's key")
+        require_rounds(record, self.manifest)
+        return expiration(record)
+
+    def read(self, found: Mapping[str, object]) -> tuple[PeerRecord, ...]:
+        """The valid records among what was found in the DHT, by peer id."""
+        records = []
+        for owner in sorted(found):
+            try:
+                record = read(found[owner], owner, self.authority)
+                require_rounds(record, self.manifest)
+            except FormatError:
+                continue
+            records.append(record)
+        return tuple(records)
+
+
+def peers_keys(run_id: RunId, manifest: Manifest) -> list[str]:
+    """The DHT keys under which the peers of a run have subkeys, their peer ids. As many as keep the records under one
+    key few, since the nodes that hold it answer everybody with all of them."""
+    replicas = manifest.replicas
+    count = -(-(replicas.groups * replicas.stages + replicas.datacenters) // RECORDS_UNDER_A_KEY)
+    return [f"hetpeer.{run_id}.peers.{number}" for number in range(count)]
+
+
+def peers_key(run_id: RunId, manifest: Manifest, peer_id: str) -> str:
+    """The one of them for a peer's own record."""
+    keys = peers_keys(run_id, manifest)
+    return keys[int.from_bytes(sha256(peer_id.encode()).digest()[:8]) % len(keys)]

@@ -1,0 +1,66 @@
+"""What a peer says of itself whenever it talks to another: its record, and its digests of the last closed rounds. As a
+record in the DHT it comes with its signer's card."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.errors import FormatError
+from protocol.identity import Part, PeerId
+from protocol.outer.claims import Claim
+from protocol.trust import signed
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord, pack, unpack
+
+KIND = "statement"
+CLAIMS_TOLD = 3
+"""Peers close rounds within a round or two of each other, so that some closed round is in both their statements."""
+
+Claims = Mapping[Part, list[Claim]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`claims` by part, of the last closed rounds in rising order."""
+
+    record: PeerRecord
+    claims: Claims
+
+
+def make(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
+    """Sign what this peer says of itself now."""
+    told = {
+        part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
+        for part, last in claims.items()
+    }
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), told, signer.card])
+
+
+def read(data: bytes, authority: Authority) -> Statement:
+    """Check a statement.
+
+    Raises:
+        FormatError: it is malformed, of another run, or its record is none that its signer may tell.
+    """
+    signer, fields = signed.read(data, KIND, again=False)
+    match fields:
+        case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
+            record = unpack(packed, signer, card, authority)
+            trains = bool(record.replica) and not record.on_trial
+            return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
+    raise FormatError(f"peer {signer[-8:]} made no statement of this run")
+
+
+def _claims(told: object, signer: PeerId, author: bool) -> list[Claim]:
+    if not isinstance(told, list) or len(told) > CLAIMS_TOLD:
+        raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    claims = []
+    for each in told:
+        match each:
+            case [int(folded), bytes(digest), int(contributions)] if (
+                type(folded) is type(contributions) is int and folded >= 0 and len(digest) == 32
+            ):
+                claims.append(Claim(folded, digest.hex(), contributions, author))
+            case _:
+                raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    return claims

@@ -1,0 +1,146 @@
+"""The ticket: the one line a volunteer pastes. It names the run, and where to knock.
+
+    hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, authority, [doors], [libp2p addresses], token]>
+
+The run id pins the descriptor, and the descriptor pins every file; the authority, the operator's public key, says who
+may speak in the run. So a ticket from a trusted hand is all the trust that joining needs.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+
+from protocol.addresses import split
+from protocol.errors import FormatError, TicketError
+from protocol.identity import RunId
+from protocol.trust.keys import PUBLIC_BYTES, peer_id_of_public
+
+PREFIX = "hetpeer1-"
+ENVIRONMENT = "HETPEER_TICKET"
+TOKEN_BYTES = 64
+MOST_CHARACTERS = 2**16
+MOST_ADDRESSES = 1024
+"""A bootstrap node has a few."""
+
+_ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where a run is found. `doors` are the gRPC addresses of the nodes that let newcomers in, of which one will do,
+    and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a `token`, which is a secret: it is
+    not shown where a ticket is printed for people to debug."""
+
+    run_id: RunId
+    authority: bytes
+    doors: tuple[str, ...]
+    addresses: tuple[str, ...]
+    token: bytes = field(default=b"", repr=False)
+
+    @property
+    def operator(self) -> str:
+        """The first of the doors."""
+        return self.doors[0]
+
+    def __str__(self) -> str:
+        fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
+        body = msgpack.packb(fields)
+        return PREFIX + _encoded(_check(body) + body)
+
+
+def parse(text: str) -> Ticket:
+    """Read a ticket.
+
+    Raises:
+        TicketError: it is no ticket, or was damaged on its way.
+    """
+    text = "".join(text.split())
+    if not text.startswith(PREFIX):
+        raise TicketError(f"this is no hetpeer ticket (it does not begin with {PREFIX}); {_ASK}")
+    encoded = text[len(PREFIX) :]
+    if not re.fullmatch("[A-Za-z0-9_-]*", encoded):  # Python's decoder takes the other alphabet's + and /, too
+        raise TicketError(f"the ticket has characters that do not belong there; {_ASK}")
+    try:
+        raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except binascii.Error:  # a length that no bytes have
+        raw = b""
+    if _check(raw[4:]) != raw[:4] or _encoded(raw) != encoded:
+        raise TicketError(f"the ticket is damaged or cut short: copy it whole, or {_ASK}")
+    try:
+        fields = msgpack.unpackb(raw[4:], max_array_len=MOST_ADDRESSES)
+    except (ValueError, msgpack.UnpackException):
+        fields = None
+    match fields:
+        case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
+            len(run) == 32
+            and _is_key(authority)
+            and len(token) <= TOKEN_BYTES
+            and all(isinstance(each, str) for each in (*doors, *addresses))
+        ):
+            ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
+        case _:
+            raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
+    if not all(map(_is_door, ticket.doors)):
+        raise TicketError(f"the ticket names no address; {_ASK}")
+    return ticket
+
+
+def find(given: str | None, directory: Path) -> Ticket:
+    """The ticket from the command line (the text or a file), `HETPEER_TICKET`, or the last one used here.
+
+    Raises:
+        TicketError: there is none, or it cannot be read.
+    """
+    remembered = directory / "ticket"
+    source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
+    if not source:
+        raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
+    if source.lstrip().startswith(PREFIX):
+        return parse(source)
+    text = _in_file(Path(source))
+    if text is None:
+        raise TicketError(
+            f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
+        )
+    return parse(text)
+
+
+def _in_file(path: Path) -> str | None:
+    """The beginning of a file: enough for a ticket. None if there is no such file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
+        return None
+
+
+def _is_key(authority: bytes) -> bool:
+    """Whether these bytes are a public key: 33, of a point that lies on the curve."""
+    try:
+        peer_id_of_public(authority)
+    except FormatError:
+        return False
+    return len(authority) == PUBLIC_BYTES
+
+
+def _is_door(address: str) -> bool:
+    """Whether a node can listen there: nobody is reached at port 0."""
+    try:
+        return split(address)[1] > 0
+    except FormatError:
+        return False
+
+
+def _encoded(raw: bytes) -> str:
+    """The one text for these bytes; others would decode to them as well."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:4]

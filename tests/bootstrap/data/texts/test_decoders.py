@@ -1,0 +1,157 @@
+"""Each format decoded from small packages made by hand, and refused when it is damaged."""
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable
+
+import pytest
+
+from bootstrap.data.texts import decoders
+from bootstrap.data.texts.decoders import Decoder, osis_text, plain, pod, pod_text, r_lines, r_strings, sword
+from protocol.errors import FormatError
+
+
+def zcom(*blocks: str) -> dict[str, bytes]:
+    """A SWORD module: its index and its blocks."""
+    index, data = b"", b""
+    for block in blocks:
+        packed = zlib.compress(block.encode())
+        index += struct.pack("<III", len(data), len(packed), len(block.encode()))
+        data += packed
+    return {"ot.czs": index, "ot.czz": data}
+
+
+def r_vector(*strings: str, version: int = 3) -> bytes:
+    """A character vector as R serializes it in XDR."""
+    header = b"X\n" + struct.pack(">iii", version, 0x40201, 0x30500)
+    if version == 3:
+        header += struct.pack(">i", 5) + b"UTF-8"
+    body = struct.pack(">ii", 16, len(strings))
+    for string in strings:
+        body += struct.pack(">ii", 0x40009, len(string.encode())) + string.encode()
+    return header + body
+
+
+def rdb(*objects: bytes) -> dict[str, bytes]:
+    return {"Rdata.rdb": b"".join(struct.pack(">I", len(data)) + zlib.compress(data) for data in objects)}
+
+
+def test_plain_files_are_documents_in_order_and_gz_is_unpacked() -> None:
+    files = {"b.md.gz": gzip.compress("café".encode()), "a": b"\xef\xbb\xbfone\r\ntwo"}
+    assert list(plain(files)) == [("a", "one\ntwo"), ("b.md.gz", "café")]
+
+
+def test_each_block_of_a_sword_module_is_a_document() -> None:
+    blocks = ("", '<title type="x">Psalm 1</title>Blessed &amp; happy', "— the second")
+    expected = [("ot-000", ""), ("ot-001", "Psalm 1\n\nBlessed & happy"), ("ot-002", "— the second")]
+    assert list(sword(zcom(*blocks))) == expected
+
+
+def test_osis_keeps_words_in_a_paragraph_and_paragraphs_apart() -> None:
+    osis = (
+        '<div sID="g1" type="x-p"/> Mark was <hi type="italic">a sister\'s\n son</hi> to Barnabas, '
+        '<reference osisRef="Col.4.10">Col 4:10</reference>. <div eID="g1" type="x-p"/>'
+        "<table><row><cell>The office.</cell><cell>(1-8)</cell></row></table>"
+    )
+    assert osis_text(osis) == "Mark was a sister's son to Barnabas, Col 4:10.\n\nThe office. (1-8)"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_each_vector_of_an_r_package_is_a_document_named_by_its_first_line(version: int) -> None:
+    files = rdb(r_vector("", "EMMA", "", "Émma Woodhouse", version=version), r_vector("Persuasion", version=version))
+    assert list(r_lines(files)) == [("EMMA", "\nEMMA\n\nÉmma Woodhouse"), ("Persuasion", "Persuasion")]
+
+
+def test_a_missing_string_of_r_is_empty() -> None:
+    assert r_strings(r_vector("a", "b").replace(struct.pack(">i", 1) + b"b", struct.pack(">i", -1))) == ["a", ""]
+
+
+def test_pod_loses_its_commands_and_codes_but_not_its_code() -> None:
+    source = """=encoding utf8
+
+=head1 NAME
+
+perlop - B<Perl I<operators>>
+
+=over 4
+
+=item * C<< $a <=> $b >> and C<isI<FOO>>
+
+X<index entry>See L<the manual|perlfunc/sort> or L<perlre>, E<eacute>E<lt>E<0xE9>E<verbar>.
+
+    if ($x < 3) { B<2> }
+
+=back
+
+=for comment
+nobody reads this
+
+=cut
+"""
+    assert pod_text(source).split("\n\n") == [
+        "NAME",
+        "perlop - Perl operators",
+        "$a <=> $b and isFOO",
+        "See the manual or perlre, é<é|.",
+        "    if ($x < 3) { B<2> }",
+    ]
+
+
+def test_each_pod_file_is_a_document() -> None:
+    assert list(pod({"b": b"I<two>", "a": b"one"})) == [("a", "one"), ("b", "two")]
+
+
+def cut_short(files: dict[str, bytes], name: str, length: int) -> dict[str, bytes]:
+    return files | {name: files[name][:length]}
+
+
+DAMAGED = {
+    "text that is not UTF-8": (plain, {"a": b"\xff"}),
+    "gzip that is something else": (plain, {"a.gz": b"no gzip"}),
+    "gzip cut short": (plain, {"a.gz": gzip.compress(b"text")[:-10]}),
+    "an index without blocks": (sword, {"ot.czs": bytes(12)}),
+    "half an entry": (sword, cut_short(zcom("one"), "ot.czs", 11)),
+    "a block cut short": (sword, cut_short(zcom("one"), "ot.czz", 5)),
+    "a block beyond the end": (sword, {"ot.czs": struct.pack("<III", 2**31, 9, 9), "ot.czz": b""}),
+    "a block that says it is huge": (sword, {"ot.czs": struct.pack("<III", 0, 9, 2**31), "ot.czz": b""}),
+    "half a length": (r_lines, {"Rdata.rdb": b"\0\0"}),
+    "an object that says it is huge": (r_lines, {"Rdata.rdb": struct.pack(">I", 2**31)}),
+    "an object that is not serialized": (r_lines, rdb(b"A\n")),
+    "an empty object": (r_lines, rdb(b"")),
+    "a list": (r_lines, rdb(r_vector("one").replace(struct.pack(">i", 16), struct.pack(">i", 19)))),
+    "a vector with a number in it": (r_lines, rdb(r_vector("one").replace(b"\0\x04\0\x09", b"\0\x04\0\x0d"))),
+    "a string cut short": (r_lines, rdb(r_vector("one")[:-1])),
+    "more strings than bytes": (r_lines, rdb(r_vector()[:-4] + b"\x7f\xff\xff\xff")),
+}
+
+
+@pytest.mark.parametrize(("decode", "files"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_what_is_damaged_is_a_format_error(decode: Decoder, files: dict[str, bytes]) -> None:
+    with pytest.raises(FormatError):
+        list(decode(files))
+
+
+BOMB = "a" * 100_000
+
+BOMBS: dict[str, Callable[[], tuple[Decoder, dict[str, bytes]]]] = {
+    "gzip": lambda: (plain, {"a.gz": gzip.compress(BOMB.encode())}),
+    "a block larger than it says": lambda: (
+        sword,
+        {"ot.czs": struct.pack("<III", 0, 10_000, 10), "ot.czz": zlib.compress(BOMB.encode())},
+    ),
+    "an object larger than it says": lambda: (
+        r_lines,
+        {"Rdata.rdb": struct.pack(">I", 10) + zlib.compress(r_vector(BOMB))},
+    ),
+}
+
+
+@pytest.mark.parametrize("made", BOMBS.values(), ids=BOMBS.keys())
+def test_what_unpacks_to_more_than_the_limit_is_refused(
+    made: Callable[[], tuple[Decoder, dict[str, bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, files = made()
+    monkeypatch.setattr(decoders, "MAX_MEMBER", 1000)
+    with pytest.raises(FormatError, match="larger than"):
+        list(decode(files))

@@ -1,0 +1,67 @@
+"""How long the swarm takes for a round, from what peers say at the moments at which a node looks."""
+
+import pytest
+
+from bootstrap.monitor.pace import ROUNDS_KEPT, Pace
+from protocol.identity import PeerId
+from protocol.trust.membership import Role
+from protocol.trust.records import PeerRecord
+
+
+def says(who: str, round: int, at: float, role: Role = "datacenter") -> PeerRecord:
+    """A peer has finished a round, and said so at a time."""
+    return PeerRecord(
+        peer_id=PeerId(who), address="h:1", role=role, stage=0, slot=0, round=round, sequence=int(1000 * at)
+    )
+
+
+def test_a_round_takes_what_lies_between_the_ends_that_were_seen():
+    pace = Pace()
+    for look in range(20):  # every 15 s, at rounds of 40 s that end at 100, 140, 180…
+        now = 100.0 + 15 * look
+        round = 1 + int(now - 100) // 40
+        pace.see([says("a", round, 100.0 + 40 * (round - 1)), says("b", round, now)], 0, now)
+    assert pace.round == 8
+    assert pace.seconds(385.0) == pytest.approx(40.0)
+
+
+def test_what_ended_before_the_first_look_ended_at_no_time_that_is_known():
+    pace = Pace()
+    pace.see([says("a", 7, 100.0)], 0, 160.0)
+    assert (pace.round, pace.seconds(161.0)) == (7, 0.0)
+    pace.see([says("a", 8, 200.0)], 0, 205.0)
+    assert pace.seconds(205.0) == 0.0
+    pace.see([says("a", 9, 245.0)], 0, 250.0)
+    assert pace.seconds(250.0) == pytest.approx(45.0)
+
+
+def test_a_round_that_lasts_longer_than_others_counts_already():
+    pace = Pace()
+    for round, at in enumerate((0.0, 10.0, 20.0), start=1):
+        pace.see([says("a", round, at)], 0, at)
+    assert pace.seconds(21.0) == pytest.approx(10.0)
+    assert pace.seconds(110.0) == pytest.approx(50.0)
+
+
+def test_old_rounds_are_forgotten():
+    pace, now = Pace(), 0.0
+    for round in range(1, 40):
+        now += 100.0 if round < 20 else 10.0
+        pace.see([says("a", round, now)], 0, now)
+    assert pace.seconds(now) == pytest.approx(10.0)
+    assert len(pace.ends) == ROUNDS_KEPT + 1
+
+
+def test_no_liar_alone_moves_it_and_a_wrong_clock_by_no_more_than_a_look():
+    pace = Pace()
+    for look in range(10):
+        now = 10.0 * look
+        pace.see([says("liar", 999, 0.0), says("a", look, now + 3600), says("b", look, now + 3600)], 1, now)
+    assert pace.round == 9
+    assert pace.seconds(90.0) == pytest.approx(10.0, abs=1.5)
+
+
+def test_who_only_watches_does_not_count():
+    pace = Pace()
+    pace.see([says("a", 50, 1.0, "observer"), says("b", 3, 1.0)], 0, 1.0)
+    assert pace.round == 3

@@ -1,0 +1,199 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.cli.commands.credit import CreditOptions, credit
+from peer.process import Terminal
+from peer.store.contributions import Shelf
+from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.telemetry.events import Failed
+from protocol.identity import PeerId, ReplicaId, stage_part
+from protocol.outer.ledger import Revocation
+from protocol.run.run_files import DESCRIPTOR, RunFile, describe, file_names
+from protocol.trust.credit import microbatch_tokens
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer, revoke
+from protocol.trust.receipts import Counted, Receipt, Work, from_line, sign, to_line
+from tests.reference.admitted import identity
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(replicas={"stages": 3}, outer={"rounds": 40})
+OPERATOR, LEADER, LAST, SAME = (identity(name) for name in ("operator", "leader", "last", "same"))
+DESCRIPTION = describe(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)])
+AUTHORITY = Authority(DESCRIPTION.run_id, OPERATOR.peer_id)
+TOKENS = microbatch_tokens(MANIFEST)
+SIGNERS = {LEADER.peer_id: (LEADER, 0), LAST.peer_id: (LAST, 2), SAME.peer_id: (SAME, 1)}
+
+
+def signed(receipt: Receipt) -> bytes:
+    who, stage = SIGNERS[receipt.signer]
+    card = issue(OPERATOR, AUTHORITY.run, Card(who.peer_id, "volunteer", stage, 0))
+    return sign(Signer(who, AUTHORITY, card), receipt)
+
+
+def work(by: Identity, me: PeerId, round: int, pairs: int) -> Work:
+    beside = SIGNERS[by.peer_id][1]
+    group = ReplicaId(LEADER.peer_id)
+    return Work(by.peer_id, me, round, group, 1, beside, 1, 1, pairs, pairs, pairs * TOKENS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A peer of stage 1 with receipts of rounds 1, 2, 30 and 36."""
+    folder = tmp_path / "peer"
+    me = load_or_create(folder).peer_id
+    (folder / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
+    kept = KeptReceipts(folder / RECEIPTS, AUTHORITY)
+    found = [
+        work(LEADER, me, 1, 3),
+        work(LEADER, me, 1, 6),
+        work(LAST, me, 1, 4),
+        work(LEADER, me, 30, 6),
+        work(LEADER, me, 36, 1),
+    ]
+    found.append(work(LEADER, me, 2, 6))
+    for each in (*found, Counted(SAME.peer_id, me, 1, stage_part(1), "cd" * 32, 3)):
+        kept.append(each.round, [signed(each)])
+    return folder
+
+
+def run(*arguments: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> tuple[int, dict]:
+    said: list[object] = []
+    code = credit(CreditOptions(arguments[0], arguments[1:], out), Terminal(said.append, json=True))
+    shown = capsys.readouterr().out
+    return code, json.loads(shown) if shown else said[0]
+
+
+def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, shown = run(folder, capsys=capsys)
+    assert code == 0
+    assert (shown["run"], shown["operator"]) == (AUTHORITY.run, AUTHORITY.operator)
+    first, second, last, never = shown["rounds"]
+    assert never["why"] == "one of the run's last rounds, which are never closed"
+    assert (first["tokens"], first["tokens_of_both"], first["microbatches"]) == (6 * TOKENS, 4 * TOKENS, 6)
+    assert set(first["neighbours"]) == {LEADER.peer_id, LAST.peer_id}
+    assert first["counted"]
+    assert first["counted_by"] == [SAME.peer_id]
+    assert second["why"] == "nobody has signed that it counted"
+    assert "not closed yet" in last["why"]
+    assert shown["tokens"] == 19 * TOKENS
+    assert shown["refused"] == []
+
+
+def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert credit(CreditOptions(folder), Terminal(lambda event: None)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{19 * TOKENS:,} tokens in 4 rounds" in shown
+    assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
+    assert "receipts hold." in shown
+    assert f"counted: 3 steps, signed by {SAME.peer_id[-8:]}" in shown
+
+
+def test_what_is_written_out_verifies_by_another_peers_folder(folder: Path, tmp_path: Path, capsys):
+    given, other = tmp_path / "mine.receipts", tmp_path / "other"
+    run(folder, capsys=capsys, out=given)
+    other.mkdir()
+    (other / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
+    code, shown = run(other, given, capsys=capsys)
+    assert code == 0
+    assert shown["tokens"] == 19 * TOKENS
+    assert shown["peer"] == load_or_create(folder).peer_id
+
+
+def test_whoever_knows_one_run_need_not_name_it_to_verify(folder: Path, tmp_path: Path, capsys, monkeypatch):
+    given, home = tmp_path / "mine.receipts", tmp_path / "home"
+    run(folder, capsys=capsys, out=given)
+    monkeypatch.setenv("HETPEER_HOME", str(home))
+    options, said = CreditOptions(None, (given,)), list[Failed]()
+    assert credit(options, Terminal(said.append)) == 4
+    assert "there is no run under" in said[0].message
+    for place in ("bootstrap-mine", "0123/stage-0", "0123/stage-1"):
+        (home / place).mkdir(parents=True)
+        (home / place / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
+    assert credit(options, Terminal(said.append)) == 0
+    assert "Verified offline" in capsys.readouterr().out
+
+
+def test_of_several_peers_one_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    said: list[Failed] = []
+    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    for place in ("stage-0", "stage-1"):
+        (tmp_path / "0123" / place / RECEIPTS).mkdir(parents=True)
+        (tmp_path / "0123" / place / "lock").touch()
+    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    assert "name its folder" in said[0].message
+    assert f"`hetpeer credit {tmp_path}/0123/stage-0`" in said[1].message
+
+
+def forged(folder: Path) -> dict[str, list[bytes]]:
+    """What a holder may try, by what is said of it."""
+    me, path = load_or_create(folder), folder / "credit" / "00000000.receipts"
+    lines = path.read_bytes().splitlines(keepends=True)
+    data = from_line(lines[0])
+    card = issue(OPERATOR, AUTHORITY.run, Card(me.peer_id, "volunteer", 1, 0))
+    own = sign(Signer(me, AUTHORITY, card), Counted(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
+    unknown = Signer(SAME, AUTHORITY, issue(me, AUTHORITY.run, Card(SAME.peer_id, "volunteer", 1, 0)))
+    elsewhere = work(LEADER, SAME.peer_id, 9, 6)
+    return {
+        "does not hold": [*lines, to_line(data.replace(b"\x01\xd9", b"\x02\xd9", 1)[:-1] + b"\0")],
+        "base64": [*lines, lines[0][: len(lines[0]) // 2]],
+        "not peer": [*lines, to_line(signed(elsewhere))],
+        "for itself": [*lines, to_line(own)],
+        "nobody who may admit": [
+            *lines,
+            to_line(sign(unknown, Counted(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))),
+        ],
+        "not those of": [*lines, to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
+    }
+
+
+@pytest.mark.parametrize(
+    "why", ["does not hold", "base64", "not peer", "for itself", "nobody who may admit", "not those of"]
+)
+def test_what_is_forged_is_named_and_adds_nothing(folder: Path, tmp_path: Path, why: str, capsys):
+    given = tmp_path / "forged"
+    given.write_bytes(b"".join(forged(folder)[why]))
+    code, shown = run(folder, given, capsys=capsys)
+    assert code == 7
+    (refused,) = shown["refused"]
+    assert why in refused["why"]
+    assert refused["line"] == len(forged(folder)[why])
+    assert shown["tokens"] == 19 * TOKENS
+
+
+def test_what_stands_there_twice_counts_once(folder: Path, tmp_path: Path, capsys):
+    given = tmp_path / "twice"
+    given.write_bytes(2 * (folder / "credit" / "00000000.receipts").read_bytes())
+    code, shown = run(folder, given, capsys=capsys)
+    assert code == 0
+    assert shown["tokens"] == 19 * TOKENS
+
+
+def test_of_a_peer_that_was_taken_out_nothing_holds_from_then_on(folder: Path, capsys):
+    record = revoke(OPERATOR, AUTHORITY, Revocation(LEADER.peer_id, 30, 30))
+    Shelf(folder / "contributions").keep_revocation(record)
+    code, shown = run(folder, capsys=capsys)
+    assert code == 7
+    assert len(shown["refused"]) == 2
+    assert "taken its signer" in shown["refused"][0]["why"]
+    assert shown["tokens"] == 12 * TOKENS
+
+
+def test_a_folder_that_is_no_peers_is_an_error_that_says_so(tmp_path: Path, capsys):
+    code, said = run(tmp_path, capsys=capsys)
+    assert code == 4
+    assert isinstance(said, Failed)
+    assert "there is no run in" in said.message
+
+
+def test_a_peer_without_receipts_is_told_so(folder: Path, capsys):
+    for path in (folder / RECEIPTS).iterdir():
+        path.unlink()
+    assert credit(CreditOptions(folder), Terminal(lambda event: None)) == 0
+    assert "There are no receipts" in capsys.readouterr().out

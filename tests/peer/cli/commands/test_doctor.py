@@ -1,0 +1,128 @@
+"""`hetpeer doctor`, as a user types it: without a run, with one whose node nobody runs, and beside a real one."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.admission.audit_log import last
+from peer.cli.commands.doctor import NOT_TO_JOIN, DoctorOptions, doctor
+from peer.process import Terminal
+from peer.telemetry.events import Event, Failed, Progress, Serving, from_line
+from protocol.trust.ticket import Ticket, parse
+from tests.peer.network.reach.test_probing import closed_port
+from tests.reference.small_manifest import SMALL
+
+ALONE = DoctorOptions(None, "nano", 2, "cpu", 1, None, None, None, 0.05)
+
+
+def asking(ticket: str, listen: str | None = None) -> DoctorOptions:
+    return DoctorOptions(ticket, None, 4, "cpu", 1, None, listen, None, 0.05)
+
+
+def said(options: DoctorOptions, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], list[Event]]:
+    """The exit code, the findings by name, and what was told on the way."""
+    events: list[Event] = []
+    code = doctor(options, Terminal(events.append, json=True))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return code, {row["name"]: row for row in rows}, events
+
+
+@dataclass(frozen=True)
+class Node:
+    """A bootstrap node of a small run, as a process."""
+
+    folder: Path
+    ticket: str
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("operator")
+    run_toml = folder / "run.toml"
+    run_toml.write_text(
+        "\n".join(
+            f"[{table}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in fields.items())
+            for table, fields in SMALL.items()
+        )
+    )
+    (folder / "text").mkdir()
+    for number in range(20):
+        (folder / "text" / f"{number}.txt").write_text(f"On day {number} all was well with it. " * 60)
+    command = [sys.executable, "-m", "peer.cli", "bootstrap", str(run_toml), "--listen", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(
+        [*command, "--dir", str(folder / "node"), "--data", str(folder / "text"), "--until-stdin-closes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        events = (from_line(line) for line in process.stdout)
+        yield Node(folder / "node", next(event.ticket for event in events if isinstance(event, Serving)))
+    finally:
+        process.communicate(timeout=30)
+
+
+def test_without_a_ticket_this_machine_alone_is_looked_at(capsys: pytest.CaptureFixture[str]):
+    code, found, events = said(ALONE, capsys)
+    assert code == 0
+    assert list(found) == [
+        *("versions", "device", "cores", "memory", "disk", "open files", "clock"),
+        *("stage 0", "stage 1", "group"),
+    ]
+    assert all(bool(each["advice"]) == (each["outcome"] != "ok") for each in found.values())
+    assert found["stage 0"]["numbers"]["passes"] > 0
+    assert [event for event in events if isinstance(event, Progress)]
+
+
+def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):
+    assert doctor(ALONE, Terminal(lambda event: None)) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 M parameters in 2 stages" in out
+    assert "stage 1 ok would take" in out
+
+
+def test_a_run_is_looked_at_without_joining_it(node: Node, capsys: pytest.CaptureFixture[str]):
+    code, found, _ = said(asking(node.ticket), capsys)
+    assert code == 0, found
+    way = next(each for name, each in found.items() if name.startswith("node "))
+    assert way["outcome"] == "ok"
+    assert min(way["numbers"]["up"], way["numbers"]["down"]) > 1e6
+    assert "the node's" in found["clock"]["value"]
+    assert found["reachable"]["outcome"] == "ok"
+    assert found["peers"]["value"] == "nobody is in the run now"
+    assert found["disk"]["numbers"]["needed"] > 0
+    assert {"stage 0", "stage 1", "group"} <= found.keys()
+    assert not last(node.folder, 9)
+
+
+def test_what_is_wrong_with_each_node_is_told_and_the_machine_is_looked_at(
+    node: Node, capsys: pytest.CaptureFixture[str]
+):
+    with closed_port() as nobody:
+        ticket = parse(node.ticket)
+        silent = Ticket(ticket.run_id, ticket.authority, (nobody,), ticket.addresses)
+        both = Ticket(ticket.run_id, ticket.authority, (nobody, *ticket.doors), ticket.addresses)
+        code, found, _ = said(asking(str(silent)), capsys)
+        assert code == NOT_TO_JOIN
+        assert found[f"node {nobody}"]["outcome"] == "failure"
+        assert "versions" in found
+        assert "stage 0" not in found
+        code, found, _ = said(asking(str(both)), capsys)
+    assert code == 0
+    assert found[f"node {nobody}"]["outcome"] == "warning"
+    assert "stage 0" in found
+
+
+def test_what_is_no_ticket_is_one_clear_line(capsys: pytest.CaptureFixture[str]):
+    code, found, events = said(asking("hetpeer1-nonsense"), capsys)
+    assert code not in (0, NOT_TO_JOIN)
+    assert not found
+    assert isinstance(events[-1], Failed)
+    assert "ticket" in events[-1].message

@@ -1,0 +1,66 @@
+"""`hetpeer plan`, as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.cli.commands.plan import PlanOptions, plan
+from peer.process import Terminal
+from peer.telemetry.events import Event, Failed, Progress
+
+HOME = PlanOptions(None, "512m", 20.0, 100.0, 20.0, 1.0, False, None, None)
+
+
+def said(options: PlanOptions, capsys: pytest.CaptureFixture[str], json: bool = False) -> tuple[int, str, list[Event]]:
+    events: list[Event] = []
+    code = plan(options, Terminal(events.append, json=json))
+    return code, capsys.readouterr().out, events
+
+
+def test_a_table_shows_each_k_and_a_sentence_what_to_do(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = said(HOME, capsys)
+    assert code == 0
+    assert "512 M parameters in 4 stages" in out
+    assert "→ 8" in out
+    assert "A round moves" in out.replace("\n", " ")
+
+
+def test_a_program_reads_a_row_for_each_k(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = said(HOME, capsys, json=True)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["compression"] for row in rows] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
+    shares = [row["step_utilization"] for row in rows]
+    assert shares == sorted(shares)
+    assert all(0 < row["utilization"] <= row["step_utilization"] <= 1 for row in rows)
+
+
+def test_a_runs_own_manifest_is_planned_with_its_own_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n[replicas]\nstages = 2\ncompression = 64\n')
+    _, out, _ = said(PlanOptions(tmp_path / "run.toml", "", 20.0, 20.0, 5.0, 0.01, False, None, None), capsys)
+    assert "→ 64" in out
+    assert "in 2 stages" in out
+
+
+@pytest.mark.parametrize("change", [{"up": 0.0}, {"down": -1.0}, {"teraflops": 0.0}, {"latency": -1.0}])
+def test_what_is_no_link_or_device_is_refused_in_words(change: dict[str, float], capsys: pytest.CaptureFixture[str]):
+    options = PlanOptions(**{name: getattr(HOME, name) for name in HOME.__slots__} | change)  # type: ignore[arg-type]
+    code, _, events = said(options, capsys)
+    assert code != 0
+    assert isinstance(events[-1], Failed)
+    assert "--up, --down and --teraflops" in events[-1].message
+
+
+def test_the_papers_figures_are_drawn_with_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    points = [{"k_over_d": 0.125, "mbps": 100, "outer": False, "utilization": 0.97, "model": 0.98}]
+    (tmp_path / "measured.json").write_text(json.dumps({"points": points}))
+    figure = tmp_path / "figures.png"
+    options = PlanOptions(None, "512m", 20.0, 100.0, 20.0, 1.0, False, figure, tmp_path / "measured.json")
+    code, _, events = said(options, capsys)
+    assert (code, events) == (0, [Progress(f"wrote {figure}")])
+    assert figure.stat().st_size > 10_000
+    (tmp_path / "measured.json").write_text("[]")
+    code, _, events = said(options, capsys)
+    assert code != 0
+    assert "is not what benchmarks/utilization.py --json prints" in events[-1].message  # type: ignore[union-attr]

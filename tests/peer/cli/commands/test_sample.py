@@ -1,0 +1,83 @@
+"""`hetpeer sample` shows what the model writes, whole characters as they come, and nothing is lost at the end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from peer.cli.__main__ import app
+from tests.reference.checkpoints import by_transformers, tokenizer
+
+
+def hetpeer(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--threads", "1"])
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.output
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(by_transformers(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_person_sees_the_prompt_and_every_character_though_many_are_no_utf8(checkpoint: str, seed: int) -> None:
+    asked = (
+        "sample",
+        checkpoint,
+        "A small",
+        "--tokens",
+        "40",
+        "--temperature",
+        "1.5",
+        "--top-p",
+        "1",
+        "--seed",
+        str(seed),
+    )
+    said = json.loads(hetpeer(*asked, "--json"))
+    assert said["seed"] == seed
+    assert said["text"] == tokenizer().decode(said["tokens"])
+    assert hetpeer(*asked) == f"A small{said['text']}\n"
+
+
+def test_it_says_why_it_ended(checkpoint: str) -> None:
+    asked = "sample", checkpoint, "A small text", "--temperature", "0", "--json", "--tokens"
+    assert json.loads(hetpeer(*asked, "3"))["stopped"] == "tokens"
+    said = json.loads(hetpeer(*asked, "1000"))
+    assert said["stopped"] == ("end of text" if said["tokens"][-1] == 0 else "context")
+
+
+def test_a_prompt_may_be_empty_but_not_longer_than_the_context(checkpoint: str) -> None:
+    assert len(json.loads(hetpeer("sample", checkpoint, "--tokens", "2", "--json", "--seed", "1"))["tokens"]) == 2
+    assert "the model reads 64 at most" in hetpeer("sample", checkpoint, "small " * 64, code=2)
+
+
+def test_a_space_that_a_tokenizer_drops_at_the_beginning_of_a_text_stands_behind_the_prompt(checkpoint: str) -> None:
+    words = {f"▁{word}": number for number, word in enumerate(["end", "A", "small", "text"])} | {"<x>": 4}
+    spaced = Tokenizer(models.WordLevel(words | {f"▁{number}": number for number in range(5, 300)}, unk_token="<x>"))
+    spaced.pre_tokenizer, spaced.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    spaced.save(str(Path(checkpoint) / "tokenizer.json"))
+    shown = hetpeer("sample", checkpoint, "A small", "--tokens", "1", "--temperature", "0")
+    assert shown.startswith("A small ")
+
+
+def test_a_tokenizer_whose_regular_expression_explodes_is_an_error_and_no_endless_wait(checkpoint: str) -> None:
+    """The library gives a match up after ten million steps."""
+    path = Path(checkpoint) / "tokenizer.json"
+    hostile = Tokenizer.from_file(str(path))
+    hostile.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    hostile.save(str(path))
+    assert "cannot take this text: " in hetpeer("sample", checkpoint, "a" * 60 + "b", code=4)
+
+
+def test_a_tokenizer_that_is_larger_than_its_vocabulary_takes_is_not_parsed(checkpoint: str) -> None:
+    path = Path(checkpoint) / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b" " * (2**20 + 256 * 300))
+    assert "too many for a vocabulary of 300" in hetpeer("sample", checkpoint, "A", code=4)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    assert "cannot read" in hetpeer("sample", str(tmp_path), "A", code=2)

@@ -1,0 +1,67 @@
+"""What a person sees of a run: strangers' words without what would move the cursor."""
+
+import io
+
+from rich.console import Console
+
+from peer.cli.commands.status import drawn
+from protocol.monitor.view import GroupView, LineView, PeerView, RoundView, View
+
+LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
+
+
+def shown(trouble: str = "") -> str:
+    view = View(
+        run_id="ab" * 32,
+        now=100.0,
+        started=1.0,
+        stages=2,
+        replicas=2,
+        rounds=50,
+        round=4,
+        inner_steps=6,
+        compression=8,
+        tokens=123456,
+        tokens_per_second=2345.0,
+        peers=[
+            PeerView(id=LEADER, role="volunteer", replica=LEADER, state="training", round=4, step=3, loss=5.1234),
+            PeerView(id=CENTER, role="datacenter", state="lost", why="it is silent\x1b[2J"),
+        ],
+        groups=[GroupView(replica=LEADER, slot=0, members=[LEADER, ""], broken="nobody is at stage 1")],
+        history=[
+            RoundView(round=3, began=80.0, ended=88.5, loss=5.5, late={CENTER: "slow"}, pipeline_bytes=2_000_000),
+            RoundView(round=4, began=88.5),
+        ],
+        log=[LineView(at=1e300, kind="Refused", words="Refused \x1b[31mred", peer=CENTER)],
+    )
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(drawn(view, trouble))
+    return out.getvalue()
+
+
+def test_peers_rounds_and_what_happened_are_there():
+    seen = shown()
+    for words in (
+        "round 4 of 50, 123,456 tokens, 2,345 a second",
+        "aLeader1  stage 0",
+        "4.3  5.123",
+        "aCenter1 is lost: it is silent",
+        "The group of aLeader1 does not train: nobody is at stage 1",
+        "8.5 s",
+        "12 s so far",
+        "2.0 MB",
+        "--:--:-- aCenter1 Refused",
+    ):
+        assert words in seen, words
+
+
+def test_nobody_moves_the_cursor_of_who_looks():
+    assert "\x1b" not in shown("\x1b[2J")
+
+
+def test_credit_is_there_where_anybody_has_some():
+    assert "credit" not in shown()
+
+
+def test_trouble_is_said_below():
+    assert "no answer from 192.0.2.1" in shown("no answer from 192.0.2.1")

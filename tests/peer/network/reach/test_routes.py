@@ -1,0 +1,263 @@
+"""Calls to a peer that cannot be dialled, over real daemons of libp2p, relays, TLS and gRPC; the DHT says nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from peer.network.contacts import Contacts
+from peer.network.discovery import Discovery
+from peer.network.reach import relayed as hiding
+from peer.network.reach import routes
+from peer.network.reach.relayed import Hidden
+from peer.network.reach.routes import Routes
+from peer.telemetry.events import Event, Reached
+from protocol.errors import UnreachableError
+from protocol.identity import PeerId
+from protocol.net.channels import caller, listen, options
+from protocol.net.relay import Relay
+from protocol.net.streams import TUNNEL, Streams
+from protocol.schemas import run_pb2, run_pb2_grpc
+from protocol.trust.membership import Authority
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord
+from tests.reference.admitted import certified
+from tests.reference.libp2p import Libp2pNode, authority, nodes, operator
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest()
+NOWHERE = "127.0.0.1:9"
+"""Nobody listens on the port of the discard service."""
+
+
+class NoDht:
+    """Holds nothing."""
+
+    async def read_all(self) -> dict[str, object]:
+        return {}
+
+    async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
+        return True
+
+
+class Listening(run_pb2_grpc.RunServicer):
+    """Notes who calls."""
+
+    def __init__(self) -> None:
+        self.callers: list[PeerId] = []
+
+    async def Describe(self, request: Any, context: Any) -> run_pb2.DescribeReply:
+        self.callers.append(caller(context).peer)
+        return run_pb2.DescribeReply(descriptor_json=bytes(100_000))
+
+
+def discovery_of(node: Libp2pNode, by: Authority, **said: Any) -> Discovery:
+    record = PeerRecord(peer_id=node.id, address=NOWHERE, role="volunteer", stage=0, slot=0, **said)
+    return Discovery(NoDht(), Signer(node.identity, by, node.card), MANIFEST, record)  # type: ignore[arg-type]
+
+
+@dataclass
+class Town:
+    """Two relays; a peer behind them, with a gRPC server that nobody is told of; and one that calls it."""
+
+    relays: list[Libp2pNode]
+    serving: list[Relay]
+    hidden: Hidden
+    service: Listening
+    contacts: Contacts
+    here: Discovery
+    said: list[Event] = field(default_factory=list)
+
+    async def call(self) -> int:
+        """The size of the answer that the hidden peer gives."""
+        async with self.contacts.to(self.hidden.discovery.record) as channel:
+            reply = await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+            return len(reply.descriptor_json)
+
+    def hear(self) -> None:
+        """What the hidden peer tells reaches the caller."""
+        self.here.meet(self.hidden.discovery.record, in_person=True)
+
+    async def met(self) -> Streams:
+        """The caller's daemon, as soon as the hidden peer is connected to it."""
+        assert self.contacts.routes is not None
+        streams = self.contacts.routes.streams
+        async with asyncio.timeout(30):
+            while self.hidden.discovery.record.peer_id not in await streams.connected():
+                pass
+        return streams
+
+    async def told(self, holds: Callable[[list[str]], bool]) -> list[str]:
+        """The relays of the hidden peer's record, as soon as this holds for them."""
+        news = self.hidden.discovery.news
+        while not holds(self.hidden.discovery.record.via):
+            await news.wait(5.0)
+        return self.hidden.discovery.record.via
+
+
+@asynccontextmanager
+async def town(folder: Path, meets: bool) -> AsyncIterator[Town]:
+    """`meets`: the caller's own daemon is one that the hidden peer knows, as a public peer's."""
+    async with AsyncExitStack() as stack:
+        names = ("first relay", "second relay", "hidden", "caller")
+        one, other, behind, calls = await stack.enter_async_context(nodes(folder, *names))
+        by = authority(folder)
+        serving = [Relay(each.streams, by) for each in (one, other)]
+        for each in serving:
+            await each.open()
+        server, service = grpc.aio.server(options=options(MANIFEST)), Listening()
+        run_pb2_grpc.add_RunServicer_to_server(service, server)
+        port = listen(server, "127.0.0.1:0", certified(behind.identity, operator(folder)).serving())
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        there, here, said = discovery_of(behind, by), discovery_of(calls, by, libp2p=calls.address), list[Event]()
+        hidden = Hidden(behind.streams, there, "127.0.0.1", port, [one.address, other.address], said.append)
+        if meets:
+            there.meet(here.record, in_person=True)
+        contacts = Contacts(MANIFEST, certified(calls.identity, operator(folder)), routes=Routes(calls.streams, here))
+        stack.push_async_callback(contacts.close)
+        made = Town([one, other], serving, hidden, service, contacts, here, said)
+        await hidden.begin()
+        keeping = asyncio.create_task(hidden.keep())
+        made.hear()
+        try:
+            yield made
+        finally:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
+
+
+def play(folder: Path, scene: Callable[[Town], Awaitable[None]], meets: bool = False) -> None:
+    async def whole() -> None:
+        async with town(folder, meets) as made:
+            await scene(made)
+
+    asyncio.run(asyncio.wait_for(whole(), 90))
+
+
+def test_a_peer_that_cannot_be_dialled_is_called_by_its_relays_and_knows_who_calls(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        assert set(on.hidden.discovery.record.via) == {each.address for each in on.relays}
+        assert await on.call() == 100_000
+        assert on.service.callers == [on.here.record.peer_id]
+        assert sum(budget.streams for each in on.serving for budget in each.budgets.values()) == 1
+        assert on.said == [Reached([each.held[address] for address in on.hidden.held for each in [on.hidden]])]
+
+    play(tmp_path, scene)
+
+
+def test_when_a_relay_dies_calls_go_by_the_other_and_it_is_replaced_in_the_record(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        await on.call()
+        first = on.hidden.discovery.record.via[0]
+        (dying,) = [each for each in on.relays if each.address == first]
+        await dying.dht.stop()
+        assert await on.told(lambda via: first not in via) == [each.address for each in on.relays if each is not dying]
+        while True:  # the call in flight, if there is one, is lost; the next goes another way
+            try:
+                assert await on.call() == 100_000
+                break
+            except UnreachableError:
+                continue
+        assert isinstance(on.said[-1], Reached)
+        assert len(on.said[-1].relays) == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_public_peer_calls_over_the_connection_that_the_hidden_one_has_to_it(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        await on.met()
+        assert await on.call() == 100_000
+        assert not any(each.budgets for each in on.serving), "no relay has carried anything"
+
+    play(tmp_path, scene, meets=True)
+
+
+def test_a_stranger_gets_no_tunnel(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        streams = await on.met()  # else the stranger could not even ask
+        on.hidden.discovery.records.clear()
+        stranger = await streams.open(on.hidden.discovery.record.peer_id, TUNNEL)
+        try:
+            assert await stranger.hear(200) == b"this peer does not know you"
+        finally:
+            stranger.close()
+
+    play(tmp_path, scene, meets=True)
+
+
+def test_who_is_objected_to_gets_no_tunnel(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        on.hidden.objection = lambda peer: "it was taken out" if peer == on.here.record.peer_id else ""
+        streams = await on.met()
+        stream = await streams.open(on.hidden.discovery.record.peer_id, TUNNEL)
+        try:
+            assert await stream.hear(200) == b"it was taken out"
+        finally:
+            stream.close()
+
+    play(tmp_path, scene, meets=True)
+
+
+def test_so_many_tunnels_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hiding, "TUNNELS", 1)
+
+    async def scene(on: Town) -> None:
+        await on.call()
+        with pytest.raises(UnreachableError, match="too many tunnels"):
+            async with on.contacts.alone(on.hidden.discovery.record) as channel:
+                await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+
+    play(tmp_path, scene)
+
+
+def test_without_relays_the_error_says_so_and_the_user_is_warned(tmp_path: Path):
+    async def scene(on: Town) -> None:
+        named = on.hidden.discovery.record.via
+        for each in on.relays:
+            await each.dht.stop()
+        async with asyncio.timeout(60):
+            while on.said[-1] != Reached([]):
+                await on.hidden.changed.wait()
+                await asyncio.sleep(0.1)
+        assert set(on.hidden.discovery.record.via) <= set(named), "who says nothing of relays can be dialled"
+        assert on.hidden.discovery.record.via
+        on.hear()
+        with pytest.raises(UnreachableError, match=r"answers no hetpeer/relay|no answer from /ip4"):
+            await on.call()
+
+    play(tmp_path, scene)
+
+
+def test_behind_one_router_a_peer_is_dialled_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routes, "is_loopback", lambda host: False)
+
+    async def scene(on: Town) -> None:
+        near = f"127.0.0.1:{on.hidden.port}"
+        on.hidden.discovery.tell(address=near)
+        on.hear()
+        assert await on.contacts.routes.address(on.hidden.discovery.record) == near  # type: ignore[union-attr]
+        assert await on.call() == 100_000
+        assert not any(each.budgets for each in on.serving)
+
+    play(tmp_path, scene)
+
+
+def test_who_else_has_its_address_in_this_network_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routes, "is_loopback", lambda host: False)
+
+    async def scene(on: Town) -> None:
+        async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as other:
+            on.hidden.discovery.tell(address=f"127.0.0.1:{other.sockets[0].getsockname()[1]}")
+            on.hear()
+            with pytest.raises(UnreachableError):
+                await on.call()
+            assert await on.call() == 100_000
+
+    play(tmp_path, scene)

@@ -1,0 +1,253 @@
+"""What a peer tells an operator's node, over real sockets."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from peer.network import reporter
+from peer.network.reporter import MOST_WAITING, Telling
+from peer.telemetry.events import (
+    Contributed,
+    Evaluated,
+    Event,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    Listener,
+    Progress,
+    Refused,
+    RoundDone,
+    StepDone,
+)
+from protocol.monitor.telemetry import BATCH_BYTES, Batch, EndedShort, Going, NotAwaited, Noted, RoundEnded, unpack
+from tests.reference.admitted import contacts, identity
+from tests.reference.watched import MANIFEST, Watched
+
+PEER = identity("peer").peer_id
+Scene = Callable[[Watched, Telling], Awaitable[None]]
+
+
+def deaf(event: Event) -> None:
+    """Hears nothing."""
+
+
+def done(round: int, pipeline: int = 0, outer: int = 0) -> RoundDone:
+    return RoundDone(round, 2.0, 96, {"stage-0": 2}, {"stage-0": "ab"}, pipeline, outer)
+
+
+def batch_of(teller: Telling) -> Batch:
+    """What it would send now."""
+    took = list(teller.waiting)
+    teller.waiting.clear()
+    return unpack(teller._packed(took))
+
+
+def heard(watched: Watched) -> Batch:
+    known = watched.monitor.fold.peers.get(PEER)
+    return known.batch if known else Batch()
+
+
+def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = deaf) -> None:
+    monkeypatch.setattr(reporter, "BATCH_SECONDS", 0.05)
+    monkeypatch.setattr(reporter, "LEAST_PAUSE_SECONDS", 0.05)
+
+    async def run() -> None:
+        watched, calling = Watched(), contacts("peer", MANIFEST)
+        teller = Telling(listener)
+        teller.start(calling, lambda: watched.at)
+        try:
+            await scene(watched, teller)
+        finally:
+            await teller.close("")
+            await calling.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            teller(StepDone(1, 0, 5.5, 96))
+            teller(StepDone(1, 1, 5.25, 96))
+            teller(Refused("Qm", "wrong"))
+            await watched.until(lambda: heard(watched).step == 2)
+            batch = heard(watched)
+            assert (batch.round, batch.loss, batch.tokens) == (1, 5.25, 192)
+            known = watched.monitor.fold.peers[PEER]
+            assert known.streams == 1
+            await teller.close("quiet hours")
+            await watched.until(lambda: known.streams == 0)
+            assert known.going is not None
+            assert (known.going.how, known.going.why, known.cut) == ("paused", "quiet hours", None)
+
+    play(scene, monkeypatch)
+
+
+def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            teller(StepDone(1, 0, 5.5, 96))
+            await watched.until(lambda: heard(watched).step == 1)
+            teller(Finished(1))
+            await teller.close("quiet hours")
+            known = watched.monitor.fold.peers[PEER]
+            await watched.until(lambda: known.streams == 0)
+            assert known.going is not None
+            assert (known.going.how, known.going.why) == ("gone", "the run is over")
+
+    play(scene, monkeypatch)
+
+
+def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        teller(StepDone(1, 0, 5.5, 96))
+        async with watched.serving():
+            await watched.until(lambda: heard(watched).step == 1)
+            at = watched.at
+        assert at is not None
+        teller(StepDone(1, 1, 5.0, 96))
+        async with watched.serving(int(at.address.rpartition(":")[2])):
+            await watched.until(lambda: heard(watched).step == 2)
+
+    play(scene, monkeypatch)
+
+
+def test_a_peer_that_dies_leaves_a_broken_stream(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            await watched.until(lambda: PEER in watched.monitor.fold.peers and heard(watched).seconds > 0)
+            assert teller._task is not None
+            teller._task.cancel()
+            await watched.until(lambda: watched.monitor.fold.peers[PEER].cut is not None)
+
+    play(scene, monkeypatch)
+
+
+def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            await watched.until(lambda: heard(watched).seconds > 0)
+            watched.objections[PEER] = "the operator has revoked you"
+            teller(StepDone(9, 0, 5.5, 96))
+            await watched.until(lambda: watched.monitor.fold.peers[PEER].streams == 0)
+            assert heard(watched).round == 0
+
+    play(scene, monkeypatch)
+
+
+def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
+    async def scene(watched: Watched, teller: Telling) -> None:
+        async with watched.serving():
+            await watched.until(lambda: heard(watched).seconds > 0)
+            first = heard(watched)
+            teller(Progress("fetching", 1, 2))
+            for _ in range(5):
+                await teller._wait(reporter.BATCH_SECONDS)
+            assert heard(watched) is first
+            assert not teller._changed
+
+    play(scene, monkeypatch)
+
+
+def test_every_event_goes_on_to_who_listened_before():
+    said: list[Event] = []
+    teller = Telling(said.append)
+    events = [StepDone(1, 0, None, 96), Progress("x"), done(1), Finished(1)]
+    for event in events:
+        teller(event)
+    assert said == events
+
+
+def test_bytes_of_a_round_are_those_since_the_last():
+    teller = Telling(deaf)
+    for number, total in ((1, 100), (2, 150)):
+        teller(done(number, total, 2 * total))
+    ended = [each for each in batch_of(teller).happened if isinstance(each, RoundEnded)]
+    assert [(each.pipeline_bytes, each.outer_bytes) for each in ended] == [(100, 200), (50, 100)]
+
+
+def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
+    teller = Telling(deaf)
+    events = (
+        GroupFormed("QmLeader", 0, ["QmLeader", "QmMember"]),
+        GroupBroken("QmLeader", 1, 2, "peer QmMember does not answer"),
+        Contributed(1, 3),
+        Evaluated(1, 5.0, 4.5),
+        Refused("QmMember", "it sent\x1b[2J what cannot be" + "x" * 1000),
+        Finished(3),
+    )
+    for event in events:
+        teller(event)
+    kinds = [each.kind for each in batch_of(teller).happened]
+    assert kinds == ["group", "broken", "contributed", "loss", "noted", "noted"]
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """A decision as `peer/telemetry/decisions.py` has it: it is known by its name."""
+
+    round: int
+    without: list[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndedEarly:
+    """Another."""
+
+    round: int
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """Another."""
+
+    replica: str
+    reason: str
+
+
+def test_decisions_are_told_with_their_reasons():
+    teller = Telling(deaf)
+    for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
+        teller(each)  # type: ignore[arg-type]
+    went_on, ended, left = batch_of(teller).happened
+    assert isinstance(went_on, NotAwaited)
+    assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")
+    assert isinstance(ended, EndedShort)
+    assert (ended.round, ended.steps, ended.why) == (2, 1, "others wait")
+    assert isinstance(left, Going)
+    assert (left.how, left.why) == ("leaving", "stopped")
+
+
+def test_what_is_no_number_is_not_told_and_harms_nobody():
+    teller = Telling(deaf)
+    teller(StepDone(1, 0, math.nan, 96))
+    teller(Evaluated(1, math.inf, math.nan))
+    batch = batch_of(teller)
+    assert (batch.loss, batch.happened, batch.left_out) == (None, [], 1)
+
+
+def test_what_cannot_be_told_is_forgotten_the_oldest_first():
+    teller = Telling(deaf)
+    for number in range(10 * MOST_WAITING):
+        teller(Refused("Qm", f"number {number}"))
+    assert len(teller.waiting) == MOST_WAITING
+    assert teller.left_out == 9 * MOST_WAITING
+    assert isinstance(teller.waiting[-1][1], Noted)
+    assert f"number {10 * MOST_WAITING - 1}" in teller.waiting[-1][1].words
+
+
+def test_a_batch_is_never_longer_than_a_node_takes():
+    teller = Telling(deaf)
+    for _ in range(60):
+        teller(GroupBroken("QmLeader", 1, 2, "ü" * 300))
+        teller(GroupFormed("QmLeader", 0, ["Q" * 60] * 128))
+    took = list(teller.waiting)[:64]
+    packed = teller._packed(took)
+    assert 1000 < len(packed) <= BATCH_BYTES
+    assert unpack(packed).left_out > 0

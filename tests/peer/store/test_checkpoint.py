@@ -1,0 +1,131 @@
+"""A checkpoint is there whole, or not at all."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.store.checkpoint import KEPT, Checkpoint, PartCheckpoint, PartState, candidates, write
+from protocol.errors import ResourceError
+from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.trust.handover import Heritage
+
+
+def checkpoint(round: int, size: int = 64) -> Checkpoint:
+    generator = torch.Generator().manual_seed(round)
+    error = {"w": torch.randint(-100, 100, (size, size), generator=generator, dtype=torch.int32)}
+    state = PartState(sent={str(round): "ab" * 32}, returned={})
+    parts = {
+        stage_part(1): PartCheckpoint(state, error, b"bytes of round %d" % round),
+        EMBEDDING: PartCheckpoint(PartState(sent={}, returned={})),
+    }
+    return Checkpoint(round - 1, round, parts, {"1.0.exp_avg": torch.rand(size, generator=generator)})
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (
+        (one.round, one.contributed, one.parts.keys(), one.optimizer.keys())
+        == (other.round, other.contributed, other.parts.keys(), other.optimizer.keys())
+        and all(torch.equal(one.optimizer[name], tensor) for name, tensor in other.optimizer.items())
+        and all(one.parts[part].state == each.state for part, each in other.parts.items())
+        and all(one.parts[part].contribution == each.contribution for part, each in other.parts.items())
+        and all(
+            torch.equal(one.parts[part].error_feedback[name], tensor)
+            for part, each in other.parts.items()
+            for name, tensor in each.error_feedback.items()
+        )
+    )
+
+
+def test_what_was_written_is_read(tmp_path: Path):
+    write(tmp_path, checkpoint(7))
+    assert same(candidates(tmp_path)[0], checkpoint(7))
+
+
+def test_the_last_two_are_kept_the_newest_first(tmp_path: Path):
+    for round in (1, 2, 3, 4):
+        write(tmp_path, checkpoint(round))
+    assert [each.contributed for each in candidates(tmp_path)] == [4, 3]
+    assert len(list(tmp_path.iterdir())) == KEPT
+
+
+def test_what_was_given_and_taken_is_kept(tmp_path: Path):
+    heritage = Heritage(given=2, heir=PeerId("heir"), blob=b"bytes", taken={PeerId("giver"): 3})
+    write(tmp_path, replace(checkpoint(1), heritage=heritage))
+    assert candidates(tmp_path)[0].heritage == heritage
+
+
+def test_the_newest_is_the_one_written_last_and_may_be_the_only_one_left(tmp_path: Path):
+    write(tmp_path, checkpoint(5))
+    write(tmp_path, checkpoint(5, 8))  # of the same round
+    assert [each.parts[stage_part(1)].error_feedback["w"].shape[0] for each in candidates(tmp_path)] == [8, 64]
+    write(tmp_path, checkpoint(4), keep=1)
+    assert [each.contributed for each in candidates(tmp_path)] == [4]
+
+
+def test_a_damaged_one_is_passed_over_whatever_bit_it_is(tmp_path: Path):
+    write(tmp_path, checkpoint(1))
+    write(tmp_path, checkpoint(2))
+    files = sorted(max(tmp_path.iterdir()).iterdir())
+    chance = random.Random(1)
+    for path in [file for file in files if file.name != "state.json"] * 10:
+        whole = path.read_bytes()
+        bit = chance.randrange(8 * len(whole))
+        path.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+        assert [each.contributed for each in candidates(tmp_path)] == [1]
+        path.write_bytes(whole[: chance.randrange(len(whole))])
+        assert [each.contributed for each in candidates(tmp_path)] == [1]
+        path.write_bytes(whole)
+    assert [each.contributed for each in candidates(tmp_path)] == [2, 1]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 1, "round": "no"}'])
+def test_a_state_that_says_nothing_is_passed_over(tmp_path: Path, text: str):
+    write(tmp_path, checkpoint(2))
+    (max(tmp_path.iterdir()) / "state.json").write_text(text)
+    assert candidates(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ResourceError, match="cannot write the checkpoint"):
+        write(tmp_path / "file", checkpoint(1))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from peer.store.checkpoint import write
+from tests.peer.store.test_checkpoint import checkpoint
+round = 0
+while True:
+    round += 1
+    write(Path(sys.argv[1]), checkpoint(round, 700))
+    print(round, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_a_whole_one(tmp_path: Path):
+    """The last that was said to be written, or the one after it."""
+    chance = random.Random(2)
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        said = [int(process.stdout.readline()) for _ in range(2)]
+        time.sleep(chance.uniform(0, 0.03))  # where the kill falls is the test's chance, not its synchronisation
+        os.kill(process.pid, signal.SIGKILL)
+        said += [int(line) for line in process.stdout.read().split()]
+        process.wait()
+        process.stdout.close()
+        found = candidates(folder)[0]
+        assert found.contributed in (said[-1], said[-1] + 1)
+        assert same(found, checkpoint(found.contributed, 700))

@@ -1,0 +1,173 @@
+"""What a folder must hold before a peer goes on without the operator's node."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bootstrap.genesis import create_run
+from peer.network.discovery import Discovery, keep_remembering
+from peer.store.membership import (
+    CARD,
+    Address,
+    mirrors_of,
+    node_of,
+    recall,
+    remember_place,
+    remember_text,
+)
+from protocol.identity import PeerId, RunId
+from protocol.net import known_peers
+from protocol.net.known_peers import PEERS, remember
+from protocol.run.run_files import DESCRIPTOR, Descriptor, genesis_file
+from protocol.trust.certificates import authority
+from protocol.trust.keys import Identity, load_or_create
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.records import PeerRecord
+from protocol.trust.ticket import Ticket
+from tests.reference.admitted import certified, identity
+from tests.reference.loopback_peers import NoDht
+from tests.reference.processes import TEXT
+from tests.reference.small_manifest import small_manifest
+
+MEETING = "/ip4/127.0.0.1/tcp/4001/p2p/QmPeer"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Descriptor, Identity, Path]:
+    """A run of one stage-1 volunteer's reach: the operator's folder."""
+    folder = tmp_path_factory.mktemp("operator")
+    (folder / "text.txt").write_text(TEXT)
+    descriptor = create_run(small_manifest(), folder, folder / "text.txt", lambda doing: None)
+    return descriptor, load_or_create(folder), folder
+
+
+@pytest.fixture
+def folder(made: tuple[Descriptor, Identity, Path], tmp_path: Path) -> Path:
+    """The folder of a volunteer of stage 1 that has been in the run."""
+    descriptor, operator, source = made
+    for file in descriptor.files:
+        (tmp_path / file.name).write_bytes((source / file.name).read_bytes())
+    (tmp_path / DESCRIPTOR).write_bytes(descriptor.canonical())
+    me = load_or_create(tmp_path).peer_id
+    card = issue(operator, descriptor.run_id, Card(me, "volunteer", 1, 3))
+    remember_place(tmp_path, card, certified(load_or_create(tmp_path), operator))
+    remember(tmp_path, [MEETING])
+    return tmp_path
+
+
+def ticket(descriptor: Descriptor, made_by: Identity, run: RunId | None = None) -> Ticket:
+    return Ticket(run or descriptor.run_id, made_by.public, ("127.0.0.1:9",), ("/ip4/127.0.0.1/tcp/9/p2p/QmFirst",))
+
+
+def test_a_whole_folder_is_all_that_is_needed(made: tuple[Descriptor, Identity, Path], folder: Path):
+    me = load_or_create(folder)
+    for stage in (1, None):
+        found = recall(folder, ticket(*made[:2]), me, "volunteer", stage)
+        assert found is not None
+        assert (found.descriptor, found.card) == (made[0], Card(me.peer_id, "volunteer", 1, 3))
+        assert found.credentials.root == authority(made[1])
+        assert found.addresses == ("/ip4/127.0.0.1/tcp/9/p2p/QmFirst", MEETING)
+
+
+def test_without_others_the_tickets_addresses_are_left(made: tuple[Descriptor, Identity, Path], folder: Path):
+    (folder / PEERS).unlink()
+    found = recall(folder, ticket(*made[:2]), load_or_create(folder), "volunteer", 1)
+    assert found is not None
+    assert found.addresses == ticket(*made[:2]).addresses
+
+
+def another_card(folder: Path, operator: Identity, run: RunId, **changes: object) -> None:
+    fields = {"peer": load_or_create(folder).peer_id, "role": "volunteer", "stage": 1, "slot": 0} | changes
+    (folder / CARD).write_bytes(issue(operator, run, Card(**fields)))  # type: ignore[arg-type]
+
+
+def another_certificate(folder: Path, peer: Identity, operator: Identity) -> None:
+    shown = certified(peer, operator)
+    remember_place(folder, (folder / CARD).read_bytes(), shown)
+
+
+Break = Callable[[Path, Descriptor, Identity], object]
+BROKEN: dict[str, Break] = {
+    "no descriptor": lambda folder, run, operator: (folder / DESCRIPTOR).unlink(),
+    "another descriptor": lambda folder, run, operator: (folder / DESCRIPTOR).write_bytes(run.canonical() + b" "),
+    "no card": lambda folder, run, operator: (folder / "card").unlink(),
+    "a damaged card": lambda folder, run, operator: (folder / "card").write_bytes(b"x" * 200),
+    "another's card": lambda folder, run, operator: another_card(folder, operator, run.run_id, peer=PeerId("x")),
+    "a card of another role": lambda folder, run, operator: another_card(folder, operator, run.run_id, role="observer"),
+    "a card of another stage": lambda folder, run, operator: another_card(folder, operator, run.run_id, stage=0),
+    "a card of another run": lambda folder, run, operator: another_card(folder, operator, RunId("ab" * 32)),
+    "a card by nobody": lambda folder, run, operator: another_card(folder, load_or_create(folder), run.run_id),
+    "no certificate": lambda folder, run, operator: (folder / "certificate").unlink(),
+    "another's certificate": lambda folder, run, operator: another_certificate(folder, identity("x"), operator),
+    "another run's certificate": lambda folder, run, operator: another_certificate(
+        folder, load_or_create(folder), identity("another operator")
+    ),
+    "no weights": lambda folder, run, operator: (folder / genesis_file("stage-1")).unlink(),  # type: ignore[arg-type]
+    "a damaged file": lambda folder, run, operator: damage(folder / "basis.safetensors"),
+}
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_folder_that_lacks_anything_is_not_enough(made: tuple[Descriptor, Identity, Path], folder: Path, how: str):
+    descriptor, operator, _ = made
+    me = load_or_create(folder)
+    BROKEN[how](folder, descriptor, operator)
+    assert recall(folder, ticket(descriptor, operator), me, "volunteer", 1) is None
+
+
+def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scene() -> None:
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+
+        def write(folder: Path, addresses: list[str]) -> None:
+            remember(folder, addresses)
+            loop.call_soon_threadsafe(written.set)
+
+        monkeypatch.setattr(known_peers, "remember", write)
+
+        def record(name: str, libp2p: str = "") -> PeerRecord:
+            return PeerRecord(peer_id=PeerId(name), address="h:1", libp2p=libp2p, role="volunteer", stage=0, slot=0)
+
+        me = record("me", "/ip4/127.0.0.1/tcp/4000/p2p/QmMe")
+        authority = Authority(RunId("ab" * 32), PeerId("operator"))
+        signer = Signer(load_or_create(tmp_path / "me"), authority, b"")
+        discovery = Discovery(NoDht(), signer, small_manifest(), me)  # type: ignore[arg-type]
+        discovery.meet(record("other", MEETING), in_person=True)
+        discovery.meet(record("silent"), in_person=True)
+        keeping = asyncio.create_task(keep_remembering(tmp_path, discovery))
+        await written.wait()
+        keeping.cancel()
+        discovery.lose(PeerId("other"))
+        again = asyncio.create_task(keep_remembering(tmp_path, discovery))
+        await asyncio.sleep(0)
+        for task in (keeping, again):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert (tmp_path / PEERS).read_text() == MEETING + "\n"
+
+
+def test_mirrors_and_node_are_those_that_were_told_last(folder: Path):
+    assert mirrors_of(folder) == ()
+    assert node_of(folder) is None
+    node = Address(PeerId("QmNode"), "127.0.0.1:7702")
+    for urls in (("http://a.example/x", "https://b.example"), ("https://c.example",), ()):
+        remember_text(folder, urls, node)
+        assert (mirrors_of(folder), node_of(folder)) == (urls, node)
+
+
+@pytest.mark.parametrize("damage", [b"file:///etc/passwd\n", b"\xff", b"http://a.example\n" + b"x" * 1000])
+def test_damaged_mirrors_are_none(folder: Path, damage: bytes):
+    (folder / "mirrors").write_bytes(damage)
+    (folder / "node").write_bytes(damage)
+    assert (mirrors_of(folder), node_of(folder)) == ((), None)

@@ -1,0 +1,421 @@
+"""A volunteer that leaves hands over what it alone has: exactly once, whatever breaks, and only what is valid."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from peer.compute.trainer import StageTrainer
+from peer.network import handover as network
+from peer.network.handover import bequeath
+from peer.optim.grid import to_units
+from peer.optim.handover import Legacy, pack
+from peer.swarm.group import handover as swarm
+from peer.swarm.group.handover import Succession
+from peer.telemetry.events import HandedOver, Inherited, Progress
+from protocol.codec.chunks import chunk_grid
+from protocol.codec.contribution import decode
+from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.layout import part_layout
+from protocol.outer.ledger import Revocation
+from protocol.trust.handover import Bequest
+from protocol.trust.proofs import revoke
+from protocol.trust.records import PeerRecord
+from tests.reference.loopback_peers import LoopbackPeer, Village, moved, village
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(outer={"grace": 2, "liars": 0, "rounds": 50, "chunk_side": 4, "top_k": 2, "beta": 1.0})
+PARTS = [EMBEDDING, stage_part(0)]
+Sums = dict[tuple[Part, str], torch.Tensor]
+
+
+@dataclass
+class Volunteer:
+    """A peer of stage 0, its trainer, and its loop while it stands by."""
+
+    name: str
+    peer: LoopbackPeer
+    succession: Succession
+
+    @property
+    def id(self) -> PeerId:
+        return PeerId(self.peer.id)
+
+    def error_feedback(self) -> Sums:
+        parts = self.peer.outer.followed.parts
+        return {
+            (part, name): t.to(torch.int64) for part in PARTS for name, t in parts[part].state.error_feedback.items()
+        }
+
+    async def stand_by(self) -> None:
+        while True:
+            await self.succession.inherit()
+            await self.peer.outer.discovery.news.until(lambda: self.succession.due)
+
+
+async def volunteer(made: Village, name: str, steps: int = 0) -> Volunteer:
+    """With an AdamW that has taken so many steps."""
+    peer = await made.join(name, 0)
+    return Volunteer(name, peer, opened(peer, steps))
+
+
+def opened(peer: LoopbackPeer, steps: int = 0) -> Succession:
+    basis = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))[0]
+    trainer = StageTrainer(MANIFEST, 0, "group", basis, torch.device("cpu"))
+    trainer.load_optimizer(peer.outer.optimizer)
+    chance = torch.Generator().manual_seed(len(peer.id) + steps)
+    for step in range(steps):
+        for parameter in trainer.parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=chance)
+        trainer.update(1.0, step)
+    succession = Succession(peer.outer, peer.succession, trainer)
+    succession.open()
+    return succession
+
+
+async def start_again(made: Village, was: Volunteer) -> Volunteer:
+    """Another process with the folder that this one had."""
+    made.peers.remove(was.peer)
+    peer = await made.start(was.name, 0)
+    made.peers.append(peer)
+    made.introduce()
+    return Volunteer(was.name, peer, opened(peer))
+
+
+@asynccontextmanager
+async def standing_by(*heirs: Volunteer) -> AsyncIterator[None]:
+    loops = [asyncio.create_task(heir.stand_by()) for heir in heirs]
+    yield
+    for loop in loops:
+        loop.cancel()
+        with suppress(asyncio.CancelledError):
+            await loop
+
+
+def applied(volunteers: list[Volunteer]) -> Sums:
+    """The sum of all contributions of these."""
+    sums = zeros()
+    for each in volunteers:
+        for part in PARTS:
+            for sha256 in each.peer.outer.followed.parts[part].own.values():
+                contribution = decode(each.peer.acceptance.shelf.read(sha256), MANIFEST)
+                for name, sparse in contribution.tensors.items():
+                    places = chunk_grid(part_layout(MANIFEST, part)[name], 4, 2).positions(sparse.offsets)
+                    sums[part, name].view(-1)[torch.from_numpy(places)] += torch.from_numpy(sparse.values).long()
+    return sums
+
+
+def zeros() -> Sums:
+    return {
+        (part, name): torch.zeros(shape, dtype=torch.int64)
+        for part in PARTS
+        for name, shape in part_layout(MANIFEST, part).items()
+    }
+
+
+def plus(*all_sums: Sums) -> Sums:
+    return {key: sum((sums[key] for sums in all_sums), torch.zeros_like(all_sums[0][key])) for key in all_sums[0]}
+
+
+def computed(*seeds: int) -> Sums:
+    """The sum of these pseudo-gradients, in units."""
+    return plus(*({key: to_units(moved(MANIFEST, seed)[key[0]][key[1]]) for key in zeros()} for seed in seeds))
+
+
+def set_aside(each: Volunteer) -> Sums:
+    """What it has set aside for an heir that has not answered."""
+    if not each.succession.heritage.blob:
+        return zeros()
+    tensors = load(each.succession.heritage.blob)
+    return {(part, name): tensors[f"error_feedback.{part}.{name}"].long() for part, name in zeros()}
+
+
+def equal(one: Sums, other: Sums) -> bool:
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def play(folder: Path, scene: Callable[[Village], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with village(MANIFEST, folder) as made:
+            await asyncio.wait_for(scene(made), 60)
+
+    asyncio.run(run())
+
+
+def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, heir = [await volunteer(made, name, 3) for name in ("a", "b")] + [await volunteer(made, "heir")]
+        for round in (1, 2):
+            await a.peer.contribute(round, 10 + round)
+            await b.peer.contribute(round, 20 + round)
+            await made.compare_all()
+            for peer in made.peers:
+                await peer.at(round)
+        before = a.error_feedback()
+        assert before[EMBEDDING, "model.embed_tokens.weight"].any()
+        b.peer.outer.discovery.tell(replica=b.id)  # trains: no heir
+        made.introduce()
+        async with standing_by(heir):
+            await a.succession.hand_over()
+        assert HandedOver(heir.id) in a.peer.said
+        assert Inherited(a.id, True) in heir.peer.said
+        assert equal(a.error_feedback(), zeros())
+        assert equal(heir.error_feedback(), before)
+        assert heir.succession.trainer.optimizer_tensors().keys() == a.succession.trainer.optimizer_tensors().keys()
+        await heir.peer.contribute(3, 33)
+        everybody = [a, b, heir]
+        total = computed(11, 12, 21, 22, 33)
+        assert equal(plus(applied(everybody), *(each.error_feedback() for each in everybody)), total)
+        a, heir = await start_again(made, a), await start_again(made, heir)  # and all of it is on disk
+        everybody = [a, b, heir]
+        assert equal(plus(applied(everybody), *(each.error_feedback() for each in everybody)), total)
+        assert heir.succession.heritage.taken == {a.id: 1}
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    """Each attempt breaks before the offer, after it, or not; between attempts either may be started again."""
+    chance = random.Random(seed)
+
+    async def breaking(*arguments: object) -> str:
+        kind = chance.choice(["before", "after", "never"])
+        if kind == "before":
+            raise UnreachableError("cut off")
+        reason = await bequeath(*arguments)  # type: ignore[arg-type]
+        if kind == "after":
+            raise UnreachableError("cut off")
+        return reason
+
+    monkeypatch.setattr(swarm, "bequeath", breaking)
+
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir")
+        seeds = [1]
+        await giver.peer.contribute(1, 1)
+        for number in range(2, 7):
+            async with standing_by(heir):
+                await giver.succession.hand_over()
+            everybody = [giver, heir]
+            held = [each.error_feedback() for each in everybody]
+            once = Counter({giver.id: giver.succession.heritage.given})
+            if not once - Counter(heir.succession.heritage.taken):
+                held.append(zeros())  # taken, whether the giver knows or not
+            else:
+                held.append(set_aside(giver))
+            assert equal(plus(applied(everybody), *held), computed(*seeds))
+            if chance.random() < 0.7:
+                giver = await start_again(made, giver)
+            if chance.random() < 0.7:
+                heir = await start_again(made, heir)
+            giver.succession.open()
+            await giver.succession.settle() if not chance.random() < 0.5 else None
+            author = chance.choice([giver, heir])
+            await author.peer.contribute(number, number)
+            seeds.append(number)
+
+    play(tmp_path, scene)
+
+
+def test_an_heir_that_declines_leaves_it_to_the_next_and_to_nobody(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a, b, c = [await volunteer(made, name, 1) for name in "abc"]
+        giver, *heirs = sorted((a, b, c), key=lambda each: each.id)
+        await giver.peer.contribute(1, 1)
+        before = giver.error_feedback()
+        for heir in heirs:
+            heir.succession.close()
+        await giver.succession.hand_over()
+        assert equal(giver.error_feedback(), before)
+        assert any(str(giver.peer.outer.folder) in e.doing for e in giver.peer.said if isinstance(e, Progress))
+        heirs[1].succession.open()
+        async with standing_by(*heirs):
+            await giver.succession.hand_over()
+        assert HandedOver(heirs[1].id) in giver.peer.said
+        assert equal(heirs[1].error_feedback(), before)
+        assert equal(heirs[0].error_feedback(), zeros())
+
+    play(tmp_path, scene)
+
+
+def test_an_heir_that_never_comes_to_it_declines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "TURN_SECONDS", 0.1)
+
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver"), await volunteer(made, "heir")
+        await giver.peer.contribute(1, 1)
+        before = giver.error_feedback()
+        await giver.succession.hand_over()
+        assert any("busy" in event.doing for event in giver.peer.said if isinstance(event, Progress))
+        await heir.succession.inherit()
+        assert equal(heir.error_feedback(), zeros())
+        assert equal(giver.error_feedback(), before)
+
+    play(tmp_path, scene)
+
+
+def test_without_an_heir_it_stays_in_the_folder(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        giver = await volunteer(made, "giver", 2)
+        await made.join("datacenter")
+        await made.join("another stage", 1)
+        await giver.peer.contribute(1, 1)
+        before = giver.error_feedback()
+        await giver.succession.hand_over()
+        assert any("nobody to hand" in event.doing for event in giver.peer.said if isinstance(event, Progress))
+        again = await start_again(made, giver)
+        assert equal(again.error_feedback(), before)
+
+    play(tmp_path, scene)
+
+
+def test_who_has_nothing_asks_nobody(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        giver, _ = await volunteer(made, "giver"), await volunteer(made, "heir")
+        await giver.succession.hand_over()
+        assert giver.peer.said == []
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(("steps", "takes"), [(0, True), (19, True), (20, False)])
+def test_adamw_is_taken_only_by_who_has_none_that_is_warmed_up(tmp_path: Path, steps: int, takes: bool):
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 30), await volunteer(made, "heir", steps)
+        own = heir.succession.trainer.optimizer_tensors()
+        async with standing_by(heir):
+            await giver.succession.hand_over()
+        now, theirs = (each.succession.trainer.optimizer_tensors() for each in (heir, giver))
+        expected = theirs if takes else own
+        assert all(torch.equal(now[key], tensor) for key, tensor in expected.items())
+        assert Inherited(giver.id, takes) in heir.peer.said
+
+    play(tmp_path, scene)
+
+
+def changed(legacy: Legacy, key: str, tensor: torch.Tensor | None) -> bytes:
+    tensors = load(pack(legacy))
+    tensors[key] = tensor if tensor is not None else tensors[key]
+    if tensor is None:
+        del tensors[key]
+    return bytes(save(tensors))
+
+
+NORM = "error_feedback.stage-0.model.layers.0.input_layernorm.weight"
+MEAN = "optimizer.0.0.exp_avg"
+HOSTILE = {
+    "no safetensors": (lambda legacy: b"x" * 500, "no safetensors file"),
+    "empty": (lambda legacy: b"", "no safetensors file"),
+    "a tensor missing": (lambda legacy: changed(legacy, NORM, None), "without the error feedback"),
+    "another shape": (lambda legacy: changed(legacy, NORM, torch.zeros(17, dtype=torch.int32)), "without the error"),
+    "another type": (lambda legacy: changed(legacy, NORM, torch.zeros(16)), "without the error feedback"),
+    "larger than honest": (
+        lambda legacy: changed(legacy, NORM, torch.full((16,), 2**30, dtype=torch.int32)),
+        "larger than honest work",
+    ),
+    "the smallest integer": (
+        lambda legacy: changed(legacy, NORM, torch.full((16,), -(2**31), dtype=torch.int32)),
+        "larger than honest work",
+    ),
+    "a tensor of nothing": (lambda legacy: changed(legacy, "error_feedback.stage-9.w", torch.zeros(1)), "no part"),
+    "moments that are no numbers": (
+        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack(legacy))[MEAN], float("nan"))),
+        "no gradients make",
+    ),
+    "moments that make leaps": (
+        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack(legacy))[MEAN], 1e6)),
+        "no gradients make",
+    ),
+    "moments of other parameters": (lambda legacy: changed(legacy, MEAN, None), "other parameters"),
+    "too large": (lambda legacy: b"x" * 2**20, "more than a stage can have"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind: str):
+    make, why = HOSTILE[kind]
+
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir", 1)
+        before = heir.succession.trainer.optimizer_tensors()
+        blob = make(giver.succession._legacy())
+        giver.succession.heritage.set_aside(heir.id, blob)
+        async with standing_by(heir):
+            reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
+        assert why in reason
+        assert equal(heir.error_feedback(), zeros())
+        assert heir.succession.heritage.taken == {}
+        now = heir.succession.trainer.optimizer_tensors()
+        assert all(torch.equal(before[key], tensor) for key, tensor in now.items())
+
+    play(tmp_path, scene)
+
+
+def offer_of(giver: Volunteer, heir: Volunteer) -> Bequest:
+    heritage = giver.succession.heritage
+    return Bequest(giver.id, heir.id, heritage.given, 0, heritage.sha256, len(heritage.blob))
+
+
+def record_of(heir: Volunteer) -> PeerRecord:
+    return heir.peer.outer.discovery.record
+
+
+def test_who_does_not_know_yet_or_is_another_gives_no_answer_that_counts(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        giver, heir, other = [await volunteer(made, name, 1) for name in ("giver", "heir", "other")]
+        await giver.peer.contribute(1, 1)
+        giver.succession.heritage.set_aside(heir.id, pack(giver.succession._legacy()))
+        offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
+        with pytest.raises(RefusedError, match="this is not peer"):
+            await bequeath(offer, record_of(other), reconciler)
+        heir.peer.succession.heritage = None
+        with pytest.raises(RefusedError, match="does not know yet"):
+            await bequeath(offer, record_of(heir), reconciler)
+
+    play(tmp_path, scene)
+
+
+def test_a_second_call_waits_for_the_end_of_the_first(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
+        await giver.peer.contribute(1, 1)
+        before = giver.error_feedback()
+        await giver.succession._set_aside(heir.peer.outer.discovery.record)
+        offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
+        first = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
+        await heir.peer.outer.discovery.news.until(lambda: heir.succession.due)
+        first.cancel()  # the giver hangs up
+        with suppress(asyncio.CancelledError, HetpeerError):
+            await first
+        second = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
+        async with standing_by(heir):
+            assert await second == ""
+            assert await bequeath(offer, record_of(heir), reconciler) == ""
+        assert equal(heir.error_feedback(), before)
+
+    play(tmp_path, scene)
+
+
+def test_nobody_inherits_from_whom_the_operator_has_taken_out(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
+        await giver.peer.contribute(1, 1)
+        before = giver.error_feedback()
+        heir.peer.acceptance.revoke(revoke(made.operator, made.authority, Revocation(giver.id, 1, 1)))
+        async with standing_by(heir):
+            await giver.succession.hand_over()
+        assert equal(heir.error_feedback(), zeros())
+        assert equal(giver.error_feedback(), before)
+
+    play(tmp_path, scene)

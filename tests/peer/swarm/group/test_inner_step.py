@@ -1,0 +1,105 @@
+"""Frames on a live link: in one piece or in many they make the same step; of an older time they are refused, and
+the weights are as before."""
+
+import asyncio
+
+import pytest
+import torch
+
+from peer.network.duplex import BreachError
+from peer.network.pipeline import Link
+from protocol.codec.frames import FrameRules
+from protocol.schemas import pipeline_pb2 as pb
+from tests.peer.compute.test_replica import batches, genesis, manifest
+from tests.reference.boundary import orthonormal
+from tests.reference.loopback_group import LoopbackStage, inner_step, loopback_group
+
+RUN = manifest(stages=2, compression=4)
+
+
+def recorded(link: Link) -> list[pb.Frame]:
+    """What goes out on a link from now on."""
+    kept: list[pb.Frame] = []
+    send = link.send
+
+    def keep(frame: pb.Frame) -> None:
+        kept.append(frame)
+        send(frame)
+
+    link.send = keep  # type: ignore[method-assign]
+    return kept
+
+
+def weights(stage: LoopbackStage) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in stage.trainer.parameters]
+
+
+@pytest.mark.parametrize("due", [(1, 1), (2, 0), (1, 0)], ids=["an older step", "an older round", "a microbatch again"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int, int], direction: str):
+    """Whoever replays is the neighbour itself: nobody else gets into the link."""
+
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            sender, victim = stages if direction == "forward" else reversed(stages)
+            assert sender.stage is not None
+            assert victim.stage is not None
+            assert victim.control is not None
+            link = sender.stage.downstream if direction == "forward" else sender.stage.upstream
+            assert link is not None
+            sent = recorded(link)
+            batch = batches(RUN, 1)[0].numpy()
+            await inner_step(stages, 1, 0, batch)
+            before = weights(victim)
+            for _ in range(2 if due == (1, 0) else 1):  # a step that is taken again begins with the same frame
+                link.send(sent[0])
+            words = f"expected the frame of round {due[0]}, step {due[1]}, microbatch ., got that of round 1, step 0"
+            with pytest.raises(BreachError, match=words):
+                await victim.stage.run(*due, batch if direction == "backward" else None, victim.control)
+            await victim.stage.abandon("a neighbour broke the protocol")
+            assert all(map(torch.equal, weights(victim), before))
+            assert not any(
+                parameter.grad is not None and parameter.grad.any() for parameter in victim.trainer.parameters
+            )
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatch):
+    async def scene() -> tuple[float, list[torch.Tensor], int]:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            assert stages[0].stage is not None
+            assert stages[0].stage.downstream is not None
+            sent = recorded(stages[0].stage.downstream)
+            loss = await inner_step(stages, 1, 0, batches(RUN, 1)[0].numpy())
+            return loss, [weight for each in stages for weight in weights(each)], len(sent)
+
+    loss, whole, frames = asyncio.run(asyncio.wait_for(scene(), 60))
+    monkeypatch.setattr("protocol.codec.frames.CHUNK_BYTES", 48)
+    monkeypatch.setattr("protocol.codec.payloads.CHUNK_BYTES", 48)
+    assert FrameRules.of(RUN).activations.messages > 3
+    again, in_pieces, messages = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert (again, messages) == (loss, frames * FrameRules.of(RUN).activations.messages)
+    assert all(map(torch.equal, whole, in_pieces))
+
+
+def test_a_step_with_split_backward_passes_moves_all_weights_to_the_same_bits():
+    async def scene(split: bool) -> tuple[list[float], list[torch.Tensor]]:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+                assert each.stage is not None
+                if split:
+                    each.trainer.split_backward()
+                    each.stage.split = True
+            losses = [await inner_step(stages, 1, n, batch.numpy()) for n, batch in enumerate(batches(RUN, 3))]
+            return losses, [weight.clone() for each in stages for weight in weights(each)]
+
+    whole = asyncio.run(asyncio.wait_for(scene(False), 60))
+    split = asyncio.run(asyncio.wait_for(scene(True), 60))
+    assert whole[0] == split[0]
+    assert all(map(torch.equal, whole[1], split[1]))

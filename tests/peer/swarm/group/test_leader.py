@@ -1,0 +1,179 @@
+"""Whom a leader dismisses: who broke the protocol, who is accused, who accuses too many, and who holds the group up."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from peer.network.bans import Distrust
+from peer.network.duplex import Duplex
+from peer.network.group import Orders, Reports, Seat, orders_to
+from peer.swarm.group.compression import Choice
+from peer.swarm.group.leader import Leader
+from peer.swarm.group.member import Member
+from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace
+from peer.telemetry.decisions import Dismissed
+from peer.telemetry.events import Event
+from protocol.identity import PeerId
+from protocol.schemas import group_pb2 as pb
+from tests.reference.admitted import identity
+
+ATTEMPT = 3
+SECONDS = 20.0
+
+
+@dataclass
+class Here:
+    """The leader's own stage, of which only its links and its clock matter here."""
+
+    node: Any
+    pace: StepPace = field(default_factory=StepPace)
+    waits_for: PeerId | None = None
+    interrupted: list[str] = field(default_factory=list)
+    round: int = 5
+    steps: int = 2
+
+    async def abandon(self, reason: str) -> None:
+        self.interrupt(reason)
+
+    def interrupt(self, reason: str) -> None:
+        self.interrupted.append(reason)
+
+
+def named(stage: int) -> PeerId:
+    return identity(f"stage {stage}").peer_id
+
+
+def member_of(orders: Orders) -> Reports:
+    """The other end of a control stream, joined in memory."""
+    reports: Reports = Duplex(named(0), "the leader", 8)
+    reports._outgoing, orders._outgoing = orders._incoming, reports._incoming  # type: ignore[assignment]
+    return reports
+
+
+class Group:
+    """A leader of stages 1 to 3, and its members' ends."""
+
+    def __init__(self) -> None:
+        self.said: list[Event] = []
+        self.distrust = Distrust(self.said.append)
+        node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust), emit=self.said.append)
+        self.here = Here(node)
+        self.leader = Leader(self.here, None, Choice((8,), 1, 8), attempt=ATTEMPT)  # type: ignore[arg-type]
+        self.members: dict[int, Reports] = {}
+        for stage in (1, 2, 3):
+            seat = Seat(named(stage), "")
+            self.leader.seats[stage], self.leader.orders[stage] = seat, orders_to(stage, seat)
+            self.members[stage] = member_of(self.leader.orders[stage])
+
+    def accuse(self, stage: int, culprit: PeerId, attempt: int = ATTEMPT) -> None:
+        said = pb.Report(broken=pb.Broken(attempt=attempt, reason="no frame", culprit=culprit))
+        self.leader._notice(stage, said)
+
+    @property
+    def dismissed(self) -> set[int]:
+        """The stages whose members are avoided; their streams have ended."""
+        avoided = {stage for stage in (1, 2, 3) if self.distrust.objection(named(stage))}
+        assert avoided == {stage for stage, stream in self.leader.orders.items() if stream.ended}
+        return avoided
+
+    async def halt(self, waited_for: dict[int, int]) -> None:
+        """Members answer that they waited for the frame of a stage (0: for none)."""
+        for stage, neighbour in waited_for.items():
+            due = named(neighbour) if neighbour else ""
+            self.members[stage].send(pb.Report(halted=pb.Halted(attempt=ATTEMPT, waited_for=due)))
+        await self.leader._halt("called off")
+
+
+def in_a_loop(scene: Any) -> None:
+    asyncio.run(asyncio.wait_for(scene(), SECONDS))
+
+
+def test_who_is_accused_by_its_neighbour_is_dismissed_and_the_step_is_called_off():
+    group = Group()
+    group.accuse(1, named(2))
+    assert group.dismissed == {2}
+    assert group.here.interrupted
+    (told,) = [event for event in group.said if isinstance(event, Dismissed)]
+    assert (told.peer, told.round, told.step) == (named(2), 5, 2)
+    assert "says of its neighbour: no frame" in told.reason
+
+
+def test_who_accuses_a_second_neighbour_is_dismissed_itself():
+    group = Group()
+    group.accuse(2, named(1))
+    group.accuse(2, named(3))
+    assert group.dismissed == {1, 2}
+
+
+def test_an_accusation_counts_only_against_a_neighbour_and_in_this_attempt():
+    group = Group()
+    group.accuse(1, named(3))
+    group.accuse(1, named(0))
+    group.accuse(1, PeerId("nobody"))
+    group.accuse(1, named(2), attempt=ATTEMPT - 1)
+    assert group.dismissed == set()
+
+
+def test_who_held_a_step_up_that_took_too_long_is_found_by_what_the_members_waited_for():
+    async def scene() -> None:
+        group = Group()
+        group.here.waits_for = named(1)
+        group.leader._watch(FIRST_SECONDS - 1)
+        assert not group.here.interrupted
+        group.leader._watch(FIRST_SECONDS + 1)
+        await group.halt({1: 2, 2: 3, 3: 0})
+        assert group.distrust.objection(named(3))
+        assert not group.distrust.objection(named(1))
+        assert sorted(group.leader.seats) == [1, 2]
+
+    in_a_loop(scene)
+
+
+def test_nobody_is_blamed_for_a_step_that_another_reason_called_off():
+    async def scene() -> None:
+        group = Group()
+        await group.halt({1: 2, 2: 3, 3: 0})
+        assert group.dismissed == set()
+
+    in_a_loop(scene)
+
+
+def test_nobody_is_blamed_while_the_leader_itself_is_at_work():
+    group = Group()
+    group.leader._watch(10 * FIRST_SECONDS)
+    assert group.dismissed == set()
+    assert not group.here.interrupted
+
+
+def test_a_member_that_does_not_report_its_gradients_is_dismissed():
+    async def scene() -> None:
+        group = Group()
+        waiting = asyncio.create_task(group.leader.orders[2].receive())
+        await asyncio.sleep(0)
+        group.leader._watch(FIRST_SECONDS + 1)
+        assert group.dismissed == {2}
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    in_a_loop(scene)
+
+
+def test_a_member_that_does_not_halt_is_dismissed():
+    async def scene() -> None:
+        group = Group()
+        group.here.pace = SimpleNamespace(bound=lambda: 0.05)  # type: ignore[assignment]
+        await group.halt({1: 0, 3: 0})
+        assert group.distrust.objection(named(2))
+        assert sorted(group.leader.seats) == [1, 3]
+
+    in_a_loop(scene)
+
+
+def test_a_member_leaves_a_leader_that_neither_ends_a_step_nor_calls_it_off():
+    group = Group()
+    member, reports = Member(group.here), group.members[1]  # type: ignore[arg-type]
+    member._watch(reports, 4 * FIRST_SECONDS - 1)
+    assert not group.distrust.objection(named(0))
+    member._watch(reports, 4 * FIRST_SECONDS)
+    assert "called it off" in group.distrust.objection(named(0))
+    assert reports.ended

@@ -1,0 +1,120 @@
+"""Decisions, tried on invented swarms."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.swarm.group.plan import backoff_seconds, choose_members, difference
+from protocol.identity import PeerId
+from protocol.trust.records import PeerRecord
+
+
+def volunteer(name: str, stage: int, replica: str = "", speed: float = 0.0) -> PeerRecord:
+    return PeerRecord.model_validate(
+        {
+            "peer_id": PeerId(name),
+            "address": f"{name}:1",
+            "role": "volunteer",
+            "stage": stage,
+            "slot": 0,
+            "replica": replica,
+            "tokens_per_second": speed,
+        }
+    )
+
+
+def test_a_leader_takes_a_free_peer_of_every_other_stage():
+    me = volunteer("a", 0)
+    peers = (me, volunteer("b", 1), volunteer("c", 2), volunteer("d", 1, replica="x"))
+    chosen = choose_members(peers, me, stages=3)
+    assert {stage: peer.peer_id for stage, peer in chosen.items()} == {1: "b", 2: "c"}
+
+
+def test_it_takes_what_there_is_while_a_stage_is_missing():
+    me = volunteer("a", 0)
+    assert list(choose_members((me, volunteer("c", 2)), me, stages=3)) == [2]
+
+
+def test_seats_that_are_taken_are_left_alone():
+    me = volunteer("a", 0)
+    assert list(choose_members((me, volunteer("b", 1), volunteer("c", 2)), me, stages=3, taken=[1])) == [2]
+
+
+def test_who_was_declined_asks_the_next_one():
+    me = volunteer("a", 0)
+    peers = (me, volunteer("b", 1), volunteer("c", 1))
+    assert [choose_members(peers, me, 2, (), attempt)[1].peer_id for attempt in range(3)] == ["b", "c", "b"]
+
+
+def test_a_pipeline_of_one_stage_needs_nobody():
+    me = volunteer("a", 0)
+    assert choose_members((me,), me, stages=1) == {}
+
+
+@given(st.integers(1, 6), st.integers(1, 4))
+def test_leaders_that_look_at_the_same_time_do_not_choose_the_same_peers(groups: int, stages: int):
+    peers = tuple(volunteer(f"p{group}-{stage}", stage) for group in range(groups) for stage in range(stages))
+    leaders = [peer for peer in peers if peer.stage == 0]
+    chosen = [choose_members(peers, leader, stages) for leader in leaders]
+    names = [peer.peer_id for members in chosen for peer in members.values()]
+    assert len(names) == len(set(names)) == groups * (stages - 1)
+
+
+@given(st.permutations(range(8)), st.integers(0, 8), st.integers(2, 4))
+def test_like_goes_with_like(order: list[int], quick: int, stages: int):
+    """Eight groups' volunteers, some of them at a tenth of the others' speed, by names that say nothing of it."""
+    speeds = [1000.0 + number if number < quick else 100.0 + number for number in range(8)]
+    peers = tuple(
+        volunteer(f"p{name}-{stage}", stage, speed=speeds[number])
+        for stage in range(stages)
+        for number, name in enumerate(order if stage else range(8))
+    )
+    leaders = [peer for peer in peers if peer.stage == 0]
+    chosen = {leader.peer_id: choose_members(peers, leader, stages) for leader in leaders}
+    names = [peer.peer_id for members in chosen.values() for peer in members.values()]
+    assert len(names) == len(set(names)) == 8 * (stages - 1)
+    for leader in leaders:
+        assert all(difference(leader, member) < 0.1 for member in chosen[leader.peer_id].values())
+
+
+def test_two_leaders_that_differ_get_members_like_themselves():
+    slow, quick = volunteer("a", 0, speed=90.0), volunteer("b", 0, speed=900.0)
+    peers = (slow, quick, volunteer("c", 1, speed=1000.0), volunteer("d", 1, speed=100.0))
+    assert choose_members(peers, slow, 2)[1].peer_id == "d"
+    assert choose_members(peers, quick, 2)[1].peer_id == "c"
+
+
+@given(st.floats(1e-3, 1e9), st.floats(0, 1e9))
+def test_if_there_is_but_a_slow_one_it_is_taken(mine: float, its: float):
+    me = volunteer("a", 0, speed=mine)
+    assert choose_members((me, volunteer("b", 1, speed=its)), me, 2)[1].peer_id == "b"
+
+
+speeds = st.sampled_from([0.0, 1.0, 10.0, 11.0, 100.0])
+
+
+@given(st.lists(speeds, max_size=6), st.lists(speeds, min_size=1, max_size=6), st.integers(0, 12))
+def test_whatever_their_speeds_a_leader_asks_each_candidate_in_turn_and_first_one_of_its_own(
+    leading: list[float], serving: list[float], attempt: int
+):
+    leaders = [volunteer(f"l{number}", 0, speed=speed) for number, speed in enumerate([7.0, *leading])]
+    candidates = [volunteer(f"c{number}", 1, speed=speed) for number, speed in enumerate(serving)]
+    peers = (*leaders, *candidates)
+    first = [choose_members(peers, leader, 2)[1].peer_id for leader in leaders]
+    assert len(set(first)) == min(len(leaders), len(candidates)) or len(candidates) < len(leaders)
+    me, turns = leaders[0], range(attempt, attempt + len(candidates))
+    assert len({choose_members(peers, me, 2, (), turn)[1].peer_id for turn in turns}) == len(candidates)
+
+
+def test_of_those_alike_the_nearest_is_asked_first_unless_another_leader_wants_it():
+    me, other = volunteer("a", 0, speed=100.0), volunteer("b", 0, speed=100.0)
+    near, far, slow = volunteer("d", 1, speed=90.0), volunteer("c", 1, speed=105.0), volunteer("e", 1, speed=9.0)
+    trips = {near.peer_id: 0.02, far.peer_id: 0.2, slow.peer_id: 0.001}
+    assert choose_members((me, near, far, slow), me, 2, (), 0, trips)[1] == near
+    silent = {far.peer_id: 0.2}  # the other did not answer
+    assert choose_members((me, near, far, slow), me, 2, (), 0, silent)[1] == far
+    both = [choose_members((me, other, near, far, slow), leader, 2, (), 0, trips)[1] for leader in (me, other)]
+    assert {peer.peer_id for peer in both} == {"c", "d"}
+
+
+def test_backing_off_doubles_up_to_two_seconds():
+    assert [backoff_seconds(attempt, 1.0) for attempt in range(5)] == [0.25, 0.5, 1, 2, 2]

@@ -1,0 +1,183 @@
+"""The end of a run, over real sockets: whoever goes first, all hold one state."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.swarm.rounds import farewell
+from peer.swarm.rounds.farewell import ask_whether_over, keep_asking_whether_over, linger, take_last_state
+from peer.telemetry.events import Progress
+from protocol.codec.contribution import digest
+from protocol.identity import EMBEDDING
+from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(outer={"rounds": 1})
+
+
+async def shown(author: LoopbackPeer, seed: int, victim: LoopbackPeer) -> None:
+    """One of an author's contributions to the last round, which it shows to one peer alone."""
+    state = author.outer.followed.parts[EMBEDDING].state
+    moved = {name: torch.linspace(0, seed * 1e-7, each.numel()).view_as(each) for name, each in state.grid.items()}
+    record = author.outer.discovery.record
+    blob = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)[0]
+    entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+    author.acceptance.shelf.put(entry, blob)
+    await victim.acceptance.take(entry.proof, [], author.outer.discovery.record)
+
+
+def test_two_contributions_that_an_author_shows_at_the_end_leave_one_state_whoever_goes_first(tmp_path: Path):
+    comparing: dict[str, asyncio.Task[None]] = {}
+
+    async def leave(made: Village, peer: LoopbackPeer) -> str:
+        await linger(peer.outer)
+        comparing.pop(peer.id).cancel()
+        state = peer.digests()[EMBEDDING]
+        await made.leave(peer)
+        return state
+
+    async def scene() -> None:
+        async with village(MANIFEST, tmp_path, "a", "b", "c", "liar") as made:
+            a, b, c, liar = made.peers
+            await shown(liar, 5, a)
+            await shown(liar, 6, b)
+            await made.leave(liar)
+            for peer in (a, b, c):
+                await peer.at(1)
+            made.introduce()
+            assert len({peer.digests()[EMBEDDING] for peer in (a, b, c)}) == 3
+            for peer in (a, b, c):
+                comparing[peer.id] = asyncio.create_task(peer.outer.reconciler.keep_comparing())
+            first = await leave(made, a)
+            assert {first} == {*await asyncio.gather(leave(made, b), leave(made, c))}
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+LONGER = small_manifest(outer={"grace": 2, "liars": 1, "rounds": 3})
+
+
+async def finished() -> int:
+    """What the operator's node says at the end."""
+    return 3
+
+
+def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_contributes_nothing(tmp_path: Path):
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b", "asleep", "late") as made:
+            observer = await made.join("observer", observes=True)
+            a, b, asleep, late = made.peers[:4]
+            await made.round(1, made.peers[:4])
+            made.cut(asleep, late)
+            made.peers = [a, b, observer]
+            for round in (2, 3):
+                await made.round(round, [a, b])
+            await made.leave(a)
+            await made.leave(b)
+            made.peers = [observer, asleep, late]
+            made.introduce()
+            waiting = asyncio.create_task(asleep.outer.wait_for_others(2))
+            await ask_whether_over(asleep.outer, finished)
+            assert not await waiting
+            await asleep.contribute(2, 9)
+            assert 2 not in asleep.outer.followed.parts[EMBEDDING].own
+            assert not await asleep.outer.finish(2)
+            assert asleep.outer.clock == 2
+            await take_last_state(asleep.outer)
+            assert asleep.outer.finished
+            assert asleep.digests() == observer.digests()
+            assert asleep.digests() != late.digests()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(farewell, "LAST_STATE_SECONDS", 0.01)
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b", "c") as made:
+            await made.round(1, made.peers)
+            a = made.peers[0]
+            await ask_whether_over(a.outer, finished)
+            await take_last_state(a.outer)
+            assert a.outer.over
+            assert not a.outer.finished
+            assert isinstance(a.said[-1], Progress)
+            assert "nobody who is there holds the last state" in a.said[-1].doing
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_who_comes_back_to_the_end_looks_for_others_first(tmp_path: Path):
+    """It was killed before a last contribution came, and has met nobody when it starts again."""
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b") as made:
+            a, b = made.peers
+            for round in (1, 2):
+                await made.round(round, made.peers)
+            made.cut(a)
+            await b.contribute(3, 7)
+            for peer in (a, b):
+                await peer.at(3)
+            assert a.digests() != b.digests()
+            again = await made.start("a")
+            assert again.outer.finished
+            made.cut(again)
+            leaving = asyncio.create_task(linger(again.outer))
+            await again.outer.discovery.news.wait(0.05)
+            again.outer.discovery.meet(b.outer.discovery.record, in_person=True)
+            await leaving
+            assert again.digests() == b.digests()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b") as made:
+            for round in (1, 2, 3):
+                await made.round(round, made.peers)
+            await ask_whether_over(made.peers[0].outer, finished)
+            assert not made.peers[0].outer.told_over
+            await made.leave(made.peers[0])
+            again = await made.start("a")  # it need not finish the last round again
+            assert again.outer.finished
+            assert again.digests() == made.peers[0].digests()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(farewell, "LOOK_SECONDS", 0.01)
+    asked: list[float] = []
+    now = 0.0
+    looked_often = asyncio.Event()
+
+    def clock() -> float:
+        nonlocal now
+        now += 7.0 if now == 6.0 else 1.0  # a look that comes late: the machine has slept
+        if now >= 100:
+            looked_often.set()
+        return now
+
+    async def ask() -> int:
+        asked.append(now)
+        return 3 if len(asked) == 3 else 0
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b") as made:
+            a, b = made.peers
+            asking = asyncio.create_task(keep_asking_whether_over(a.outer, ask, clock))
+            await looked_often.wait()
+            assert asked == [13.0]  # while others train here, it needs nobody's word for where the run is
+            await made.leave(b)
+            await asking
+            assert asked[2] - asked[1] == 5.0  # alone
+            assert a.outer.told_over
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

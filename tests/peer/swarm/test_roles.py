@@ -1,0 +1,65 @@
+"""Reading the swarm off its records."""
+
+from peer.swarm.roles import all_at, authors, awaited, free, heirs, replicas
+from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.trust.records import PeerRecord
+
+
+def peer(name: str, role="volunteer", stage=0, replica="", round=0, contributed=0, on_trial=False) -> PeerRecord:
+    fields = {"role": role, "stage": stage, "replica": replica, "round": round, "contributed": contributed}
+    fields["on_trial"] = on_trial
+    return PeerRecord.model_validate({"peer_id": PeerId(name), "address": "h:1", "slot": 0} | fields)
+
+
+LEADER = peer("a", replica="a")
+MEMBER = peer("b", stage=1, replica="a")
+DATACENTER = peer("d", role="datacenter", replica="d")
+OBSERVER = peer("o", role="observer")
+LONELY = peer("l", stage=1)
+SWARM = (LEADER, MEMBER, DATACENTER, OBSERVER, LONELY)
+
+
+def test_a_replica_is_known_by_its_leader():
+    assert replicas(SWARM) == {"a", "d"}
+
+
+def test_each_replica_has_one_author_of_each_part():
+    assert authors(SWARM, stage_part(1)) == (MEMBER, DATACENTER)
+    assert authors(SWARM, stage_part(0)) == (LEADER, DATACENTER)
+    assert authors(SWARM, EMBEDDING) == (LEADER, DATACENTER)
+
+
+def test_nobody_waits_for_who_is_on_trial():
+    newcomer = peer("n", role="datacenter", replica="n", on_trial=True)
+    assert authors((*SWARM, newcomer), EMBEDDING) == (LEADER, DATACENTER)
+    assert awaited((*SWARM, newcomer), EMBEDDING, 1) == {"a", "d"}
+
+
+def test_a_volunteer_without_a_group_is_free():
+    assert free(SWARM, 1) == (LONELY,)
+
+
+def test_the_heir_of_a_leaver_is_who_took_its_seat_or_else_is_free():
+    seated = peer("s", stage=1, replica="a")
+    elsewhere = peer("e", stage=1, replica="x")
+    others = (LEADER, DATACENTER, OBSERVER, LONELY, elsewhere, seated, peer("z", stage=0))
+    assert heirs(others, MEMBER) == (seated, LONELY)
+    assert heirs((LEADER, DATACENTER, elsewhere), MEMBER) == ()
+    assert heirs(others, peer("y", stage=1)) == (LONELY,)
+
+
+def test_the_run_is_over_when_everyone_is_done():
+    done = tuple(each.model_copy(update={"round": 3}) for each in SWARM)
+    assert all_at(done, 3)
+    assert not all_at((*done[:3], OBSERVER), 3)
+
+
+def test_awaited_are_those_who_are_at_the_round_yet_and_those_whose_contribution_is_out():
+    working = peer("w", replica="w", round=4, contributed=4)
+    out = peer("o", replica="o", round=5, contributed=5)
+    passed_over = peer("p", replica="p", round=5, contributed=3)
+    idle = peer("i", round=4)
+    ahead = peer("a", replica="a", round=5, contributed=6)
+    swarm = (working, out, passed_over, idle, ahead)
+    assert awaited(swarm, stage_part(0), 5) == {"w", "o"}
+    assert awaited(swarm, stage_part(0), 5, told={"a", "gone"}) == {"w", "o", "a"}

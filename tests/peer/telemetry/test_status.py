@@ -1,0 +1,89 @@
+"""What a daemon is doing, as its events say."""
+
+from peer.telemetry.decisions import CaughtUp, Left, Pulse, Recalled
+from peer.telemetry.events import (
+    Contributed,
+    Credited,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    Joined,
+    Paused,
+    PauseEnded,
+    Progress,
+    Resumed,
+    RoundDone,
+    StepDone,
+)
+from peer.telemetry.status import Doing
+
+
+def after(*events: Event) -> Doing:
+    made = Doing()
+    for second, event in enumerate(events):
+        made.take(event, float(second))
+    return made
+
+
+DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {}, 0, 0)
+JOINED = Joined("QmA", "volunteer", 1, 0, "h:1")
+
+
+def test_a_story_from_joining_to_the_end():
+    story = [
+        (JOINED, "waiting"),
+        (Resumed(1), "waiting"),
+        (CaughtUp(2), "waiting"),
+        (GroupFormed("QmA", 0, ["QmA"]), "waiting"),
+        (StepDone(3, 0, 5.0, 100), "training"),
+        (GroupBroken("QmA", 3, 1, "gone"), "waiting"),
+        (StepDone(3, 1, None, 100), "training"),
+        (Contributed(3, 2), "waiting"),
+        (DONE, "waiting"),
+        (Left("QmA", "its owner stops it"), "leaving"),
+        (Paused("by hand"), "paused"),
+        (PauseEnded(), "starting"),
+        (Finished(3), "finished"),
+        (Failed("it broke", 1), "failed"),
+    ]
+    made = Doing()
+    for second, (event, state) in enumerate(story):
+        made.take(event, float(second))
+        assert made.state == state, event
+    assert (made.round, made.step, made.loss, made.tokens) == (4, 0, 5.0, 200)
+
+
+def test_tokens_a_second_are_those_of_the_last_steps_while_it_trains():
+    steps = [StepDone(1, step, None, 100) for step in range(5)]
+    assert after(*steps).tokens_per_second == 100
+    assert after(*steps, Progress("waiting for a group")).tokens_per_second == 0
+    assert after(steps[0]).tokens_per_second == 0
+
+
+def test_rates_are_those_between_two_pulses_and_begin_anew_with_a_new_place():
+    made = after(JOINED, Pulse(0, 100, 0, 0, 3, 0), Pulse(500, 600, 50, 0, 4, 1))
+    assert (made.up, made.down, made.peers, made.lost) == (1000, 50, 4, 1)
+    again = after(JOINED, Pulse(500, 0, 0, 0, 3, 0), JOINED, Pulse(0, 0, 0, 0, 3, 0), Pulse(10, 0, 0, 0, 3, 0))
+    assert again.up == 10
+    assert again.joined == 0.0
+
+
+def test_the_held_out_losses_are_the_last():
+    assert after(Evaluated(1, 5.0, 4.0), Evaluated(2, 4.5, 4.25)).held_out == (4.5, 4.25)
+
+
+def test_credit_adds_up_over_rounds_and_a_rounds_later_word_replaces_the_earlier():
+    doing = Doing()
+    for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"], True)):
+        doing.take(event, 0.0)
+    assert doing.credit == 350
+
+
+def test_credit_goes_on_from_what_the_peer_had_when_it_was_started():
+    doing = Doing()
+    for event in (Recalled(9, 1000, [(8, 10), (9, 100)]), Credited(9, 300, ["a"]), Credited(10, 1, ["a"])):
+        doing.take(event, 0.0)
+    assert doing.credit == 1000 + 10 + 300 + 1

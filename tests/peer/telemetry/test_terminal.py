@@ -1,0 +1,264 @@
+"""What a person sees."""
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+
+import pytest
+from rich.console import Console
+
+from peer.telemetry.decisions import Placed, Recalled
+from peer.telemetry.events import (
+    Audited,
+    Credited,
+    Evaluated,
+    Failed,
+    Finished,
+    GroupBroken,
+    GroupFormed,
+    Injected,
+    Joined,
+    Progress,
+    RoundDone,
+    StepDone,
+    Suspected,
+    Tried,
+)
+from peer.telemetry.sentences import say, size
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, passing, sparkline
+from tests.peer.telemetry.test_report import report
+
+EVENTS = [
+    Progress("asking 127.0.0.1:1 what the run is"),
+    Joined("QmAbcdefghij", "volunteer", 1, 0, "127.0.0.1:2"),
+    GroupFormed("QmLeaderleader", 0, ["QmLeaderleader", "QmAbcdefghij"]),
+    StepDone(1, 0, 7.5, 1024),
+    RoundDone(1, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 12_345, 678),
+    Evaluated(1, 7.25, 7.125),
+    Finished(1),
+]
+
+
+def on(terminal: bool) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, force_terminal=terminal, width=200, highlight=False), out
+
+
+def test_sizes_are_in_words():
+    assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_a_sparkline_falls_with_the_loss():
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁" or sparkline([3.0, 2.0, 1.0]) == "█▄▁"
+    assert sparkline([1.0]) == "▁"
+
+
+def test_steps_pass_by_and_rounds_stay():
+    assert say(EVENTS[3]) is None
+    assert passing(EVENTS[3]) == "round 1, step 1, loss 7.500"
+    assert say(EVENTS[4]) == (
+        "Round 1 done in 2.0 s; contributions: embedding 2; "
+        "sent so far: 12.3 kB in the pipeline, 678 B in contributions"
+    )
+
+
+def test_a_broken_group_says_which_step_is_lost_if_any():
+    assert (
+        say(GroupBroken("QmL", 3, 4, "gone")) == "Gone. Step 5 of round 3 is rolled back; looking for another member."
+    )
+    assert say(GroupBroken("QmL", 0, 0, "gone")) == "Gone. No step was in flight; looking for another member."
+
+
+def test_credit_says_how_much_by_how_many_and_whether_it_counts():
+    assert say(Joined("lab", "lab", 0, 0, "")) is None
+    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
+    assert (say(Credited(3, 9, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
+    assert say(Credited(3, 0, ["QmA"], True)) == "Credit for round 3: its contribution counts, signed by 1 peer."
+    assert say(Recalled(3, 100, [(7, 20), (8, 3)])) == "Credit until now: 123 tokens in 3 rounds."
+
+
+def test_an_audit_tells_the_worst_first():
+    assert say(Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5})) == (
+        "Audit of round 4, gains in nats: Evilevil -0.5000, Goodgood +0.0200"
+    )
+    assert say(Tried(4, "QmNewcomer", 0.02)) == (
+        "Trial of peer Newcomer's contributions: round 4 would gain +0.0200 nats; they count from now on"
+    )
+    assert say(Tried(4, "QmNewcomer", -0.5, "it would do harm")) == (
+        "Trial of peer Newcomer's contributions: round 4 would gain -0.5000 nats; not yet: it would do harm"
+    )
+    assert say(Suspected("QmEvilevil", "it does harm", 2)) == "WARNING: peer Evilevil is suspected: it does harm"
+
+
+def test_without_a_terminal_a_daemon_prints_plain_lines():
+    console, out = on(terminal=False)
+    screen = PeerScreen(console)
+    for event in EVENTS:
+        screen(event)
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().splitlines() == [line for line in map(say, EVENTS) if line is not None]
+
+
+def test_the_same_news_is_told_once():
+    console, out = on(terminal=False)
+    screen = PeerScreen(console)
+    screen(EVENTS[0])
+    screen(EVENTS[0])
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_an_error_is_one_line():
+    console, out = on(terminal=False)
+    PeerScreen(console)(Failed("there is no stage 7", 2))
+    assert out.getvalue() == "hetpeer: there is no stage 7\n"
+
+
+def test_a_row_follows_its_process():
+    row = ProcessRow("volunteer 1, stage 1")
+    for second, event in enumerate(EVENTS[:5]):
+        row.take(event, now=100.0 + second)
+    assert row.cells(now=105.0) == (
+        "volunteer 1, stage 1",
+        "leader",
+        "round done",
+        "1.1",
+        "7.500",
+        "512",
+        "12.3 kB",
+        "678 B",
+    )
+
+
+def test_progress_counts_inner_steps_of_all_rounds_where_the_swarm_is_furthest():
+    made = report()
+    screen = TestnetScreen(made, on(terminal=False)[0])
+    screen.start(["volunteer", "datacenter"])
+    assert screen.steps_done == 0
+    screen.take("volunteer", StepDone(2, 0, 7.5, 1024))
+    screen.take("datacenter", StepDone(1, 1, 7.5, 1024))
+    assert screen.steps_done == made.manifest.inner.steps + 1
+
+
+def test_the_table_names_every_process_and_draws_the_loss():
+    console, out = on(terminal=True)
+    made = report()
+    screen = TestnetScreen(made, console)
+    screen.start(["volunteer", "datacenter"])
+    screen.take("volunteer", EVENTS[3])
+    screen.take("datacenter", Failed("it broke", 1))
+    screen.stop()
+    assert "volunteer" in out.getvalue()
+    assert "it broke" in out.getvalue()
+    assert "5.000 → 4.000" in out.getvalue()
+
+
+KILLED = Injected(0, "kill:stage=0@round=1+3s", "killed", ["volunteer"], True)
+
+
+def test_what_chaos_does_is_a_line_and_a_rows_state():
+    console, out = on(terminal=False)
+    screen = TestnetScreen(report(), console)
+    screen.start(["volunteer", "datacenter"])
+    screen.take("chaos", KILLED, 42.4)
+    assert out.getvalue() == "0:42 chaos: killed volunteer\n"
+    screen.take("volunteer", EVENTS[3])  # said just before it died
+    assert (screen.rows["volunteer"].doing, screen.rows["datacenter"].doing) == ("killed", "starting")
+    screen.take("chaos", Injected(0, "…", "started again", ["volunteer"], False), 45.4)
+    screen.take("volunteer", EVENTS[0])
+    assert screen.rows["volunteer"].doing == EVENTS[0].doing
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (Injected(0, "…", "cut off", ["A", "B"], True, "A from B"), "cut off A from B"),
+        (Injected(0, "…", "healed", ["A", "B"], False), "healed A; B"),
+        (Injected(0, "…", "not applied", ["A"], False, "already dead"), "not applied A: already dead"),
+        (Injected(0, "…", "not done", [], False, "the run was over before"), "not done: the run was over before"),
+    ],
+)
+def test_what_chaos_does_is_said_in_words(event: Injected, line: str):
+    assert say(event) == line
+
+
+def test_a_newcomer_has_a_row():
+    screen = TestnetScreen(report(), on(terminal=False)[0])
+    screen.start([])
+    screen.add("volunteer 3, stage 1")
+    screen.take("volunteer 3, stage 1", EVENTS[3])
+    assert screen.rows["volunteer 3, stage 1"].doing == "training"
+
+
+class Terminal:
+    """A real pseudo-terminal of a width; what was drawn on it."""
+
+    def __init__(self, width: int) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        self.file = os.fdopen(self.slave, "w")
+        environment = os.environ | {"COLUMNS": str(width)}  # rich asks standard output for it, which is pytest's here
+        self.console = Console(file=self.file, highlight=False, soft_wrap=True, _environ=environment)
+
+    def drawn(self) -> str:
+        """What has been written so far; nothing more is after that."""
+        self.file.close()
+        found = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while data := os.read(self.master, 65536):
+                found += data
+        os.close(self.master)
+        return found.decode()
+
+
+def played(width: int = 100) -> str:
+    terminal = Terminal(width)
+    screen = PeerScreen(terminal.console)
+    for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
+        screen(event)
+    screen._panel.refresh()
+    screen(EVENTS[4])
+    screen(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
+    screen._panel.refresh()
+    screen(EVENTS[6])
+    return terminal.drawn()
+
+
+def plain(drawn: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+
+
+def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = played()
+    shown = plain(drawn)
+    assert "stage 1 · training · group: erleader [cdefghij]" in shown
+    assert "round 1 of 12 █" in shown
+    assert "step 1 of 20 · loss 7.500" in shown
+    assert "tokens/s" in shown
+    assert "waiting: another member: stage 0 is gone" in shown
+    assert "Finished: 1 rounds." in shown
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
+    assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone
+
+
+def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    drawn = played(width=30)
+    assert not re.search(r"\x1b\[(3|4|9|10)[0-9]m", drawn)
+    assert "stage 1 · training · group: e…" in plain(drawn)
+
+
+def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal(80)
+    screen = PeerScreen(terminal.console)
+    for event in EVENTS:
+        screen(event)
+    assert "\x1b" not in terminal.drawn()

@@ -1,0 +1,208 @@
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import FormatError
+from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
+from protocol.outer.ledger import Revocation
+from protocol.trust import proofs, receipts, signed
+from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.proofs import Signer
+from protocol.trust.receipts import COUNTED, WORK, Counted, Receipt, Verifier, Work, from_line, read, sign, to_line
+from tests.reference.admitted import identity
+
+RUN = RunId("ab" * 32)
+OPERATOR = identity("operator")
+AUTHORITY = Authority(RUN, OPERATOR.peer_id)
+ME = identity("me").peer_id
+
+
+def signer(name: str, role: str = "volunteer", stage: int = 0, on_trial: bool = False, operator: str = "operator"):
+    own, by = identity(name), identity(operator)
+    return Signer(own, AUTHORITY, issue(by, RUN, Card(own.peer_id, role, stage, 0, on_trial)))
+
+
+LEADER = signer("leader")
+PEER = signer("same stage", stage=1)
+
+
+def work(by: Signer = LEADER, **changes: object) -> Work:
+    leader = ReplicaId(LEADER.identity.peer_id)
+    fields = {"receiver": ME, "round": 3, "replica": leader, "stage": 1, "beside": 0, "since": 1_800_000_000_000}
+    counts = {"attempts": 2, "forward": 24, "backward": 24, "tokens": 24 * 16}
+    return Work(by.identity.peer_id, **(fields | counts | changes))  # type: ignore[arg-type]
+
+
+def counted(by: Signer = PEER, **changes: object) -> Counted:
+    fields = {"receiver": ME, "round": 3, "part": stage_part(1), "sha256": "cd" * 32, "steps": 12}
+    return Counted(by.identity.peer_id, **(fields | changes))  # type: ignore[arg-type]
+
+
+MADE = {"work": (LEADER, work()), "counted": (PEER, counted())}
+both = pytest.mark.parametrize("kind", MADE)
+
+
+@both
+def test_a_receipt_is_read_as_it_was_signed_and_is_small(kind: str):
+    by, receipt = MADE[kind]
+    data = sign(by, receipt)
+    assert read(data, AUTHORITY) == receipt
+    assert Verifier(AUTHORITY, ME, tokens=16).check(data) == receipt
+    assert len(data) < 600
+
+
+@both
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
+    made = bytearray(sign(*MADE[kind]))
+    made[data.draw(st.integers(0, len(made) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FormatError):
+        read(bytes(made), AUTHORITY)
+
+
+@both
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_nor_does_its_line_in_a_file(kind: str, data: st.DataObject):
+    line = bytearray(to_line(sign(*MADE[kind])))
+    assert read(from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
+    line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FormatError):
+        [read(from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
+
+
+@both
+@settings(max_examples=100, deadline=None)
+@given(cut=st.integers(0, 10_000))
+def test_nor_half_of_a_line(kind: str, cut: int):
+    line = to_line(sign(*MADE[kind]))
+    with pytest.raises(FormatError):
+        read(from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
+
+
+@both
+def test_its_body_under_anybody_elses_signature_does_not_hold(kind: str):
+    by, receipt = MADE[kind]
+    fields = signed.read(sign(by, receipt), kind)[1]
+    for other in (identity("me"), identity("stranger"), OPERATOR):
+        with pytest.raises(FormatError, match="card"):
+            read(signed.sign(other, kind, fields), AUTHORITY)
+
+
+VERIFIER = Verifier(AUTHORITY, ME, tokens=16)
+
+
+def refused(data: bytes, why: str, verifier: Verifier = VERIFIER) -> None:
+    with pytest.raises(FormatError, match=why):
+        verifier.check(data)
+
+
+def test_a_receipt_of_another_run_or_for_another_peer_does_not_hold():
+    elsewhere = Signer(LEADER.identity, Authority(RunId("cd" * 32), OPERATOR.peer_id), LEADER.card)
+    refused(sign(elsewhere, work()), "another run")
+    refused(sign(LEADER, work(receiver=identity("other").peer_id)), "not peer")
+
+
+def test_who_was_not_admitted_or_is_on_trial_or_an_observer_signs_nothing():
+    refused(sign(signer("leader", operator="stranger"), work()), "nobody who may admit")
+    refused(sign(signer("leader", on_trial=True), work()), "on trial")
+    refused(sign(signer("leader", "observer"), work()), "no neighbour")
+    refused(sign(signer("watcher", "observer"), counted(signer("watcher", "observer"))), "no place")
+
+
+def test_nobody_signs_for_itself():
+    own = signer("me", stage=1)
+    refused(sign(own, counted(own)), "for itself")
+    mine = signer("me")
+    refused(sign(mine, work(mine, replica=ReplicaId(ME))), "for itself")
+
+
+def test_only_the_stages_beside_sign_for_work_and_stage_0_for_its_own_group():
+    refused(sign(signer("far", stage=3), work(signer("far", stage=3))), "no neighbour of stage 1")
+    refused(sign(signer("far", stage=1), work(signer("far", stage=1))), "no neighbour of stage 1")
+    refused(sign(signer("dc", "datacenter"), work(signer("dc", "datacenter"))), "no neighbour")
+    refused(sign(LEADER, work(replica=ReplicaId("QmOther"))), "leads")
+
+
+def test_only_who_follows_a_part_as_an_author_signs_that_something_counted():
+    other_stage, datacenter = signer("other stage", stage=2), signer("dc", "datacenter")
+    refused(sign(other_stage, counted(other_stage)), "no place")
+    assert read(sign(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
+
+
+def test_of_who_was_revoked_nothing_holds_from_that_round_on():
+    data = sign(LEADER, work())
+    record = proofs.revoke(OPERATOR, AUTHORITY, Revocation(LEADER.identity.peer_id, 3, 3))
+    author = proofs.read_revocation(record, AUTHORITY).author
+    for who in (author, ME):
+        refused(data, "taken", Verifier(AUTHORITY, ME, {who: 3}))
+        assert Verifier(AUTHORITY, ME, {who: 4}).check(data) == work()
+
+
+def test_tokens_are_those_of_the_microbatches():
+    refused(sign(LEADER, work(tokens=24 * 16 + 1)), "not those")
+    refused(sign(LEADER, work(backward=12)), "not those")
+    assert Verifier(AUTHORITY, ME, tokens=16).check(sign(LEADER, work(backward=12, tokens=12 * 16)))
+
+
+IMPOSSIBLE = [
+    ("round", 0),
+    ("round", 2**31),
+    ("round", -1),
+    ("stage", -1),
+    ("stage", 1024),
+    ("attempts", 0),
+    ("forward", -1),
+    ("tokens", 2**53),
+    ("since", -1),
+    ("receiver", ""),
+    ("receiver", "x" * 65),
+    ("receiver", "\x1b[2J"),
+    ("replica", ""),
+    ("round", "3"),
+    ("round", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
+def test_impossible_fields_are_refused_though_rightly_signed(name: str, value: object):
+    refused(sign(LEADER, work(**{name: value})), "other fields|no list of numbers|no neighbour")
+
+
+@both
+def test_other_fields_are_refused_though_rightly_signed(kind: str):
+    by, receipt = MADE[kind]
+    fields = signed.read(sign(by, receipt), kind)[1]
+    for wrong in ([], fields[:-1], [*fields, 1], fields[1:], [[], *fields[1:]], [RUN]):
+        with pytest.raises(FormatError):
+            read(signed.sign(by.identity, kind, wrong), AUTHORITY)
+    assert (WORK, COUNTED) == ("work", "counted")
+
+
+def test_a_longer_receipt_than_any_is_not_looked_at():
+    with pytest.raises(FormatError, match="allowed"):
+        read(bytes(receipts.MOST_BYTES + 1), AUTHORITY)
+    with pytest.raises(FormatError, match="longer"):
+        from_line(b"A" * (receipts.MOST_LINE + 1))
+
+
+def test_with_the_card_of_a_gateway_it_still_fits():
+    gateway = identity("gateway")
+    by = issue(OPERATOR, RUN, Card(gateway.peer_id, "gateway", 0, 0))
+    card = issue(gateway, RUN, Card(LEADER.identity.peer_id, "volunteer", 0, 0), by)
+    largest = work(round=2**31 - 1, forward=2**53 - 1, backward=2**53 - 1, tokens=2**53 - 1)
+    data = sign(Signer(LEADER.identity, AUTHORITY, card), largest)
+    assert read(data, AUTHORITY) == largest
+    assert len(data) < receipts.MOST_BYTES / 2
+    assert msgpack.unpackb(data[64 + 33 + len(WORK) + 1 :])[0] == RUN
+
+
+def test_a_receipt_names_whom_it_replaces():
+    first, later, other_start = work(), work(forward=48, backward=48, tokens=48 * 16), work(since=1)
+    assert first.stands_for == later.stands_for != other_start.stands_for
+    assert later.amount > first.amount
+    again: Receipt = counted()
+    assert again.stands_for != counted(sha256="ee" * 32).stands_for
+    assert PeerId(ME) == again.receiver
