@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer.optim.topk import top_k
 from protocol.codec import rice
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid
 from protocol.codec.quantize import Codec, dequantize, quantize
 
@@ -56,10 +56,10 @@ def best_of(runs: int, work: Callable[[], Result]) -> tuple[float, Result]:
 def row(
     name: str,
     grid: ChunkGrid,
-    values: Integers,
+    values: Int32Array,
     sizes: tuple[int, int],
     seconds: tuple[float, float],
-    decoded: Integers,
+    decoded: Int32Array,
 ) -> Row:
     """`sizes`: bytes of indices and of values; `seconds`: of encoding and of decoding."""
     error = ((decoded - values).astype(float) ** 2).sum() / (values.astype(float) ** 2).sum()
@@ -74,7 +74,7 @@ def row(
     )
 
 
-def ours(codec: Codec, grid: ChunkGrid, offsets: Offsets, values: Integers, runs: int) -> Row:
+def ours(codec: Codec, grid: ChunkGrid, offsets: Offsets, values: Int32Array, runs: int) -> Row:
     """Golomb–Rice offsets with `codec` values."""
     encoding, ((unary, rests), (payload, _)) = best_of(
         runs, lambda: (rice.encode(offsets, grid), quantize(values, codec))
@@ -87,7 +87,7 @@ def ours(codec: Codec, grid: ChunkGrid, offsets: Offsets, values: Integers, runs
     return row(f"rice + {codec}", grid, values, sizes, (encoding, decoding), decoded)
 
 
-def fields(grid: ChunkGrid, offsets: Offsets, values: Integers, runs: int) -> Row:
+def fields(grid: ChunkGrid, offsets: Offsets, values: Int32Array, runs: int) -> Row:
     """The field's alternative, in torch operations."""
     indices, floats = torch.from_numpy(offsets).to(torch.int64), torch.from_numpy(values).to(torch.float32)
     encoding, (packed, (bins, lookup, mean)) = best_of(runs, lambda: (pack_12(indices), into_bins(floats)))

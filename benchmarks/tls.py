@@ -35,10 +35,18 @@ from bootstrap.admission.places import Admission
 from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import Limit, Rates
+from bootstrap.rate_limit import RateLimit, Rates
 from peer.network import admission
 from peer.network.pipeline import Link, link
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.codec.frames import (
+    BackwardFrame,
+    ForwardFrame,
+    FramePosition,
+    FrameRules,
+    pack,
+    unpack_backward,
+    unpack_forward,
+)
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest, check
@@ -125,7 +133,7 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
                 messages = [await upstream.receive() for _ in range(self.rules.activations.messages)]
             except LostMemberError:
                 return
-            place = Place(1, 0, number)
+            place = FramePosition(1, 0, number)
             unpack_forward(messages, self.rules, place, EMBEDDING)
             for message in pack(BackwardFrame(place, gradients), self.rules):
                 upstream.send(message)
@@ -181,7 +189,7 @@ class Caller:
         downstream = link(self.manifest, self.answers, "the stage behind")
 
         def send(number: int) -> None:
-            frame = ForwardFrame(Place(1, 0, number), activations, tokens, EMBEDDING)
+            frame = ForwardFrame(FramePosition(1, 0, number), activations, tokens, EMBEDDING)
             for message in pack(frame, rules):
                 downstream.send(message)
 
@@ -196,7 +204,7 @@ class Caller:
                 if number == warm_up:
                     begin = time.perf_counter()
                 messages = [await downstream.receive() for _ in range(rules.gradients.messages)]
-                unpack_backward(messages, rules, Place(1, 0, number))
+                unpack_backward(messages, rules, FramePosition(1, 0, number))
                 if number + ahead < total:
                     send(number + ahead)
             seconds = time.perf_counter() - begin
@@ -297,7 +305,7 @@ def _door(descriptor: Descriptor, authority: Identity, folder: Path) -> Door:
     """The operator's, which lets in as many an hour as the benchmark likes."""
     manifest, standing = descriptor.manifest, as_operator(authority, A_DAY)
     register = Register(Authority(descriptor.run_id, descriptor.operator), manifest)
-    gatekeeper = Gatekeeper(folder, Rates(Limit(10**6, 1e-3)))
+    gatekeeper = Gatekeeper(folder, Rates(RateLimit(10**6, 1e-3)))
     dht: Any = NobodyThere()
     return Door(descriptor, dht, register, Admission(manifest), authority, standing.credentials, 1, A_DAY, gatekeeper)
 

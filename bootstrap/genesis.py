@@ -21,7 +21,7 @@ from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.identity import Part
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
-from protocol.run.hugging_face import Checkpoint, open_checkpoint
+from protocol.run.hugging_face import ModelFolder, open_checkpoint
 from protocol.run.prepared import is_prepared, link, require_same
 from protocol.run.run_files import (
     BASIS,
@@ -46,7 +46,7 @@ STANDARD_DEVIATION = 0.02
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
 
-Progress = Callable[[str], object]
+GenesisProgress = Callable[[str], object]
 """Is told in sentences what is being done."""
 
 
@@ -54,7 +54,7 @@ def create_run(
     manifest: Manifest,
     directory: Path,
     corpus_path: Path | None = None,
-    progress: Progress = lambda sentence: None,
+    progress: GenesisProgress = lambda sentence: None,
     weights: Path | None = None,
 ) -> Descriptor:
     """Write all files of a run and its descriptor; or, if they are there, check them and return it.
@@ -137,7 +137,7 @@ def basis(manifest: Manifest) -> NDArray[np.float32]:
     return (q * np.sign(np.diag(r))).astype(np.float32)
 
 
-def principal_basis(checkpoint: Checkpoint) -> NDArray[np.float32]:
+def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
     """U for a model that was trained without one: float32 [d, d], the directions of the residual stream in which its
     layers write most come first, so that the first k keep most of it. Eigenvectors of Σ W Wᵀ over all that writes
     there, W [d, inputs]."""
@@ -150,7 +150,7 @@ def principal_basis(checkpoint: Checkpoint) -> NDArray[np.float32]:
     return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
 
 
-def _basis(manifest: Manifest, checkpoint: Checkpoint | None) -> NDArray[np.float32]:
+def _basis(manifest: Manifest, checkpoint: ModelFolder | None) -> NDArray[np.float32]:
     """Drawn, or a checkpoint's own, or the one that fits it."""
     if checkpoint is None:
         return basis(manifest)
@@ -177,7 +177,7 @@ def _random(manifest: Manifest, name: str) -> np.random.Generator:
 
 
 def _write_text(
-    manifest: Manifest, directory: Path, path: Path | None, progress: Progress, checkpoint: Checkpoint | None
+    manifest: Manifest, directory: Path, path: Path | None, progress: GenesisProgress, checkpoint: ModelFolder | None
 ) -> None:
     """The tokenizer and the tokens. Raises ResourceError unless there is a sequence of each kind."""
     text = corpus.read_corpus(path)
@@ -204,7 +204,7 @@ def _write_text(
 
 
 def _write_weights(
-    manifest: Manifest, directory: Path, part: Part, layout: Layout, checkpoint: Checkpoint | None
+    manifest: Manifest, directory: Path, part: Part, layout: Layout, checkpoint: ModelFolder | None
 ) -> None:
     """The genesis file of one part."""
     tensors = (

@@ -16,7 +16,7 @@ from bootstrap.admission.places import Admission
 from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
 from bootstrap.data.prepared import lookup
-from bootstrap.monitor.pace import Pace
+from bootstrap.monitor.pace import SwarmPace
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
@@ -61,7 +61,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ServingRights:
     """By what right a node serves: its certificates, a gateway's card (the operator needs none), the other nodes that
     it knows of, and how long the certificates last that it gives out."""
 
@@ -71,17 +71,17 @@ class Standing:
     known: Ticket | None = None
 
 
-def as_operator(identity: Identity, certificate_seconds: float) -> Standing:
+def as_operator(identity: Identity, certificate_seconds: float) -> ServingRights:
     """The operator is the run's authority itself."""
     root = certificates.authority(identity)
-    return Standing(Credentials(certificates.private_key(identity), root, root), certificate_seconds)
+    return ServingRights(Credentials(certificates.private_key(identity), root, root), certificate_seconds)
 
 
 async def serve(
     descriptor: Descriptor,
     directory: Path,
     where: Listen,
-    standing: Standing,
+    standing: ServingRights,
     tell: Callable[[Ticket], None],
     stop: asyncio.Event,
     mirrors: tuple[str, ...] = (),
@@ -151,7 +151,7 @@ async def serve(
 
 
 async def _follow(
-    dht: Dht, register: Register, pace: Pace, monitor: Monitor, directory: Path, acquainted: list[str]
+    dht: Dht, register: Register, pace: SwarmPace, monitor: Monitor, directory: Path, acquainted: list[str]
 ) -> None:
     """See how the run goes, for who asks, and keep who is in it: in `acquainted`, and for the next start in
     `directory`."""
@@ -176,7 +176,7 @@ async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
             each.cancel()
 
 
-def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: Standing) -> Ticket:
+def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: ServingRights) -> Ticket:
     """The way in through this node; through the others, too, if it knows some."""
     own = Ticket(
         descriptor.run_id,

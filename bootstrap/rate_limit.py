@@ -27,7 +27,7 @@ ROUNDING_SECONDS = 1e-6
 
 
 @dataclass(slots=True)
-class Limit:
+class RateLimit:
     """`burst` calls at once for each key, then one every `seconds`."""
 
     burst: int
@@ -54,8 +54,8 @@ class Limit:
 class Rates:
     """The limits of registration: by where a call comes from, and by the invitation it names, true or not."""
 
-    by_network: Limit = field(default_factory=lambda: Limit(ADDRESS_BURST, ADDRESS_SECONDS))
-    by_invitation: Limit = field(default_factory=lambda: Limit(INVITATION_BURST, INVITATION_SECONDS))
+    by_network: RateLimit = field(default_factory=lambda: RateLimit(ADDRESS_BURST, ADDRESS_SECONDS))
+    by_invitation: RateLimit = field(default_factory=lambda: RateLimit(INVITATION_BURST, INVITATION_SECONDS))
 
     def take(self, caller: str, invitation: str, now: float) -> None:
         """Count a call of `caller` (as gRPC names it) with an invitation's id, "" for none; `now` is monotonic.

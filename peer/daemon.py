@@ -45,7 +45,7 @@ from peer.store.contributions import Shelf
 from peer.store.membership import Remembered, node_of
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.group.volunteer import serve_stage
-from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, Work
+from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says
 from peer.swarm.whole import observe, serve_datacenter
 from peer.telemetry.events import Listener, Progress
@@ -85,7 +85,9 @@ GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
 
 
-async def run(settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: Work | None = None) -> None:
+async def run(
+    settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: RoleWork | None = None
+) -> None:
     """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
 
     Raises:
@@ -289,7 +291,7 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
         succession_pb2_grpc.add_SuccessionServicer_to_server(node.succession, server)
 
 
-async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: Work | None = None) -> None:
+async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: RoleWork | None = None) -> None:
     """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
     contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()

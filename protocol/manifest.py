@@ -23,7 +23,7 @@ MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
 """Ids of a microbatch are in one message, 4 MiB; of an inner step, or an evaluation, 128 MiB where they are read: the
 largest batches that were published."""
 
-NumberFormat = Literal["bf16", "fp32", "int8", "int4"]
+NumberFormatName = Literal["bf16", "fp32", "int8", "int4"]
 """Of what crosses a boundary (`protocol/codec/payloads.py`)."""
 
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
@@ -81,8 +81,8 @@ class Replicas(Section):
     compression: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         8, description="d / k; 1 sends whole activations; auto: each group what its links carry, 2 to 128"
     )
-    wire: NumberFormat = Field("bf16", description="number format of activations between stages")
-    gradient_wire: NumberFormat | Literal["same"] = Field("same", description="that of gradients")
+    wire: NumberFormatName = Field("bf16", description="number format of activations between stages")
+    gradient_wire: NumberFormatName | Literal["same"] = Field("same", description="that of gradients")
 
     @property
     def wires(self) -> tuple[str, str]:

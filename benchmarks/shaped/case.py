@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from peer.planning.model import Volunteer, Work, round_of
+from peer.planning.model import StageWork, Volunteer, round_of
 from protocol.manifest import Manifest, check
 
 STAGES, MICROBATCHES, D = 4, 64, 8192
@@ -48,7 +48,7 @@ def manifest_of(compression: int) -> Manifest:
 def modelled(manifest: Manifest, scale: Scale, megabits: float, outer: bool, headers: float = 0.0) -> float:
     """What `peer.planning.model` says of the same; as the paper's model does, or with what headers take of a link."""
     frame = 2.0 * TOKENS * manifest.k
-    work = Work(
+    work = StageWork(
         operations=scale.passes,
         forward_bytes=frame + 4 * TOKENS,
         backward_bytes=frame,

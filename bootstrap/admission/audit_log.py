@@ -20,7 +20,7 @@ MOST_CHARACTERS = 300
 What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "noted"]
 
 
-class Entry(BaseModel):
+class AuditEntry(BaseModel):
     """Something that happened. What does not apply is left empty. `at` is in Unix seconds.
 
     `noted`: another peer told of an offence of this one, or an audit found something.
@@ -45,7 +45,7 @@ class Entry(BaseModel):
         return json.dumps(cut).encode() + b"\n"
 
 
-def write(folder: Path, entry: Entry, most_bytes: int = rotating.MOST_BYTES) -> None:
+def write(folder: Path, entry: AuditEntry, most_bytes: int = rotating.MOST_BYTES) -> None:
     """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
 
     Raises:
@@ -54,18 +54,18 @@ def write(folder: Path, entry: Entry, most_bytes: int = rotating.MOST_BYTES) -> 
     rotating.append(folder / LOG, entry.line(), most_bytes)
 
 
-def last(folder: Path, count: int) -> list[Entry]:
+def last(folder: Path, count: int) -> list[AuditEntry]:
     """The last `count` entries, the oldest first. Lines that a power cut left half are passed over.
 
     Raises:
         ResourceError: the log cannot be read.
     """
-    found: list[Entry] = []
+    found: list[AuditEntry] = []
     for line in reversed(rotating.lines(folder / LOG)):
         if len(found) == count:
             break
         try:
-            found.append(Entry.model_validate_json(line))
+            found.append(AuditEntry.model_validate_json(line))
         except ValidationError:
             continue
     return found[::-1]

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from bootstrap.rate_limit import Limit, host_of, network_of
+from bootstrap.rate_limit import RateLimit, host_of, network_of
 from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, RefusedError
 from protocol.trust.certificates import shown_by
@@ -31,7 +31,7 @@ NOBODY = "nothing answers there: a router or firewall on the way lets no connect
 class Dialler:
     """Dials back. `open` are the dials that go on now."""
 
-    limit: Limit = field(default_factory=lambda: Limit(BURST, SECONDS))
+    limit: RateLimit = field(default_factory=lambda: RateLimit(BURST, SECONDS))
     open: int = 0
 
     async def dial(self, caller: str, peer: str, address: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from bootstrap.rate_limit import Limit, caller_at, network_of
+from bootstrap.rate_limit import RateLimit, caller_at, network_of
 from protocol.addresses import LOOPBACK, WILDCARDS, join
 from protocol.errors import ResourceError
 from protocol.limits import (
@@ -55,7 +55,7 @@ class Front:
     inside: list[Guest] = field(default_factory=list)
     """The longest there first."""
     waiting: list[Guest] = field(default_factory=list)
-    rate: Limit = field(default_factory=lambda: Limit(CONNECTIONS_BURST, CONNECTION_SECONDS))
+    rate: RateLimit = field(default_factory=lambda: RateLimit(CONNECTIONS_BURST, CONNECTION_SECONDS))
     clock: Callable[[], float] = time.monotonic
     callers: dict[str, str] = field(default_factory=dict)
     """Of connections on loopback, as gRPC names them: who is behind them."""

@@ -10,8 +10,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.pace import Pace
-from bootstrap.rate_limit import Limit, network_of
+from bootstrap.monitor.pace import SwarmPace
+from bootstrap.rate_limit import RateLimit, network_of
 from protocol.errors import RefusedError
 from protocol.limits import CHUNK_BYTES
 
@@ -28,9 +28,9 @@ EVERYBODY = ""
 class Measuring:
     """Answers one piece after the other. `pace` is what the node has seen of the run's."""
 
-    pace: Pace = field(default_factory=Pace)
-    by_network: Limit = field(default_factory=lambda: Limit(NETWORK_BURST, NETWORK_SECONDS))
-    by_all: Limit = field(default_factory=lambda: Limit(ALL_BURST, ALL_SECONDS))
+    pace: SwarmPace = field(default_factory=SwarmPace)
+    by_network: RateLimit = field(default_factory=lambda: RateLimit(NETWORK_BURST, NETWORK_SECONDS))
+    by_all: RateLimit = field(default_factory=lambda: RateLimit(ALL_BURST, ALL_SECONDS))
     _noise: bytes = field(default_factory=lambda: os.urandom(CHUNK_BYTES), repr=False)
     """No link makes it smaller than it is."""
 

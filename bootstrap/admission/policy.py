@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.admission import audit_log, invitations, trials
-from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.revoked import RevokedList
 from bootstrap.admission.trials import Trials
 from bootstrap.rate_limit import Rates, host_of
@@ -88,7 +88,7 @@ class Gatekeeper:
 
     def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
         """Write down who has come in, or has renewed its certificate."""
-        entry = Entry(
+        entry = AuditEntry(
             what="renewed" if again else "admitted",
             at=time.time(),
             peer=card.peer,
@@ -103,6 +103,6 @@ class Gatekeeper:
 
     def note_refused(self, peer: str, caller: str, reason: str) -> None:
         """Write down who was not let in."""
-        entry = Entry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
+        entry = AuditEntry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
         with suppress(ResourceError):  # a full disk is no reason to tell a stranger anything else
             audit_log.write(self.folder, entry)

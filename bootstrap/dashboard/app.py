@@ -78,7 +78,9 @@ def app(
 
     async def events(_: Request) -> Response:
         told = _events(latest, until_changed, stopping)
-        return Stream(told, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening)
+        return EventStream(
+            told, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening
+        )
 
     async def measured(_: Request) -> Response:
         return Response(metrics() if metrics else b"", media_type=METRICS_TYPE)
@@ -88,10 +90,10 @@ def app(
         routes.append(Route("/metrics", measured))
     routes.append(Mount("/", StaticFiles(directory=PAGE, packages=[CHARTS])))
     known = frozenset(name.lower() for name in ("localhost", *names))
-    return Starlette(routes=routes, middleware=[Middleware(Guarded, names=known)])
+    return Starlette(routes=routes, middleware=[Middleware(HostGuard, names=known)])
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Events for as long as somebody listens; `others` are those that are told already, by network."""
 
     def __init__(self, *told: Any, others: Counter[str], **how: Any) -> None:
@@ -120,7 +122,7 @@ TOO_MANY = PlainTextResponse(
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class HostGuard:
     """Refuses what was meant for another host, and says with each answer what a browser may do with it."""
 
     app: ASGIApp

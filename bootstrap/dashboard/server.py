@@ -31,7 +31,7 @@ GRACE_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DashboardPort:
     """A port that is taken for the dashboard, and the names by which it may be asked for besides IP addresses."""
 
     listening: socket.socket
@@ -57,7 +57,7 @@ class Place:
 
 
 @contextmanager
-def taken(where: str, announced: str | None = None) -> Iterator[Place]:
+def taken(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
     """Listen where `--dashboard [HOST:]PORT` says, on loopback if no host is given; port 0 is any. `announced` is this
     node's name for others.
 
@@ -77,11 +77,11 @@ def taken(where: str, announced: str | None = None) -> Iterator[Place]:
             f"the dashboard cannot listen on {join(host, port)}: {why}; try another one: --dashboard [HOST:]PORT"
         ) from None
     with listening:
-        yield Place(listening, host, tuple(name for name in (host, announced) if name))
+        yield DashboardPort(listening, host, tuple(name for name in (host, announced) if name))
 
 
 async def serve(
-    place: Place,
+    place: DashboardPort,
     view: Callable[[], View],
     until_changed: Callable[[float], Awaitable[None]],
     metrics: Callable[[], bytes] | None,

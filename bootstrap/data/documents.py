@@ -48,7 +48,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DocumentSource:
     """What the user named, by a word that changes with it: how many bytes there are to read (0: nobody knows), and
     pieces of its documents."""
 
@@ -57,14 +57,14 @@ class Source:
     pieces: Callable[[Meter], Iterator[Piece]]
 
 
-def find(named: Iterable[str], text_field: str) -> list[Source]:
+def find(named: Iterable[str], text_field: str) -> list[DocumentSource]:
     """The sources that a user named: files, folders, and `hf:NAME[:CONFIG[:SPLIT]]`.
 
     Raises:
         ResourceError: there is no text in one, or a library that it takes is not installed.
         UserError: it is no name of a dataset.
     """
-    found: list[Source] = []
+    found: list[DocumentSource] = []
     for name in named:
         if name.startswith(HUGGING_FACE):
             found.append(_hugging_face(name, text_field))
@@ -103,7 +103,7 @@ def _kind(path: Path) -> str:
     return suffix if suffix in (*TEXT, *LINES, *PARQUET) else ""
 
 
-def _file(path: Path, text_field: str) -> Source:
+def _file(path: Path, text_field: str) -> DocumentSource:
     kind = _kind(path)
     if kind in PARQUET:
         _require("pyarrow", path, "parquet")
@@ -121,7 +121,7 @@ def _file(path: Path, text_field: str) -> Source:
         meter.before = meter.done = meter.before + path.stat().st_size
 
     there = path.stat()
-    return Source(f"{path.absolute()} {there.st_size} {there.st_mtime_ns}", there.st_size, pieces)
+    return DocumentSource(f"{path.absolute()} {there.st_size} {there.st_mtime_ns}", there.st_size, pieces)
 
 
 def _require(library: str, what: object, extra: str) -> None:
@@ -198,7 +198,7 @@ def _of_parquet(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
         raise ResourceError(f"{path} is no Parquet file, or damaged: {error}") from None
 
 
-def _hugging_face(name: str, text_field: str) -> Source:
+def _hugging_face(name: str, text_field: str) -> DocumentSource:
     """A dataset of the Hugging Face hub, streamed: nothing of it is kept."""
     parts = name.removeprefix(HUGGING_FACE).split(":")
     if not parts[0] or len(parts) > 3:
@@ -219,4 +219,4 @@ def _hugging_face(name: str, text_field: str) -> Source:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise ResourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from None
 
-    return Source(name, 0, pieces)
+    return DocumentSource(name, 0, pieces)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bootstrap.data.corpus import PIECES, train_tokenizer
-from bootstrap.data.documents import Meter, Piece, Source
+from bootstrap.data.documents import DocumentSource, Meter, Piece
 from protocol.errors import ResourceError, UserError
 
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]")
@@ -56,13 +56,13 @@ def read_encoder(path: Path, end_of_text: str | None) -> Encoder:
     return _encoder(tokenizer, file, end_of_text, str(path))
 
 
-def train_encoder(sources: Iterable[Source], vocabulary: int) -> Encoder:
+def train_encoder(sources: Iterable[DocumentSource], vocabulary: int) -> Encoder:
     """Byte-level BPE of at most so many ids. Of large text it sees a part: something of each of its files."""
     tokenizer = train_tokenizer(_sample(list(sources)), vocabulary)
     return _encoder(tokenizer, tokenizer.to_str().encode(), None, "the trained tokenizer")
 
 
-def _sample(sources: list[Source]) -> Iterator[str]:
+def _sample(sources: list[DocumentSource]) -> Iterator[str]:
     """The beginnings of the sources, each as long as its share of the whole, `SAMPLE_CHARACTERS` in all."""
     total = sum(source.size for source in sources)
     for source in sources:

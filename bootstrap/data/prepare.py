@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.data.documents import Meter, Piece, Source, after, find
+from bootstrap.data.documents import DocumentSource, Meter, Piece, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
 from bootstrap.data.shuffle import KEPT, Ids, Shuffle
@@ -34,12 +34,12 @@ WANTED, SHUFFLE = "wanted.json", "shuffle"
 LEAST_VOCABULARY = 258
 """256 bytes, the end of a text, and one that is trained."""
 
-Progress = Callable[[str, int, int], object]
+PrepareProgress = Callable[[str, int, int], object]
 """Is told what is being done, and of that how many bytes are done and how many there are (0: nobody knows)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PrepareRequest:
     """What to prepare: `sources` as the user names them, a tokenizer or the vocabulary to train one for, the share of
     the documents to hold out, the seed of their order, and the mirrors that will have the folder."""
 
@@ -55,7 +55,7 @@ class Wanted:
     shard_blocks: int = SHARD_BLOCKS
 
 
-def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
+def prepare(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -> DataManifest:
     """Read, tokenize, shuffle and write. Until all is done it is in a folder beside `out`, from which the same call
     goes on after one that was stopped, or failed, while it tokenized.
 
@@ -89,7 +89,7 @@ def prepare(wanted: Wanted, out: Path, progress: Progress) -> DataManifest:
     return manifest
 
 
-def _asked(wanted: Wanted, sources: list[Source]) -> bytes:
+def _asked(wanted: PrepareRequest, sources: list[DocumentSource]) -> bytes:
     """All that the shuffled documents depend on."""
     tokenizer = read_encoder(wanted.tokenizer, wanted.end_of_text).sha256 if wanted.tokenizer else ""
     how = [wanted.field, wanted.seed, wanted.train_tokenizer, wanted.end_of_text, tokenizer]
@@ -105,7 +105,11 @@ def _begin(partial: Path, asked: bytes) -> None:
 
 
 def _write(
-    wanted: Wanted, sources: list[Source], mirrors: tuple[str, ...], folder: Path, progress: Progress
+    wanted: PrepareRequest,
+    sources: list[DocumentSource],
+    mirrors: tuple[str, ...],
+    folder: Path,
+    progress: PrepareProgress,
 ) -> DataManifest:
     encoder = _encoder(wanted, sources, folder / TOKENIZER, progress)
     dtype = token_dtype(encoder.vocabulary)
@@ -142,7 +146,7 @@ def _write(
     return manifest
 
 
-def _encoder(wanted: Wanted, sources: list[Source], kept: Path, progress: Progress) -> Encoder:
+def _encoder(wanted: PrepareRequest, sources: list[DocumentSource], kept: Path, progress: PrepareProgress) -> Encoder:
     """The tokenizer that is wanted, of which the file is `kept`, unless it was already."""
     if wanted.tokenizer is not None:
         encoder = read_encoder(wanted.tokenizer, wanted.end_of_text)
@@ -155,7 +159,7 @@ def _encoder(wanted: Wanted, sources: list[Source], kept: Path, progress: Progre
     return encoder
 
 
-def _tokenize(sources: list[Source], encoder: Encoder, shuffle: Shuffle, progress: Progress) -> None:
+def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle, progress: PrepareProgress) -> None:
     """All documents of all sources, each with the end of a text behind it."""
     known = all(source.size for source in sources)
     meter, said, kept = Meter(sum(source.size for source in sources) if known else 0), 0.0, time.monotonic()
@@ -181,7 +185,7 @@ def _with(tokens: Ids, end_of_text: int) -> Ids:
     return np.append(tokens, np.array([end_of_text], tokens.dtype))
 
 
-def _split(shuffle: Shuffle, train: ShardWriter, held_out: ShardWriter, share: float, progress: Progress) -> int:
+def _split(shuffle: Shuffle, train: ShardWriter, held_out: ShardWriter, share: float, progress: PrepareProgress) -> int:
     """The first documents of the new order are held out, `share` of them and one at least; of a single one its end.
     Returns how many are trained on."""
     count = max(1, round(shuffle.documents * share))

@@ -8,12 +8,12 @@ from protocol.errors import FormatError, ManifestError, ResourceError, UserError
 from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, Lookup, Slice
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, Dataset
-from protocol.run.hugging_face import Checkpoint
+from protocol.run.hugging_face import ModelFolder
 from protocol.run.prepared import check_tokenizer, link, linked, open_folder
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
 
 
-def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: Checkpoint | None = None) -> str:
+def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: ModelFolder | None = None) -> str:
     """Make the text in `folder` a run's: its files but the shards are copied into `directory`. Returns what it is, in a
     sentence.
 

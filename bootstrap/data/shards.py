@@ -10,7 +10,7 @@ import numpy as np
 
 from bootstrap.data.shuffle import Ids
 from protocol.errors import FormatError, ResourceError
-from protocol.run.dataset import Shard
+from protocol.run.dataset import TokenShard
 
 SHARD_BLOCKS = 512
 """256 MiB of uint16: few files, and each is quickly copied to a mirror, or copied again."""
@@ -62,7 +62,7 @@ class ShardWriter:
 class Measured:
     """A shard as it is on a disk: its SHA-256 is the shard's, `digests` those of its blocks, one after the other."""
 
-    shard: Shard
+    shard: TokenShard
     digests: bytes
 
 
@@ -90,4 +90,4 @@ def measure(path: Path, dtype: "np.dtype[np.unsignedinteger]", header_bytes: int
                 data = data[-item:] + more
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-    return Measured(Shard(name=path.name, tokens=size // item, sha256=whole.hexdigest()), bytes(digests))
+    return Measured(TokenShard(name=path.name, tokens=size // item, sha256=whole.hexdigest()), bytes(digests))

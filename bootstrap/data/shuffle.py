@@ -32,7 +32,7 @@ DRAWS = 4096
 KEPT = "kept.json"
 
 
-class Kept(BaseModel):
+class FileCounts(BaseModel):
     """What is in the files: so many documents and tokens, and so many bytes of each file, by its name."""
 
     documents: int = 0
@@ -85,7 +85,7 @@ class Shuffle:
         for name in sizes:
             with (self.folder / name).open("rb") as file:
                 os.fsync(file.fileno())
-        kept = Kept(documents=self.documents, tokens=self.tokens, sizes=sizes)
+        kept = FileCounts(documents=self.documents, tokens=self.tokens, sizes=sizes)
         write_atomically(self.folder / KEPT, kept.model_dump_json().encode())
 
     def shuffled(self) -> Iterator[Ids]:
@@ -103,15 +103,15 @@ class Shuffle:
                 del tokens
                 tokens_path.unlink()
 
-    def _recall(self) -> Kept:
+    def _recall(self) -> FileCounts:
         """What is kept here; whatever else there is goes."""
         there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
         try:
-            kept = Kept.model_validate_json((self.folder / KEPT).read_bytes())
+            kept = FileCounts.model_validate_json((self.folder / KEPT).read_bytes())
         except (OSError, ValidationError):
-            kept = Kept()
+            kept = FileCounts()
         if any(there.get(name, 0) < size for name, size in kept.sizes.items()):
-            kept = Kept()
+            kept = FileCounts()
         for name in there.keys() - {KEPT}:
             if name in kept.sizes:
                 os.truncate(self.folder / name, kept.sizes[name])

@@ -12,11 +12,10 @@ from bootstrap.monitor.groups import group_views
 from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, is_over
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
 from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import (
-    Batch,
     ContributionOut,
     EndedShort,
     Going,
@@ -26,6 +25,7 @@ from protocol.monitor.telemetry import (
     NotAwaited,
     Noted,
     RoundEnded,
+    StepReport,
     Told,
 )
 from protocol.monitor.view import MOST_LINES, LineView, RoundView, View
@@ -67,7 +67,7 @@ class Fold:
     """Whether the run is, once for all."""
     tokens: int = 0
     """Of rounds that are no longer in the history, too."""
-    lines: Limit = field(default_factory=lambda: Limit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
+    lines: RateLimit = field(default_factory=lambda: RateLimit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
     looked: float = 0.0
     awake: float = 0.0
     """Since when it has looked without standing still: it hears nobody meanwhile."""
@@ -84,7 +84,7 @@ class Fold:
         self._look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
-    def hear(self, peer_id: PeerId, batch: Batch, now: float) -> None:
+    def hear(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
         """What a peer tells, whose certificate shows that it is this one."""
         peer = self._peer(peer_id, now, known=False)
         if peer is None:

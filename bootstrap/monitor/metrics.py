@@ -11,19 +11,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.monitor.view import PeerView, RoundView, State, View
+from protocol.monitor.view import PeerState, PeerView, RoundView, View
 
-HERE: tuple[State, ...] = tuple(each for each in get_args(State) if each not in ("gone", "lost"))
+HERE: tuple[PeerState, ...] = tuple(each for each in get_args(PeerState) if each not in ("gone", "lost"))
 
 
 def render(view: View) -> bytes:
     """What `/metrics` answers, in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(Seen(lambda: view))
+    registry.register(RunCollector(lambda: view))
     return generate_latest(registry)
 
 
-class Seen(Collector):
+class RunCollector(Collector):
     """A run as a registry takes it: seen anew each time it is asked."""
 
     def __init__(self, look: Callable[[], View]) -> None:
@@ -68,7 +68,7 @@ def _peers(peers: Iterable[PeerView]) -> Metric:
     family = GaugeMetricFamily("hetpeer_run_peers", "Peers, by role and state", labels=["role", "state"])
     counts = Counter((each.role, each.state) for each in peers)
     for role in get_args(PeerView.model_fields["role"].annotation):
-        for state in get_args(State):
+        for state in get_args(PeerState):
             family.add_metric([role, state], counts[role, state])
     return family
 

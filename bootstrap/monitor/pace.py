@@ -11,7 +11,7 @@ ROUNDS_KEPT = 8
 
 
 @dataclass(slots=True)
-class Pace:
+class SwarmPace:
     """The rounds that ended while this node looked, and when, in seconds since 1970."""
 
     round: int = 0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
-from protocol.monitor.telemetry import Batch, Going
-from protocol.monitor.view import PeerView, State
+from protocol.monitor.telemetry import Going, StepReport
+from protocol.monitor.view import PeerState, PeerView
 from protocol.trust.records import PeerRecord
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -22,7 +22,7 @@ RATE_SECONDS = 20.0
 MOST_RATE = 1e12
 """Tokens or bytes a second: what is more than this nobody does."""
 
-AWAY: frozenset[State] = frozenset({"gone", "lost", "paused"})
+AWAY: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
 AT_WORK_SECONDS = 10.0
 """Who is at work gives a sign of life in this time: it tells every second. Who has finished waits longer than this for
@@ -40,7 +40,7 @@ class Peer:
     joined: float
     heard: float
     record: PeerRecord | None = None
-    batch: Batch = field(default_factory=Batch)
+    batch: StepReport = field(default_factory=StepReport)
     streams: int = 0
     """On which it tells; a new one may be there before the old one is known to be broken."""
     cut: float | None = None
@@ -55,7 +55,7 @@ class Peer:
     """The last round that it had ended when this node saw it first."""
     done: int = 0
     contributed: int = 0
-    state: State = "waiting"
+    state: PeerState = "waiting"
     why: str = ""
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -99,7 +99,7 @@ class Peer:
         if not self.streams:
             self.replica = None
 
-    def hear(self, batch: Batch, now: float) -> None:
+    def hear(self, batch: StepReport, now: float) -> None:
         """What it tells; what happened is the fold's."""
         if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
             self.samples.clear()  # a new process
@@ -117,7 +117,7 @@ class Peer:
         tokens, up, down = (min(MOST_RATE, max(0, last[each] - first[each]) / seconds) for each in (1, 2, 3))
         return tokens, up, down
 
-    def judge(self, now: float, finished: int, delay: int) -> tuple[State, str]:
+    def judge(self, now: float, finished: int, delay: int) -> tuple[PeerState, str]:
         """Its state now and why, where the swarm has finished so many rounds."""
         record, going = self.record, self.going
         if going is not None and going.how == "paused":
@@ -132,7 +132,7 @@ class Peer:
             return "leaving", going.why
         return self._at_work(finished, delay)
 
-    def _at_work(self, finished: int, delay: int) -> tuple[State, str]:
+    def _at_work(self, finished: int, delay: int) -> tuple[PeerState, str]:
         record = self.record
         if record is not None and record.on_trial:
             return "on trial", "what it contributes does not count before an audit has found nothing wrong with it"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bootstrap.rate_limit import Limit, network_of
+from bootstrap.rate_limit import RateLimit, network_of
 from protocol.errors import RefusedError
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.monitor.view import View
@@ -45,8 +45,8 @@ class Status:
     """Answers with what `view` gives."""
 
     view: Callable[[], View]
-    by_network: Limit = field(default_factory=lambda: Limit(NETWORK_BURST, NETWORK_SECONDS))
-    by_all: Limit = field(default_factory=lambda: Limit(ALL_BURST, ALL_SECONDS))
+    by_network: RateLimit = field(default_factory=lambda: RateLimit(NETWORK_BURST, NETWORK_SECONDS))
+    by_all: RateLimit = field(default_factory=lambda: RateLimit(ALL_BURST, ALL_SECONDS))
     _answer: bytes = b""
     _made: float = -math.inf
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId, RunId
@@ -29,7 +29,7 @@ BATCH_BURST, BATCH_SECONDS = 30, 0.5
 """Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""
 
 
-class Kept(BaseModel):
+class KeptMonitor(BaseModel):
     """What outlives the node: the rounds, and what was said. Peers tell anew."""
 
     run_id: str
@@ -47,7 +47,7 @@ class Monitor:
     fold: Fold
     folder: Path | None = None
     clock: Callable[[], float] = time.time
-    batches: Limit = field(default_factory=lambda: Limit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
+    batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,7 +61,7 @@ class Monitor:
         fold = Fold(manifest, run_id, time.time())
         if folder is not None:
             with suppress(OSError, ValidationError):
-                kept = Kept.model_validate_json((folder / KEPT).read_bytes())
+                kept = KeptMonitor.model_validate_json((folder / KEPT).read_bytes())
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
                     fold.over = kept.over
@@ -125,11 +125,11 @@ class Monitor:
         finally:
             self.write(*self._to_keep())
 
-    def _to_keep(self) -> tuple[bool, Kept]:
+    def _to_keep(self) -> tuple[bool, KeptMonitor]:
         view, changed = self.view(), self._unkept
         self._unkept = False
         tokens = self.fold.tokens
-        return changed, Kept(
+        return changed, KeptMonitor(
             run_id=view.run_id,
             started=view.started,
             tokens=tokens,
@@ -138,7 +138,7 @@ class Monitor:
             over=self.fold.over,
         )
 
-    def write(self, changed: bool, kept: Kept) -> None:
+    def write(self, changed: bool, kept: KeptMonitor) -> None:
         """Put it into the folder. A full disk loses it: the node goes on, which then has worse to tell."""
         if self.folder is not None and changed:
             with suppress(ResourceError):

@@ -17,7 +17,7 @@ from peer.cli.data import data_commands
 from peer.cli.doctor import doctor
 from peer.cli.help import EXAMPLES, arrange
 from peer.cli.lab import DeviceOption, JsonOption, lab, terminal
-from peer.cli.limits import Asked, pause, resume, with_manners
+from peer.cli.limits import GivenLimits, pause, resume, with_manners
 from peer.cli.models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
 from peer.cli.options import (
     AnnounceOption,
@@ -60,7 +60,7 @@ app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 )
 @with_manners("low")
 def join(
-    asked: Asked,
+    asked: GivenLimits,
     ticket: TicketArgument = None,
     stage: Annotated[
         int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")
@@ -117,7 +117,7 @@ def join(
 )
 @with_manners("normal")
 def replica(
-    asked: Asked,
+    asked: GivenLimits,
     ticket: TicketArgument = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 0,
@@ -180,7 +180,7 @@ def replica(
 @app.command(epilog="Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer observe hetpeer1-… --audit")
 @with_manners("normal")
 def observe(
-    asked: Asked,
+    asked: GivenLimits,
     ticket: TicketArgument = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 0,

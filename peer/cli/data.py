@@ -56,10 +56,10 @@ def prepare(
     json: JsonOption = False,
 ) -> None:
     """Tokenize and shuffle text into a folder of shards that a run trains on, and mirrors serve."""
-    from peer.cli.commands.data import Wanted
+    from peer.cli.commands.data import PrepareRequest
     from peer.cli.commands.data import prepare as run
 
-    wanted = Wanted(sources, tokenizer, train_tokenizer, field, held_out, seed, end_of_text, mirror or ())
+    wanted = PrepareRequest(sources, tokenizer, train_tokenizer, field, held_out, seed, end_of_text, mirror or ())
     sys.exit(run(wanted, out, terminal(json)))
 
 

@@ -55,7 +55,7 @@ PriorityOption = Annotated[
 CACHE_GIGABYTES = 4.0
 """By default: two thousand million tokens of two bytes."""
 
-Asked = Mapping[str, Any]
+GivenLimits = Mapping[str, Any]
 """What the command line said of these, not read yet: the arguments of `peer.settings.Manners.of`."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from peer.compute.evaluation import Evaluates
-from peer.compute.trainer import Grid
+from peer.compute.trainer import GridView
 from peer.optim.grid import INT32_MAX
 from peer.optim.outer import outer_term
 from protocol.codec.chunks import chunk_grid
@@ -57,7 +57,7 @@ def silence(contribution: Contribution) -> Contribution:
     return replace(contribution, tensors=silent)
 
 
-def silenced(grid: Grid, contributions: Sequence[Contribution], author: PeerId, manifest: Manifest) -> Grid:
+def silenced(grid: GridView, contributions: Sequence[Contribution], author: PeerId, manifest: Manifest) -> GridView:
     """θ of a part, in which F(S) is, as it would be had `author` sent zeros in this round: int32, a new grid.
 
     A weight that would leave the grid stays at its edge: this is for measuring only, and two authors that push a weight
@@ -67,7 +67,9 @@ def silenced(grid: Grid, contributions: Sequence[Contribution], author: PeerId, 
     return exchanged(grid, contributions, kept, manifest)
 
 
-def exchanged(grid: Grid, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest) -> Grid:
+def exchanged(
+    grid: GridView, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest
+) -> GridView:
     """θ of a part, in which F(before) is, as it would be with F(after): int32, a new grid. `before` may be empty."""
     layout = part_layout(manifest, after[0].name.part)
     out = outer_term(before, layout, manifest) if before else dict.fromkeys(layout, 0)
@@ -78,21 +80,21 @@ def exchanged(grid: Grid, before: Sequence[Contribution], after: Sequence[Contri
     }
 
 
-def held_out_loss(evaluator: Evaluates, grids: Mapping[Part, Grid]) -> float:
+def held_out_loss(evaluator: Evaluates, grids: Mapping[Part, GridView]) -> float:
     """The mean of the loss through the boundaries and the plain one: a run has replicas of both kinds, and what helps
     one kind's loss only is still work."""
     loss = sum(evaluator.evaluate(grids)) / 2
     return loss if math.isfinite(loss) and loss < WORST_NATS else WORST_NATS
 
 
-def gain(evaluator: Evaluates, grids: Mapping[Part, Grid], sets: Sets, author: PeerId, loss: float) -> float:
+def gain(evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, author: PeerId, loss: float) -> float:
     """What an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at θ."""
     without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
     return held_out_loss(evaluator, {**grids, **without}) - loss
 
 
 def trial_gain(
-    evaluator: Evaluates, grids: Mapping[Part, Grid], sets: Sets, tried: Mapping[Part, Contribution]
+    evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, tried: Mapping[Part, Contribution]
 ) -> float:
     """What contributions that count nowhere would gain, each in the set of its part, which may be empty."""
     (author,) = {each.name.author for each in tried.values()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.design import Boundaries, Design, design
-from peer.compute.trainer import Grid
+from peer.compute.trainer import GridView
 from peer.model.stage import Stage, loss
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -24,7 +24,7 @@ class Evaluates(Protocol):
 
     manifest: Manifest
 
-    def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
+    def evaluate(self, grids: Mapping[Part, GridView]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
 
 
@@ -52,7 +52,7 @@ class Evaluator:
         for stage in self.stages:
             stage.compile_layers()
 
-    def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
+    def evaluate(self, grids: Mapping[Part, GridView]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
         for index, stage in enumerate(self.stages):
             own = grids[stage_part(index)]

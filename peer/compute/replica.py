@@ -8,7 +8,7 @@ from torch import Tensor
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
-from peer.compute.trainer import Grid, StageTrainer
+from peer.compute.trainer import GridView, StageTrainer
 from peer.optim.inner import clip_factor
 from protocol.identity import Part
 from protocol.manifest import Manifest
@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 class Replica(Protocol):
     """All stages of one replica in training, in one process or in several (`peer/devices/replica.py`)."""
 
-    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+    def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there."""
 
     def warm_up(self) -> None:
@@ -63,7 +63,7 @@ class WholeReplica:
         for stage in self.stages:
             stage.stage.compile_layers()
 
-    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+    def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there."""
         for stage in self.stages:
             stage.load(grids, ahead)

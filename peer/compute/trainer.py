@@ -20,7 +20,7 @@ from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, Shape
 from protocol.manifest import Manifest
 
-Grid = Mapping[str, Tensor]
+GridView = Mapping[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
 
 
@@ -76,7 +76,7 @@ class StageTrainer:
             if isinstance(module, Linear):
                 module.later = self.later
 
-    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+    def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state: copy weights in, split the token embedding again.
 
         `ahead`: the parts of which this replica starts from something else. T⊥ is the outer state's all the same,
@@ -91,7 +91,7 @@ class StageTrainer:
             start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device) if self.first else None
         self.start_from(own, te_VD, start_VD)
 
-    def compress(self, compression: int, grids: Mapping[Part, Grid]) -> None:
+    def compress(self, compression: int, grids: Mapping[Part, GridView]) -> None:
         """In a run that leaves k to its groups: send k = d / `compression` numbers a token from now on. `grids` are
         those of the round that is loaded, if one is.
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.tokens import Tokens
-from protocol.run.dataset import Dataset, Stream
+from protocol.run.dataset import BlockStream, Dataset
 from protocol.run.prepared import read_block
 
 BLOCKS_KEPT = 64
@@ -21,7 +21,7 @@ OpenBlock = Callable[[int], Tokens]
 class BlockedTokens:
     """The tokens of a stream. `tokens[positions]` reads rows of neighbouring positions, as `batch` asks for them."""
 
-    def __init__(self, stream: Stream, open_block: OpenBlock) -> None:
+    def __init__(self, stream: BlockStream, open_block: OpenBlock) -> None:
         self.stream, self.open_block = stream, open_block
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+UInt64Array = NDArray[np.uint64]
 
 LARGEST_SIZE = 2**62
 """Both halves and their sum stay within 64 bits."""
@@ -36,7 +36,7 @@ def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int | str) 
     return moved.astype(np.int64)
 
 
-def _feistel(words: Words, half: int, keys: Words) -> Words:
+def _feistel(words: UInt64Array, half: int, keys: UInt64Array) -> UInt64Array:
     """A permutation of [0, 2^(2·half)), one round for each key. uint64 [n] → uint64 [n]."""
     mask, shift = np.uint64(2**half - 1), np.uint64(half)
     left, right = words >> shift, words & mask
@@ -45,7 +45,7 @@ def _feistel(words: Words, half: int, keys: Words) -> Words:
     return left << shift | right
 
 
-def _mix(words: Words) -> Words:
+def _mix(words: UInt64Array) -> UInt64Array:
     """The finalizer of SplitMix64 (Steele, Lea & Flood, 2014): every bit depends on all bits."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from peer.compute.arithmetic import Precision
-from peer.devices.shared_memory import Layout, Parcel, unpack
+from peer.devices.shared_memory import Parcel, TensorLayout, unpack
 
 MOST_BYTES = 2**24
 
@@ -43,7 +43,7 @@ class Order:
     """`layout`: of the tensors that come along, or, of what is asked for, that are to be filled in."""
 
     do: Do
-    layout: Layout = field(default_factory=dict)
+    layout: TensorLayout = field(default_factory=dict)
     step: int = 0
     begin: Begin | None = None
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from peer.compute.trainer import Grid
+from peer.compute.trainer import GridView
 from peer.devices.messages import Answer, Do
 from peer.devices.shared_memory import Parcel, layout_of, packed
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
@@ -68,7 +68,7 @@ class ShardedReplica:
         with suppress(LostMemberError, ResourceError):  # the next order tries again, and says it
             self.start()
 
-    def load(self, grids: Mapping[Part, Grid], ahead: Mapping[Part, Grid] | None = None) -> None:
+    def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there.
 
         Raises:
@@ -119,7 +119,9 @@ class ShardedReplica:
             with suppress(LostMemberError):  # those that are started next get them, too
                 self._load_moments()
 
-    def evaluate(self, grids: Mapping[Part, Grid], held_out_EM: Tensor, basis_DD: Tensor | None) -> tuple[float, float]:
+    def evaluate(
+        self, grids: Mapping[Part, GridView], held_out_EM: Tensor, basis_DD: Tensor | None
+    ) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of an outer state, in nats per token, between two rounds.
 
         Raises:
@@ -178,6 +180,6 @@ class ShardedEvaluator:
         self.basis_DD = basis_DD
         self.held_out_EM = held_out_EM
 
-    def evaluate(self, grids: Mapping[Part, Grid]) -> tuple[float, float]:
+    def evaluate(self, grids: Mapping[Part, GridView]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
         return self.replica.evaluate(grids, self.held_out_EM, self.basis_DD)

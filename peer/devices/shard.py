@@ -25,7 +25,7 @@ from peer.optim import inner
 from protocol.manifest import Manifest
 
 
-class Model(nn.Module):
+class WholeModel(nn.Module):
     """All stages, with nothing between them."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -181,12 +181,12 @@ class Shard:
         return found
 
 
-def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> Model:
+def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> WholeModel:
     """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
     the head."""
     mesh = init_device_mesh(device.type, (ranks,))
     with torch.device("meta"):
-        model = Model(manifest)
+        model = WholeModel(manifest)
     for stage in model.stages:
         assert isinstance(stage, Stage)
         if compiled:

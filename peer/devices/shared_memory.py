@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 ALIGNMENT = 64
 
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+TensorLayout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name → dtype and shape, as JSON can say it."""
 
 
@@ -27,13 +27,13 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 class Parcel:
     """Tensors at the places that their layout says. The memory lives as long as one of them does anywhere."""
 
-    layout: Layout
+    layout: TensorLayout
     tensors: dict[str, Tensor]
     handle: int
 
 
 @contextmanager
-def packed(layout: Layout) -> Iterator[Parcel]:
+def packed(layout: TensorLayout) -> Iterator[Parcel]:
     """New tensors, all zeros; others can be let have them within the block."""
     if sys.platform == "linux":
         handle = os.memfd_create("hetpeer")
@@ -47,7 +47,7 @@ def packed(layout: Layout) -> Iterator[Parcel]:
         os.close(handle)
 
 
-def unpack(handle: int, layout: Layout) -> dict[str, Tensor]:
+def unpack(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
     """The tensors in the memory behind a file descriptor, which may be closed afterwards."""
     memory = mmap.mmap(handle, _end(layout))
     tensors, place = {}, 0
@@ -58,12 +58,12 @@ def unpack(handle: int, layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+def layout_of(tensors: Mapping[str, Tensor]) -> TensorLayout:
     """The layout in which these find room."""
     return {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
-def _end(layout: Layout) -> int:
+def _end(layout: TensorLayout) -> int:
     return sum(_room(dtype, shape) for dtype, shape in layout.values())
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.compute.trainer import Grid
-from peer.devices.shared_memory import Layout
+from peer.compute.trainer import GridView
+from peer.devices.shared_memory import TensorLayout
 from peer.optim.grid import to_float
 from peer.optim.inner import MOMENTS, STATE
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -44,12 +44,12 @@ def embedding_key(manifest: Manifest) -> str:
     return next(key for key, weight in trained(manifest).items() if weight.part == EMBEDDING)
 
 
-def weights_layout(manifest: Manifest) -> Layout:
+def weights_layout(manifest: Manifest) -> TensorLayout:
     """Of all weights, or of their Δ, in fp32."""
     return {key: ("float32", weight.shape) for key, weight in trained(manifest).items()}
 
 
-def moments_layout(manifest: Manifest) -> Layout:
+def moments_layout(manifest: Manifest) -> TensorLayout:
     """Of AdamW's state."""
     shapes = {key: weight.shape for key, weight in trained(manifest).items()}
     return {
@@ -59,7 +59,7 @@ def moments_layout(manifest: Manifest) -> Layout:
     }
 
 
-def fill(weights: Mapping[str, Tensor], manifest: Manifest, grids: Mapping[Part, Grid]) -> None:
+def fill(weights: Mapping[str, Tensor], manifest: Manifest, grids: Mapping[Part, GridView]) -> None:
     """Write these outer states into tensors that are as `weights_layout` says."""
     for key, weight in trained(manifest).items():
         weights[key].copy_(to_float(grids[weight.part][weight.name]))

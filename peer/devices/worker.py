@@ -20,7 +20,7 @@ from peer.devices.shard import Shard
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest
 
-Orders = SimpleQueue[tuple[Order, dict[str, Tensor]]]
+OrderQueue = SimpleQueue[tuple[Order, dict[str, Tensor]]]
 
 
 def work(rank: int, handle: int) -> None:
@@ -28,7 +28,7 @@ def work(rank: int, handle: int) -> None:
     connection: Connection[bytes, bytes] = Connection(handle)
     order, _ = take(connection)
     assert order.begin is not None
-    orders: Orders = SimpleQueue()
+    orders: OrderQueue = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders, order.begin.rendezvous), daemon=True).start()
     try:
         shard = _begin(order.begin, rank)
@@ -42,7 +42,7 @@ def work(rank: int, handle: int) -> None:
     signal.pause()  # until the daemon has understood
 
 
-def _listen(connection: "Connection[bytes, bytes]", orders: Orders, rendezvous: str) -> None:
+def _listen(connection: "Connection[bytes, bytes]", orders: OrderQueue, rendezvous: str) -> None:
     """Take orders from the daemon; when it has gone, end whatever is under way."""
     try:
         while True:

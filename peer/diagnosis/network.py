@@ -4,7 +4,7 @@ others can dial this machine. Pure."""
 from collections.abc import Sequence
 
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding, Outcome
-from peer.network.reach.probing import Handshake, NoWay, Way, usual_round_trip
+from peer.network.reach.probing import Handshake, MeasuredWay, NoWay, usual_round_trip
 from peer.network.reach.reach import Reach
 from peer.planning.model import Volunteer
 from protocol.limits import CLOCK_SLACK_SECONDS
@@ -20,12 +20,12 @@ NEAR_SECONDS = 0.005
 """A round trip below that is no burden, however often TCP needs one more."""
 
 
-def answers(node: Way | NoWay) -> bool:
+def answers(node: MeasuredWay | NoWay) -> bool:
     """Whether a node does, if only to refuse."""
-    return isinstance(node, Way) or node.answers
+    return isinstance(node, MeasuredWay) or node.answers
 
 
-def ways(measured: Sequence[Way | NoWay]) -> list[Finding]:
+def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
     """One for each node of the ticket. It is no failure that one does not answer while another does."""
     lost: Outcome = "warning" if any(answers(each) for each in measured) else "failure"
     findings = []
@@ -50,9 +50,9 @@ def ways(measured: Sequence[Way | NoWay]) -> list[Finding]:
     return findings
 
 
-def clocks(measured: Sequence[Way | NoWay]) -> Finding | None:
+def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
     """This machine's clock beside the nodes', by the one with the shortest round trip; None where none answers."""
-    found = [each for each in measured if isinstance(each, Way)]
+    found = [each for each in measured if isinstance(each, MeasuredWay)]
     if not found:
         return None
     nearest = min(found, key=lambda each: each.uncertain)
@@ -94,10 +94,10 @@ def hidden(reason: str) -> Finding:
     return Finding("peers", f"cannot tell who is in the run: {reason}", "warning", advice)
 
 
-def slow_start(measured: Sequence[Way | NoWay], begins_slowly: bool | None) -> Finding | None:
+def slow_start(measured: Sequence[MeasuredWay | NoWay], begins_slowly: bool | None) -> Finding | None:
     """Whether TCP finds out anew what a path carries after each pause, as frames of a pipeline have them between each
     other (`docs/benchmarks.md` says what that costs); None where it makes no difference, or nobody knows."""
-    far = any(isinstance(each, Way) and each.round_trip > NEAR_SECONDS for each in measured)
+    far = any(isinstance(each, MeasuredWay) and each.round_trip > NEAR_SECONDS for each in measured)
     if not far or begins_slowly is None:
         return None
     if begins_slowly:
@@ -117,11 +117,11 @@ def reachable(found: Reach) -> Finding:
     return Finding("reachable", f"others can dial this machine at {found.announced[0]}")
 
 
-def link_of(measured: Sequence[Way | NoWay], shaken: Sequence[Handshake | NoWay]) -> Volunteer | None:
+def link_of(measured: Sequence[MeasuredWay | NoWay], shaken: Sequence[Handshake | NoWay]) -> Volunteer | None:
     """This machine's link as the plan takes it, for work that is counted in seconds (so `operations` are 1): the best
     way to a node, since an access link carries no less, and half of the usual round trip to a peer, or to a node where
     no peer answers."""
-    found = [each for each in measured if isinstance(each, Way)]
+    found = [each for each in measured if isinstance(each, MeasuredWay)]
     if not found:
         return None
     trip = usual_round_trip(shaken) or min(each.round_trip for each in found)

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from peer.diagnosis.finding import Finding
-from peer.planning.model import Round, Volunteer, Work, best_of, compression_at, round_of, round_of_group, work_of
+from peer.planning.model import (
+    RoundEstimate,
+    StageWork,
+    Volunteer,
+    best_of,
+    compression_at,
+    round_of,
+    round_of_group,
+    work_of,
+)
 from protocol.manifest import Manifest
 
 SLOWER = 1.1
@@ -62,7 +71,7 @@ class Room:
         return self.needed <= self.free
 
 
-def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[Work]:
+def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[StageWork]:
     """What each stage takes here, in seconds; with another `compression` than the run's, if given."""
     return [
         replace(work_of(manifest, compression, stage), operations=each.passes, update=each.update, closing=each.closing)
@@ -92,7 +101,7 @@ def _too_large(stage: int, room: Room, any_fits: bool) -> Finding:
 
 
 def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volunteer | None, swarm: float) -> Finding:
-    def at(compression: int) -> Work:
+    def at(compression: int) -> StageWork:
         work = work_of(manifest, compression, stage)
         return replace(work, operations=speed.passes, update=speed.update, closing=speed.closing)
 
@@ -134,7 +143,7 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
     ratio = compression_at(
         manifest, lambda compression: max(works(manifest, known, compression), key=_longest), on or NO_LINK
     )
-    made: Round = round_of_group(works(manifest, known, ratio), on or NO_LINK, manifest.outer.overlap)
+    made: RoundEstimate = round_of_group(works(manifest, known, ratio), on or NO_LINK, manifest.outer.overlap)
     rate = manifest.tokens_per_step / made.step.seconds
     teraflops = work_of(manifest).operations / max(each.passes for each in known) / 1e12
     value = (
@@ -149,7 +158,7 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
     return Finding("group", value, numbers=numbers)
 
 
-def _longest(work: Work) -> float:
+def _longest(work: StageWork) -> float:
     return work.operations
 
 

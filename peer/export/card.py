@@ -11,14 +11,14 @@ CONTRIBUTORS_NAMED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class HeldOutLosses:
     """Held-out, in nats per token: through the boundaries of a group, and plain."""
 
     through: float
     plain: float
 
 
-def card(collected: Collected, losses: Losses | None) -> str:
+def card(collected: Collected, losses: HeldOutLosses | None) -> str:
     """`README.md`."""
     manifest, descriptor = collected.descriptor.manifest, collected.descriptor
     model, replicas, outer = manifest.model, manifest.replicas, manifest.outer
@@ -99,7 +99,7 @@ def tokens_at_most(collected: Collected) -> int:
     return collected.counted[stage_part(0)].total() * manifest.inner.steps * manifest.tokens_per_step
 
 
-def _loss(losses: Losses | None) -> str:
+def _loss(losses: HeldOutLosses | None) -> str:
     if losses is None:
         return "not measured (`hetpeer export --evaluate` does)"
     return f"{losses.plain:.4f} nats per token; {losses.through:.4f} through the boundaries of a group"

@@ -34,7 +34,7 @@ OBSERVER = "observer"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PeerFolder:
     """A folder in which a peer of the run keeps its state, and what it noted of that last."""
 
     folder: Path
@@ -116,16 +116,16 @@ def _one_run(folders: Sequence[Path]) -> Descriptor:
     return found[0]
 
 
-def _place(folder: Path) -> Place | None:
+def _place(folder: Path) -> PeerFolder | None:
     """The state in a folder, or, of the operator's node, in that of the observer beside it; None if there is none."""
     for own in (folder, folder / OBSERVER):
         if (settled := checkpoint.last_settled(own)) is not None:
-            return Place(own, settled)
+            return PeerFolder(own, settled)
     return None
 
 
 def _part(
-    descriptor: Descriptor, part: Part, places: Sequence[Place], folders: Sequence[Path], round: int
+    descriptor: Descriptor, part: Part, places: Sequence[PeerFolder], folders: Sequence[Path], round: int
 ) -> tuple[Grid, str, History]:
     """One part after a round, the same from all folders that have it; before round 1 from the run's files."""
     found: dict[str, tuple[Grid, History]] = {}
@@ -160,7 +160,7 @@ def _first(descriptor: Descriptor, part: Part, folders: Sequence[Path]) -> Grid:
 
 
 def _part_in(
-    place: Place, descriptor: Descriptor, part: Part, folders: Sequence[Path], round: int
+    place: PeerFolder, descriptor: Descriptor, part: Part, folders: Sequence[Path], round: int
 ) -> tuple[Grid, History]:
     """One part by one folder: from the last state that is not after the round, or the first weights, and on with what
     counted since.
@@ -219,7 +219,7 @@ class Shelved:
         return found
 
 
-def _read_shelf(place: Place, descriptor: Descriptor, part: Part, newest: Header | None) -> Shelved:
+def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: Header | None) -> Shelved:
     """Raises ResourceError if a contribution there is damaged: a state without it would be nobody's."""
     outer, authority = descriptor.manifest.outer, Authority(descriptor.run_id, descriptor.operator)
     shelf, ledger = Shelf(place.folder / "contributions"), Ledger(part, PeerId(""), Window(outer.grace, outer.liars))

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peer.export.card import Losses, card
+from peer.export.card import HeldOutLosses, card
 from peer.export.collected import Collected
 from peer.optim.grid import to_float
 from peer.telemetry.events import Listener, Progress
@@ -50,7 +50,7 @@ def require_room(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} holds {foreign[0]}, which is of no export: remove it, or name another folder")
 
 
-def write(collected: Collected, folder: Path, losses: Losses | None, emit: Listener) -> Export:
+def write(collected: Collected, folder: Path, losses: HeldOutLosses | None, emit: Listener) -> Export:
     """Write the model; it is in `folder` once it is whole, and not before. The grids are used up: of a large model
     there is no room for two.
 

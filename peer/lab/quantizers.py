@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.codec import rice
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets
 from protocol.codec.quantize import Codec, payload_bytes, quantize
 
@@ -24,23 +24,23 @@ STATISTICAL_RANGE = 6.0
 class Quantizer:
     """`apply`: values [n] → what the receiver reads [n]. `size`: bytes of n values."""
 
-    apply: Callable[[Integers], Integers]
+    apply: Callable[[Int32Array], Int32Array]
     size: Callable[[int], int]
 
 
-def exact(values: Integers) -> Integers:
+def exact(values: Int32Array) -> Int32Array:
     """Every integer as it is."""
     return values
 
 
-def sign(values: Integers) -> Integers:
+def sign(values: Int32Array) -> Int32Array:
     """The sign, times the mean magnitude; one bit has no zero, which becomes positive."""
     mean = np.abs(values).mean() if len(values) else 0.0
-    read: Integers = np.rint(np.where(values < 0, -mean, mean)).astype(values.dtype)
+    read: Int32Array = np.rint(np.where(values < 0, -mean, mean)).astype(values.dtype)
     return read
 
 
-def statistical(values: Integers) -> Integers:
+def statistical(values: Int32Array) -> Int32Array:
     """Equal bins of 1.5 σ about the mean, each read as the mean of what fell into it: the field's "2-bit"."""
     mean = values.mean()
     centred = values - mean
@@ -50,7 +50,7 @@ def statistical(values: Integers) -> Integers:
     counts = np.bincount(bins, minlength=STATISTICAL_BINS)
     sums = np.bincount(bins, weights=centred, minlength=STATISTICAL_BINS)
     means = np.divide(sums, counts, out=np.zeros(STATISTICAL_BINS), where=counts > 0)
-    read: Integers = np.rint(means[bins] + mean).astype(values.dtype)
+    read: Int32Array = np.rint(means[bins] + mean).astype(values.dtype)
     return read
 
 

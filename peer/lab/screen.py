@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from peer.lab.experiment import Case
-from peer.lab.worker import Advanced, Ended, Message, Started
+from peer.lab.worker import Advanced, Ended, Started, WorkerMessage
 
 
 class SweepScreen:
@@ -37,7 +37,7 @@ class SweepScreen:
     ) -> None:
         self.bars.stop()
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: WorkerMessage) -> None:
         """What a run says."""
         case = self.cases[message.case]
         match message:

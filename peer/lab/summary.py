@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peer.lab.experiment import Case, Experiment, Value, said
 from peer.lab.record import Record, loss_of
 
-Key = tuple[tuple[str, Value], ...]
+RowKey = tuple[tuple[str, Value], ...]
 """The axes of a run, without its seed."""
 
 
@@ -59,7 +59,7 @@ class Row:
 
 def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Record]) -> list[Row]:
     """One row for each combination that has a record, in the experiment's order. `records` are by case id."""
-    found: dict[Key, dict[int, Record]] = defaultdict(dict)
+    found: dict[RowKey, dict[int, Record]] = defaultdict(dict)
     for case in cases:
         if case.id in records:
             found[tuple(case.axes.items())][case.seed] = records[case.id]

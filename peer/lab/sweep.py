@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
-from peer.lab.worker import Ended, Message, Setting, state_folder, work
+from peer.lab.worker import Ended, Setting, WorkerMessage, state_folder, work
 from peer.store.home import locked
 from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError
@@ -24,7 +24,7 @@ SWEEP = "sweep.json"
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 """So that glibc keeps what torch frees, and logits are not written into fresh pages from the kernel in every step."""
 
-Hear = Callable[[Message], object]
+Hear = Callable[[WorkerMessage], object]
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> lis
             for messages in wait([each.messages for each in running]):
                 one = next(each for each in running if each.messages is messages)
                 try:
-                    message: Message = one.messages.recv()
+                    message: WorkerMessage = one.messages.recv()
                 except EOFError:
                     running.remove(one)
                     failures += _failure(one)

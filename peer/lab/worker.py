@@ -52,7 +52,7 @@ class Ended:
     failure: str = ""
 
 
-Message = Started | Advanced | Ended
+WorkerMessage = Started | Advanced | Ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from protocol.trust.records import PeerRecord
 
 
 @dataclass(slots=True)
-class Attempt:
+class FetchAttempt:
     """One fetch. `late`: it is so slow that it has lost its place."""
 
     source: PeerId
@@ -52,7 +52,7 @@ class Bringing:
 
     entry: Entry
     blob: asyncio.Future[bytes | None]
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[FetchAttempt] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -102,19 +102,19 @@ class Fetcher:
     def _go_on(self) -> None:
         while (choice := self.wanted.choose(random)) is not None:
             key, source = choice
-            attempt, wanted = Attempt(source), self.bringing[key]
+            attempt, wanted = FetchAttempt(source), self.bringing[key]
             wanted.attempts.append(attempt)
             attempt.task = asyncio.create_task(self._try(attempt, wanted))
             attempt.task.add_done_callback(partial(self._end, attempt, wanted))
 
-    def _end(self, attempt: Attempt, wanted: Bringing, _: object) -> None:
+    def _end(self, attempt: FetchAttempt, wanted: Bringing, _: object) -> None:
         """Another was quicker, or nobody waits any longer: also before it began."""
         wanted.attempts.remove(attempt)
         if not attempt.ended:
             self.wanted.stop(attempt.source, attempt.late)
         self._go_on()
 
-    async def _try(self, attempt: Attempt, wanted: Bringing) -> None:
+    async def _try(self, attempt: FetchAttempt, wanted: Bringing) -> None:
         """Fetch from one source, to its end or to that of another."""
         clock, key = asyncio.get_running_loop().time, wanted.entry.key
         fetching = asyncio.create_task(self._fetch(attempt, wanted.entry))
@@ -146,7 +146,7 @@ class Fetcher:
         finally:
             fetching.cancel()
 
-    async def _fetch(self, attempt: Attempt, entry: Entry) -> bytes:
+    async def _fetch(self, attempt: FetchAttempt, entry: Entry) -> bytes:
         holder = self.holders.get(attempt.source)
         if holder is None:
             raise UnreachableError("nobody knows any longer where it is")
@@ -154,7 +154,7 @@ class Fetcher:
             manifest, bandwidth = self.contacts.manifest, self.contacts.bandwidth
             return await fetch(channel, manifest, entry.sha256, entry.size, bandwidth, attempt.patience)
 
-    def _let_lag(self, attempt: Attempt, wanted: Bringing) -> None:
+    def _let_lag(self, attempt: FetchAttempt, wanted: Bringing) -> None:
         """A fetch loses its place. Of too many such, the slowest is given up."""
         attempt.late = True
         self.wanted.lag(wanted.entry.key, attempt.source)

@@ -15,7 +15,7 @@ from protocol.schemas import credit_pb2_grpc
 from protocol.trust.credit import microbatch_tokens
 from protocol.trust.membership import Card
 from protocol.trust.proofs import Signer
-from protocol.trust.receipts import Counted, Work, sign
+from protocol.trust.receipts import CountedReceipt, Work, sign
 
 ROUNDS_KEPT = 16
 """Of so many rounds a peer knows what it has seen: who was away for longer gets no receipt."""
@@ -35,7 +35,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenWork:
     """What this peer has seen of others, by round."""
 
     signer: Signer
@@ -79,12 +79,12 @@ class Seen:
         where = tally.attempt.replica, tally.stage, card.stage, self.since, tally.attempts
         return Work(self.me, receiver, round, *where, count, count, count * microbatch_tokens(self.manifest))
 
-    def of_contribution(self, round: int, part: Part, receiver: PeerId) -> Counted | None:
+    def of_contribution(self, round: int, part: Part, receiver: PeerId) -> CountedReceipt | None:
         """What this peer signs for an author; None if its contribution is in no round that is closed here."""
         found = self.closed.get(round, {}).get(part, {}).get(receiver)
         if found is None or found[1] < 1:
             return None
-        return Counted(self.me, receiver, round, part, *found)
+        return CountedReceipt(self.me, receiver, round, part, *found)
 
 
 def _forget(rounds: dict[int, Any]) -> None:
@@ -95,7 +95,7 @@ def _forget(rounds: dict[int, Any]) -> None:
 class CreditService(credit_pb2_grpc.CreditServicer):
     """The signing side."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: SeenWork) -> None:
         self.seen = seen
 
     async def Sign(self, request: pb.CreditQuestion, context: Any) -> pb.CreditReceipts:

@@ -15,12 +15,10 @@ from protocol.manifest import Manifest
 from protocol.net import known_peers
 from protocol.net.dht import Dht
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, Register, expiration, sign
+from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
 
 WRITE_SECONDS = 5.0
 """Who comes and goes is written down this often at most."""
-
-Peers = tuple[PeerRecord, ...]
 
 
 class News:

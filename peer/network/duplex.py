@@ -28,7 +28,7 @@ PARTING_SECONDS = 4.0
 """Who has been told that there is nothing more to say, and keeps the stream open for so long, is hung up on."""
 
 Outgoing = TypeVar("Outgoing", bound=Message)
-Incoming = TypeVar("Incoming", bound=Message)
+Received = TypeVar("Received", bound=Message)
 
 
 class BreachError(PeerError):
@@ -46,7 +46,7 @@ class Call(Protocol):
     def write(self, message: Any) -> Awaitable[None]: ...
 
 
-class Duplex(Generic[Outgoing, Incoming]):
+class Duplex(Generic[Outgoing, Received]):
     """A conversation with one peer.
 
     Writing never waits for the other side to read: two stages that both write would wait for each other.
@@ -74,10 +74,10 @@ class Duplex(Generic[Outgoing, Incoming]):
         self.ended = False
         self.awaited = False
         """Whether somebody waits for its next message now."""
-        self.on_message: Callable[[Incoming | HetpeerError], None] = lambda message: None
+        self.on_message: Callable[[Received | HetpeerError], None] = lambda message: None
         """Is told of every message, and of the end, as it arrives, before anybody receives it."""
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
-        self._incoming: asyncio.Queue[Incoming | HetpeerError] = asyncio.Queue()
+        self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
 
     @property
@@ -106,7 +106,7 @@ class Duplex(Generic[Outgoing, Incoming]):
         self.bytes_sent += message.ByteSize()
         self._outgoing.put_nowait(message)
 
-    async def receive(self) -> Incoming:
+    async def receive(self) -> Received:
         """Wait for the next message.
 
         Raises:

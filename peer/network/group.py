@@ -15,7 +15,7 @@ from protocol.manifest import Manifest
 from protocol.net.channels import handshake, refuse, require_manifest, speaks
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
-from protocol.trust.group_lease import Event, Lease
+from protocol.trust.group_lease import Lease, LeaseEvent
 
 INVITE_SECONDS = 3.0
 """A volunteer that takes longer to answer is no use to a group."""
@@ -74,7 +74,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         await speaks(context, PeerId(replica), "its own group")
         if request.stage != self.stage:
             return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
-        if not self.ready or not self.lease.take(Event.INVITED, replica, time.monotonic()):
+        if not self.ready or not self.lease.take(LeaseEvent.INVITED, replica, time.monotonic()):
             return pb.InvitationReply(code=pb.InvitationReply.ENGAGED)
         self._invitation = Membership(replica, request.slot)
         return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
@@ -83,7 +83,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         await speaks(context, PeerId(replica), "its own group")
-        if self._invitation is None or not self.lease.take(Event.CALLED, replica, time.monotonic()):
+        if self._invitation is None or not self.lease.take(LeaseEvent.CALLED, replica, time.monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
         reports: Reports = Duplex(
@@ -93,7 +93,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         try:
             await reports.carry(context)
         finally:
-            self.lease.take(Event.LEFT, replica, time.monotonic())
+            self.lease.take(LeaseEvent.LEFT, replica, time.monotonic())
 
 
 async def invite(stage: int, seat: Seat, membership: Membership, contacts: Contacts) -> bool:

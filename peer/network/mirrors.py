@@ -38,7 +38,7 @@ FORGETS = 0.8
 """Of what was known of a mirror's speed, after each block."""
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     """Who gives blocks. `last`: it is asked when all others have failed."""
 
     @property
@@ -150,10 +150,10 @@ async def _pay(bandwidth: Bandwidth, size: int) -> None:
 
 
 @dataclass(slots=True)
-class Standing:
+class SourceRecord:
     """What is known of a source: seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
 
-    source: Source
+    source: BlockSource
     seconds: float = 0.0
     failures: int = 0
     reason: str = ""
@@ -180,10 +180,13 @@ class Mirrors:
     """Brings blocks from the sources, of which there may be other ones later: `sources` is asked each time."""
 
     def __init__(
-        self, sources: Callable[[], Awaitable[Sequence[Source]]], emit: Listener, patience: float = PATIENCE_SECONDS
+        self,
+        sources: Callable[[], Awaitable[Sequence[BlockSource]]],
+        emit: Listener,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.sources, self.emit, self.patience = sources, emit, patience
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, SourceRecord] = {}
         self._came = self._said = 0.0
 
     async def fetch(self, block: Block) -> bytes:
@@ -222,13 +225,13 @@ class Mirrors:
             self.emit(Progress(what))
             self._said = now + MOST_PAUSE_SECONDS
 
-    async def _in_turn(self) -> list[Standing]:
+    async def _in_turn(self) -> list[SourceRecord]:
         sources = {source.name: source for source in await self.sources()}
         known, now = self._standings, asyncio.get_running_loop().time()
-        self._standings = {name: known.get(name) or Standing(source) for name, source in sources.items()}
+        self._standings = {name: known.get(name) or SourceRecord(source) for name, source in sources.items()}
         return sorted(self._standings.values(), key=lambda each: each.promise(now))
 
-    def _note(self, standing: Standing, block: Block, reason: str, now: float) -> None:
+    def _note(self, standing: SourceRecord, block: Block, reason: str, now: float) -> None:
         if not standing.failures:
             self.emit(Progress(f"mirror {standing.source.name}: {block}: {reason}; asking another"))
         standing.failed(reason, now)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
+from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
 from peer.network.gossip import Reconciler
 from peer.network.gossip_policy import some
 from peer.store.receipts import KeptReceipts
@@ -24,7 +24,7 @@ from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.credit import by_round, standing
-from protocol.trust.receipts import Counted, Receipt, Work, read
+from protocol.trust.receipts import CountedReceipt, Receipt, Work, read
 from protocol.trust.records import PeerRecord
 
 WITNESSES = 2
@@ -43,7 +43,7 @@ AGAIN_SECONDS = 0.5
 """A neighbour may be in the midst of the step that this peer has ended."""
 
 
-Pair = tuple[PeerId, int]
+PeerRound = tuple[PeerId, int]
 """A neighbour and a round."""
 
 
@@ -69,7 +69,7 @@ class Question:
 class Earned:
     """The receipts of this peer's last rounds, and how it comes by more."""
 
-    seen: Seen
+    seen: SeenWork
     reconciler: Reconciler
     kept: KeptReceipts
     emit: Listener
@@ -78,7 +78,7 @@ class Earned:
     """What has been signed, as a set in order."""
     tries: Counter[tuple[PeerId, int, int]] = field(default_factory=Counter)
     """By neighbour, round, and microbatches that were asked for."""
-    recalled: Counter[Pair] = field(default_factory=Counter)
+    recalled: Counter[PeerRound] = field(default_factory=Counter)
     """Microbatches that were signed for before this process began."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -107,7 +107,7 @@ class Earned:
         """Ask when a round is over, and now and then in a long one, for as long as this peer lives."""
         if recalled := await asyncio.to_thread(self._recall):
             self.emit(recalled)
-        again: list[Pair] = []
+        again: list[PeerRound] = []
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_SECONDS if again else PAUSE_SECONDS):
@@ -131,7 +131,7 @@ class Earned:
         older = sum(each.tokens for each in credits if each.round not in self.rounds)
         return Recalled(len(credits), older, recent) if credits else None
 
-    async def ask(self, only: Collection[Pair] | None = None, witnesses: bool = True) -> list[Pair]:
+    async def ask(self, only: Collection[PeerRound] | None = None, witnesses: bool = True) -> list[PeerRound]:
         """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, who may have closed a round since,
         for what counts. Of which rounds neighbours have signed less than was asked for, and may be asked again."""
         async with self.one_at_a_time:
@@ -149,7 +149,7 @@ class Earned:
     def _tallied(self, neighbour: PeerId, round: int) -> int:
         return self.seen.work[round][neighbour].microbatches
 
-    def _lacking(self) -> list[Pair]:
+    def _lacking(self) -> list[PeerRound]:
         """Neighbours that have not signed yet what this peer has seen of them: both see the same."""
         seen = [(neighbour, round) for round, tallies in self.seen.work.items() for neighbour in tallies]
         self.tries = Counter({key: count for key, count in self.tries.items() if key[1] in self.seen.work})
@@ -163,11 +163,11 @@ class Earned:
         """Microbatches, since this process began, as its own tally is."""
         return _forward(self.rounds.get(round, ()), neighbour) - self.recalled[neighbour, round]
 
-    def _witnesses(self) -> list[Pair]:
+    def _witnesses(self) -> list[PeerRound]:
         """Whom to ask whether a contribution counted."""
         found = []
         for round, own in sorted(self.own.items()):
-            known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, Counted)}
+            known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, CountedReceipt)}
             if len(known) >= WITNESSES or own.tries >= TRIES:
                 continue
             others = [

@@ -42,7 +42,6 @@ from protocol.monitor.telemetry import (
     MOST_HAPPENED,
     MOST_SECONDS,
     MOST_WORDS,
-    Batch,
     ContributionOut,
     EndedShort,
     Going,
@@ -52,6 +51,7 @@ from protocol.monitor.telemetry import (
     NotAwaited,
     Noted,
     RoundEnded,
+    StepReport,
     Told,
     pack,
     printable,
@@ -189,10 +189,10 @@ class Telling:
             happened.pop(0)
         return packed
 
-    def _batch(self, happened: list[Told]) -> Batch:
+    def _batch(self, happened: list[Told]) -> StepReport:
         round, step, loss = self._step
         bandwidth = self._contacts.bandwidth if self._contacts is not None else None
-        return Batch(
+        return StepReport(
             version=_version(),
             round=round,
             step=step,

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from peer.network.blob_fetcher import Attempt
+from peer.network.blob_fetcher import FetchAttempt
 from peer.network.contacts import Contacts
 from peer.network.wanted import LAG_BYTES_PER_SECOND, LAG_SECONDS
 from peer.store.snapshots import SnapshotStore, missing_pieces
@@ -29,9 +29,9 @@ from protocol.trust.records import PeerRecord
 PIECES_IN_FLIGHT = 2
 """From each peer: the next is on its way while one is checked."""
 
-Failed = Callable[[PeerRecord, HetpeerError], None]
+OnFailure = Callable[[PeerRecord, HetpeerError], None]
 """A peer did not give what it was asked for: a `PeerError` if it gave something else, and any other if nothing."""
-Progress = Callable[[int, int], None]
+TransferProgress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -44,10 +44,10 @@ class Fetching:
     todo: deque[int]
     total: int
     done: int
-    progress: Progress
-    failed: Failed
+    progress: TransferProgress
+    failed: OnFailure
     passed_over: set[str] = field(default_factory=set)
-    flying: dict[int, list[Attempt]] = field(default_factory=dict)
+    flying: dict[int, list[FetchAttempt]] = field(default_factory=dict)
     """The pieces that are on their way."""
     served: dict[str, int] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class Fetching:
         manifest = self.contacts.manifest
         while peer.peer_id not in self.passed_over and (index := self._next(peer.peer_id)) is not None:
             size = piece_bytes(manifest, self.header.part, index)
-            attempt = Attempt(peer.peer_id)
+            attempt = FetchAttempt(peer.peer_id)
             self.flying.setdefault(index, []).append(attempt)
             try:
                 async with self.contacts.to(peer) as channel:
@@ -96,7 +96,7 @@ class Fetching:
                 self.served[peer.peer_id] = self.served.get(peer.peer_id, 0) + size
                 self.progress(self.done, self.total)
 
-    def _give_back(self, index: int, attempt: Attempt) -> None:
+    def _give_back(self, index: int, attempt: FetchAttempt) -> None:
         """A piece has not come from a peer: it is to be fetched, unless another gives it."""
         if index in self.flying:
             self.flying[index].remove(attempt)
@@ -110,8 +110,8 @@ async def fetch_snapshot(
     digest: str,
     contacts: Contacts,
     store: SnapshotStore,
-    progress: Progress,
-    failed: Failed,
+    progress: TransferProgress,
+    failed: OnFailure,
 ) -> Fetching:
     """Fetch the snapshot with this digest from all of `sources` at once; an interrupted fetch goes on where it was.
 
@@ -157,7 +157,7 @@ async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
         await asyncio.gather(*taking, return_exceptions=True)
 
 
-async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: Failed) -> Header:
+async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: OnFailure) -> Header:
     """The header, from the first source that has it."""
     for peer in sources:
         try:

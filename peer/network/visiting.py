@@ -5,7 +5,6 @@ from pathlib import Path
 
 from peer.network.admission import address_towards
 from peer.network.contacts import Contacts
-from peer.network.discovery import Peers
 from peer.network.gossip import ANSWER_SECONDS
 from protocol.errors import HetpeerError
 from protocol.net import dht as dhts
@@ -15,7 +14,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership import Authority
-from protocol.trust.records import Register
+from protocol.trust.records import Peers, Register
 from protocol.trust.ticket import Ticket
 
 

@@ -38,7 +38,7 @@ Allowed = Callable[[Ip], bool]
 """Whether an address may be dialled beside those that are public. It may read files: it is asked off the event loop."""
 
 
-class Guarded(httpcore2.AsyncNetworkBackend):
+class CheckedConnector(httpcore2.AsyncNetworkBackend):
     """Connects to what was checked, and to nothing else."""
 
     def __init__(self, allowed: Allowed) -> None:
@@ -96,7 +96,7 @@ class Client:
             max_connections=32,
             max_keepalive_connections=8,
             keepalive_expiry=5.0,
-            network_backend=Guarded(allowed),
+            network_backend=CheckedConnector(allowed),
         )
 
     @asynccontextmanager

@@ -15,9 +15,9 @@ with a norm of 0: else who is alone in a chunk would be its own measure. `docs/a
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.optim.kernels import Units
 from protocol.codec.compiled import compiled
 
-Units = NDArray[np.int32]
 Norms = NDArray[np.int64]
 
 LOW = np.int64(2**32 - 1)

@@ -10,7 +10,7 @@ from protocol.codec.compiled import compiled
 from protocol.codec.units import UNITS_PER_ONE
 
 Units = NDArray[np.int32]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 Terms = NDArray[np.int64]
 
 HALF = np.int64(2**15)
@@ -103,7 +103,7 @@ def _kth_largest(magnitudes: NDArray[np.uint32], k: int) -> tuple[np.uint32, int
     return least, k - above
 
 
-def positions(offsets: Offsets, grid: ChunkGrid) -> Places:
+def positions(offsets: Offsets, grid: ChunkGrid) -> Positions:
     """What `grid.positions` gives."""
     width = grid.shape[-1] if len(grid.shape) == 2 else grid.columns
     places = np.empty(len(offsets), np.int64)
@@ -112,7 +112,7 @@ def positions(offsets: Offsets, grid: ChunkGrid) -> Places:
 
 
 @compiled
-def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, places: Places) -> None:
+def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, places: Positions) -> None:
     across = width // columns
     for start in range(0, len(offsets), k):  # the short chunk, too, begins at a multiple of k
         chunk = start // k
@@ -124,7 +124,7 @@ def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, pl
 
 def outer_term(
     offsets: Sequence[Offsets], values: Units, grid: ChunkGrid, eta: int, replicas: int
-) -> tuple[Places, Terms]:
+) -> tuple[Positions, Terms]:
     """F(S) of one tensor where anybody sent something: (distinct places, terms there). Elsewhere it is zero.
 
     `values` are [M, kept], `eta` is in units of 2⁻¹⁶. Sums are divided by `replicas`, or if that is 0 by the senders of
@@ -151,7 +151,7 @@ def _term(
     size: int,
     eta: int,
     replicas: int,
-    places: Places,
+    places: Positions,
     terms: Terms,
 ) -> int:
     senders, totals, touched = np.zeros(size, np.int32), np.zeros(size, np.int64), np.empty(size, np.int64)
@@ -185,7 +185,7 @@ def _divide_half_even(numerator: int, denominator: int) -> int:
 
 
 @compiled
-def fits(values: Units, places: Places, terms: Terms) -> bool:
+def fits(values: Units, places: Positions, terms: Terms) -> bool:
     """Whether values less terms stay within ±INT32_MAX."""
     outside = np.int64(0)
     for i in range(len(places)):
@@ -194,7 +194,7 @@ def fits(values: Units, places: Places, terms: Terms) -> bool:
 
 
 @compiled
-def take_out(values: Units, places: Places, terms: Terms) -> None:
+def take_out(values: Units, places: Positions, terms: Terms) -> None:
     """Subtract terms in place."""
     for i in range(len(places)):
         values[places[i]] = np.int32(values[places[i]] - terms[i])

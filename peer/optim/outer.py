@@ -178,7 +178,7 @@ def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: 
 
 def _sparse_term(
     contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
-) -> tuple[kernels.Places, kernels.Terms]:
+) -> tuple[kernels.Positions, kernels.Terms]:
     """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
     outer = manifest.outer
     grid = chunk_grid(shape, outer.chunk_side, outer.top_k)

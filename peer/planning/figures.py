@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from peer.planning.model import Volunteer, Work, round_of, step_of
+from peer.planning.model import StageWork, Volunteer, round_of, step_of
 from protocol.errors import UserError
 
 MEGABITS = (80, 100, 200, 500, 1000)
@@ -17,20 +17,20 @@ A100 = 125e12
 COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d")
 
 
-def seventy_billion(ratio: int) -> Work:
+def seventy_billion(ratio: int) -> StageWork:
     """Figure 2: 70 billion weights in 4 stages, d = 8192, microbatches of 2048 tokens, 64 in a step; 8 replicas, 50
     inner steps, 32 of 4096 values in 28 bits."""
     return _work(70e9, 8192, ratio, tokens=2048, microbatches=64)
 
 
-def half_a_billion(ratio: int) -> Work:
+def half_a_billion(ratio: int) -> StageWork:
     """Figure 3: 512 million weights in 4 stages, d = 1536, microbatches of 8192 tokens, 8 in a step."""
     return _work(512e6, 1536, ratio, tokens=8192, microbatches=8)
 
 
-def _work(weights: float, d: int, ratio: int, tokens: int, microbatches: int) -> Work:
+def _work(weights: float, d: int, ratio: int, tokens: int, microbatches: int) -> StageWork:
     frame = 2.0 * tokens * d / ratio
-    return Work(
+    return StageWork(
         operations=6 * weights / 4 * tokens,
         forward_bytes=frame + 4 * tokens,
         backward_bytes=frame,

@@ -24,7 +24,7 @@ from protocol.layout import model_layout, operations_per_token, parts_authored
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 
-Limit = Literal["compute", "upload", "download", "latency"]
+Bottleneck = Literal["compute", "upload", "download", "latency"]
 
 HEADERS = 1 - 1 / (WIRE + ACKNOWLEDGED)
 """Of a link that carries frames both ways: TLS, HTTP/2, TCP, IP and Ethernet, and acknowledgements of the other
@@ -50,7 +50,7 @@ class Volunteer:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageWork:
     """What a run asks of a stage: of the one that has most to do, or of a certain one.
 
     `operations`: of both passes of one microbatch. `forward_bytes` and `backward_bytes`: of its frames. `contribution`:
@@ -96,7 +96,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundEstimate:
     """H inner steps and the outer exchange: seconds in all, those that the exchange adds, and what the stage waits
     for most."""
 
@@ -104,12 +104,12 @@ class Round:
     seconds: float
     exchange: float
     utilization: float
-    limit: Limit
+    limit: Bottleneck
     up_bytes: float
     down_bytes: float
 
 
-def work_of(manifest: Manifest, compression: int | None = None, stage: int | None = None) -> Work:
+def work_of(manifest: Manifest, compression: int | None = None, stage: int | None = None) -> StageWork:
     """What a run's manifest asks of a volunteer, or of one at a certain stage; with another `compression` than its
     own, if given."""
     model, replicas, inner = manifest.model, manifest.replicas, manifest.inner
@@ -118,7 +118,7 @@ def work_of(manifest: Manifest, compression: int | None = None, stage: int | Non
     forward, backward = (Payload(wire, inner.microbatch, model.context, width).size for wire in replicas.wires)
     stages = range(replicas.stages) if stage is None else (stage,)
     shares = shares_of(manifest)
-    return Work(
+    return StageWork(
         operations=tokens * operations_per_token(manifest) * max(shares[each] for each in stages),
         forward_bytes=forward + 4 * inner.microbatch * (model.context + 1),
         backward_bytes=backward,
@@ -141,7 +141,7 @@ def shares_of(manifest: Manifest) -> list[float]:
     return [size / sum(sizes) for size in sizes]
 
 
-def step_of(work: Work, on: Volunteer) -> Step:
+def step_of(work: StageWork, on: Volunteer) -> Step:
     """One inner step. Both directions of a link are busy at once; a stage in the middle sends and receives both kinds
     of frames."""
     passes, update = work.operations / on.operations, work.update / on.operations
@@ -153,7 +153,7 @@ def step_of(work: Work, on: Volunteer) -> Step:
     return Step(passes, carry, seconds, (microbatches + stages - 1) * passes + update)
 
 
-def round_of(work: Work, on: Volunteer, overlap: bool = False) -> Round:
+def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEstimate:
     """A whole round. With `overlap` the exchange has the next inner loop's time, as far as frames leave room."""
     step = step_of(work, on)
     frames = work.steps * work.microbatches * (work.forward_bytes + work.backward_bytes)
@@ -168,10 +168,10 @@ def round_of(work: Work, on: Volunteer, overlap: bool = False) -> Round:
     limit = _limit(step, exchange, inner, on)
     moved = (frames + exchanged) / (1 - on.headers)
     utilization = work.steps * step.ideal / seconds
-    return Round(step, seconds, exchange, utilization, limit, moved, moved)
+    return RoundEstimate(step, seconds, exchange, utilization, limit, moved, moved)
 
 
-def round_of_group(works: Sequence[Work], on: Volunteer, overlap: bool = False) -> Round:
+def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = False) -> RoundEstimate:
     """A round of a group whose stages differ in what they have to do, by the one that takes longest. It fills and
     drains through all of them."""
     rounds = [round_of(each, on, overlap) for each in works]
@@ -183,9 +183,9 @@ def round_of_group(works: Sequence[Work], on: Volunteer, overlap: bool = False) 
     return replace(slowest, step=step, seconds=seconds, utilization=steps * step.ideal / seconds)
 
 
-def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Limit:
+def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Bottleneck:
     """What would have to be better for a round to take less time, before anything else."""
-    link: Limit = "upload" if on.up <= on.down else "download"
+    link: Bottleneck = "upload" if on.up <= on.down else "download"
     if step.carry > step.passes:
         return link
     lost = inner * (1 - step.utilization)
@@ -201,12 +201,14 @@ def best_compression(manifest: Manifest, on: Volunteer, choices: Iterable[int], 
     return best_of(lambda compression: work_of(manifest, compression), on, choices, least)
 
 
-def best_of(work_at: Callable[[int], Work], on: Volunteer, choices: Iterable[int], least: float = 0.97) -> int | None:
+def best_of(
+    work_at: Callable[[int], StageWork], on: Volunteer, choices: Iterable[int], least: float = 0.97
+) -> int | None:
     """The same, of any work that depends on it."""
     return next((each for each in sorted(choices) if step_of(work_at(each), on).utilization >= least), None)
 
 
-def compression_at(manifest: Manifest, work_at: Callable[[int], Work], on: Volunteer) -> int:
+def compression_at(manifest: Manifest, work_at: Callable[[int], StageWork], on: Volunteer) -> int:
     """d / k of the run; where it leaves that to its groups, what a group of such volunteers comes to."""
     if manifest.replicas.compression != "auto":
         return manifest.replicas.compression

@@ -51,7 +51,7 @@ class PartState(BaseModel):
     returned: dict[str, str]
 
 
-class State(BaseModel):
+class CheckpointState(BaseModel):
     """`state.json`. `round` is the last one finished, `contributed` the last one contributed to; `given`, `heir` and
     `taken` are those of `Heritage`."""
 
@@ -114,7 +114,7 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
             write_atomically(partial / name, data)
             files[name] = hashlib.sha256(data).hexdigest()
         heritage = checkpoint.heritage
-        state = State(
+        state = CheckpointState(
             round=checkpoint.round,
             contributed=checkpoint.contributed,
             parts={str(part): each.state for part, each in checkpoint.parts.items()},
@@ -183,7 +183,7 @@ def _number(path: Path) -> int:
 
 def _read(path: Path) -> Checkpoint:
     """Raises OSError or ValueError if anything is missing or damaged."""
-    state = State.model_validate(json.loads((path / STATE).read_bytes()))
+    state = CheckpointState.model_validate(json.loads((path / STATE).read_bytes()))
     data = {name: (path / name).read_bytes() for name in state.files}
     for name, sha256 in state.files.items():
         if hashlib.sha256(data[name]).hexdigest() != sha256:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.devices.workers import Split
 from peer.model.genesis import read_basis, read_part
-from peer.network.credit import CreditService, Seen
+from peer.network.credit import CreditService, SeenWork
 from peer.network.discovery import Discovery, keep_remembering
 from peer.network.gossip import Reconciler
 from peer.network.group import GroupService
@@ -42,7 +42,7 @@ GATEWAY_SHUT_OUT = (
     "operator's own node, which may let it in anew"
 )
 
-Work = Callable[["Node"], Coroutine[Any, Any, None]]
+RoleWork = Callable[["Node"], Coroutine[Any, Any, None]]
 """What a peer does that has joined."""
 
 PULSE_SECONDS = 5.0
@@ -104,7 +104,7 @@ class Node:
     def __post_init__(self) -> None:
         """Nothing is seen yet."""
         signer = self.reconciler.acceptance.signer
-        self.credit = CreditService(Seen(signer, self.manifest))
+        self.credit = CreditService(SeenWork(signer, self.manifest))
         kept = KeptReceipts(self.directory / RECEIPTS, signer.authority)
         self.earned = Earned(self.credit.seen, self.reconciler, kept, self.emit)
 

@@ -4,9 +4,7 @@ from collections.abc import Collection
 
 from protocol.identity import Part, PeerId, ReplicaId
 from protocol.layout import parts_authored
-from protocol.trust.records import PeerRecord
-
-Peers = tuple[PeerRecord, ...]
+from protocol.trust.records import PeerRecord, Peers
 
 
 def replicas(peers: Peers) -> frozenset[ReplicaId]:

@@ -24,7 +24,7 @@ from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Credentials, Reachable
-from protocol.run.dataset import Dataset, Stream
+from protocol.run.dataset import BlockStream, Dataset
 from protocol.run.prepared import open_folder
 from protocol.run.run_files import HELD_OUT, TRAIN
 
@@ -136,7 +136,7 @@ def is_nodes_own(ip: Ip, node: Reachable | None) -> bool:
     return is_ip(host) and ip_address(host) == ip
 
 
-def _tokens(stream: Stream, blocks: dict[int, Tokens]) -> BlockedTokens:
+def _tokens(stream: BlockStream, blocks: dict[int, Tokens]) -> BlockedTokens:
     return BlockedTokens(stream, blocks.__getitem__)
 
 
@@ -150,7 +150,7 @@ async def block_reader(
         FormatError: it is not for this run.
         ResourceError: the cache cannot be made.
     """
-    from peer.network.mirrors import HttpMirror, Mirrors, NodeMirror, Source  # httpcore2 is for this alone
+    from peer.network.mirrors import BlockSource, HttpMirror, Mirrors, NodeMirror  # httpcore2 is for this alone
     from peer.network.web import Client
 
     dataset = await asyncio.to_thread(open_folder, directory)
@@ -165,9 +165,9 @@ async def block_reader(
 
     async with await asyncio.to_thread(Client, allowed) as client:
 
-        async def known() -> Sequence[Source]:
+        async def known() -> Sequence[BlockSource]:
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
-            found: list[Source] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
+            found: list[BlockSource] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
             if (node := await asyncio.to_thread(node_of, directory)) is not None:
                 found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth))
             return found

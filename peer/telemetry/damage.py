@@ -82,7 +82,7 @@ NOTHING: Cost = (0.0, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FaultSpan:
     """A fault that was done at `start` and over at `end`, and the members of each replica it met."""
 
     start: float
@@ -118,13 +118,13 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
     return found
 
 
-def _span(log: Sequence[Timed], entries: list[tuple[float, Injected]]) -> Span | None:
+def _span(log: Sequence[Timed], entries: list[tuple[float, Injected]]) -> FaultSpan | None:
     """None where nothing was done."""
     begun = [(seconds, event) for seconds, event in entries if event.begins]
     if not begun:
         return None
     seconds, event = begun[0]
-    return Span(seconds, entries[-1][0], _replicas_hit(log, seconds, set(event.processes)))
+    return FaultSpan(seconds, entries[-1][0], _replicas_hit(log, seconds, set(event.processes)))
 
 
 def _words(event: Injected) -> str:
@@ -194,7 +194,7 @@ def _kind(one: Advance, other: Advance, steps: int) -> str:
     return "start" if one.step == steps else "step"
 
 
-def _broken(log: Sequence[Timed], members: frozenset[str], span: Span, later: float | None) -> list[Timed]:
+def _broken(log: Sequence[Timed], members: frozenset[str], span: FaultSpan, later: float | None) -> list[Timed]:
     """What the members told of broken groups between a fault and the next one that they meet."""
     return [
         entry
@@ -207,7 +207,7 @@ def _broken(log: Sequence[Timed], members: frozenset[str], span: Span, later: fl
 
 
 def _cost(
-    log: Sequence[Timed], members: frozenset[str], span: Span, spans: Sequence[Span], rounds: int, steps: int
+    log: Sequence[Timed], members: frozenset[str], span: FaultSpan, spans: Sequence[FaultSpan], rounds: int, steps: int
 ) -> Cost:
     """What one replica lost by one of the faults, `spans`."""
     advances = _advances(log, members, steps)

@@ -32,7 +32,7 @@ HEAD = ("time", "level", "event", "reason", "in_round")
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class JournalEntry:
     """An event, when it was in Unix seconds, and the round this peer worked on then; 0: none yet."""
 
     at: float
@@ -72,7 +72,7 @@ class Journal:
             return
         self.last = event
         try:
-            line = Noted(self.clock(), self.doing.round, event).line()
+            line = JournalEntry(self.clock(), self.doing.round, event).line()
             rotating.append(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
             self.broken = False
         except ResourceError as error:
@@ -90,10 +90,10 @@ class LogLines:
 
     def __call__(self, event: Event) -> None:
         self.doing.take(event, 0.0)
-        print(Noted(self.clock(), self.doing.round, event).line(), file=sys.stderr, flush=True)
+        print(JournalEntry(self.clock(), self.doing.round, event).line(), file=sys.stderr, flush=True)
 
 
-def read(folder: Path) -> list[Noted]:
+def read(folder: Path) -> list[JournalEntry]:
     """What is in a folder's log, the oldest first. Lines that a power cut left half, or of kinds that this version does
     not know, are passed over.
 
@@ -109,9 +109,9 @@ def read(folder: Path) -> list[Noted]:
     return found
 
 
-def _noted(row: Any) -> Noted:
+def _noted(row: Any) -> JournalEntry:
     """Raises ValueError, KeyError or TypeError where it is none."""
     kind = KINDS[str(row["event"])]
     known = {each.name for each in fields(kind)}
     event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD})
-    return Noted(float(row["time"]), int(row["in_round"]), event)
+    return JournalEntry(float(row["time"]), int(row["in_round"]), event)

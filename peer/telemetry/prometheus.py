@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
 from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, Resynchronised, RoundDone, StepDone
-from peer.telemetry.status import Doing, State
+from peer.telemetry.status import DaemonState, Doing
 from protocol.addresses import join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 
@@ -53,7 +53,7 @@ class Metrics:
     def __post_init__(self) -> None:
         own, doing = self.registry, self.doing
         self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=own)
-        self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(State)), registry=own)
+        self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=own)
         self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=own)
         self.tokens = Counter("hetpeer_tokens", "Tokens of the inner steps of this peer's replica", registry=own)
         self.steps = Histogram(

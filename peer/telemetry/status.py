@@ -23,7 +23,7 @@ from peer.telemetry.events import (
     StepDone,
 )
 
-State = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
+DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
 
 STEPS_REMEMBERED = 32
 """So many inner steps tell how many tokens a second there are."""
@@ -33,7 +33,7 @@ STEPS_REMEMBERED = 32
 class Doing:
     """One peer. `step` inner steps of `round` are done; times are seconds of one clock; rates are bytes a second."""
 
-    state: State = "starting"
+    state: DaemonState = "starting"
     waits_for: str = ""
     peer_id: str = ""
     role: str = ""

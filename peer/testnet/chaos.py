@@ -9,9 +9,9 @@ from peer.testnet.faults import (
     After,
     Attacker,
     AttackKind,
+    ChaosItem,
     Crowd,
     CrowdKind,
-    Item,
     Join,
     Kill,
     Leave,
@@ -48,7 +48,7 @@ EXAMPLES = {
 }
 
 
-def parse(spec: str) -> tuple[Item, ...]:
+def parse(spec: str) -> tuple[ChaosItem, ...]:
     """Read comma-separated items.
 
     Raises:
@@ -57,13 +57,13 @@ def parse(spec: str) -> tuple[Item, ...]:
     return tuple(_parse_item(item.strip()) for item in spec.split(","))
 
 
-def _parse_item(item: str) -> Item:
+def _parse_item(item: str) -> ChaosItem:
     kind, _, rest = item.partition(":")
     if kind not in EXAMPLES:
         raise UserError(
             f"--chaos: {item[:60]!r} is none of {', '.join(EXAMPLES)}; right is, for example, {EXAMPLES['kill']}"
         )
-    read: dict[str, Callable[[str], Item]] = {
+    read: dict[str, Callable[[str], ChaosItem]] = {
         "kill": _kill,
         "pause": _pause,
         "leave": _leave,
@@ -209,7 +209,7 @@ def _forbidden(seconds: float | None) -> None:
         raise ValueError("it takes no +Ns")
 
 
-def check(items: Iterable[Item], options: TestnetOptions) -> None:
+def check(items: Iterable[ChaosItem], options: TestnetOptions) -> None:
     """Raises UserError where an item does not fit this swarm, and says what does."""
     items = tuple(items)
     if sum(isinstance(item, Attacker) for item in items) > 1:

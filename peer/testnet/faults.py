@@ -194,7 +194,7 @@ class Crowd:
 
 
 Fault = Kill | Pause | Leave | Join | Partition | Slow | Crowd
-Item = Fault | Random | Attacker
+ChaosItem = Fault | Random | Attacker
 
 
 def _number(value: float) -> str:
@@ -205,7 +205,7 @@ def _seconds(value: float) -> str:
     return f"{_number(value)}s"
 
 
-def targets(item: Item) -> tuple[Target, ...]:
+def targets(item: ChaosItem) -> tuple[Target, ...]:
     """Whom an item names."""
     match item:
         case Kill(target) | Pause(target) | Leave(target) | Slow(target):
@@ -216,7 +216,7 @@ def targets(item: Item) -> tuple[Target, ...]:
             return ()
 
 
-def needs_namespaces(items: Iterable[Item]) -> bool:
+def needs_namespaces(items: Iterable[ChaosItem]) -> bool:
     """Whether links must be cut or slowed."""
     return any(
         isinstance(item, Partition | Slow) or (isinstance(item, Random) and {"slow", "partition"} & {*item.kinds})
@@ -224,7 +224,7 @@ def needs_namespaces(items: Iterable[Item]) -> bool:
     )
 
 
-def ends_a_datacenter(items: Iterable[Item]) -> bool:
+def ends_a_datacenter(items: Iterable[ChaosItem]) -> bool:
     """Whether the process that evaluates may be gone at the end."""
     return any(
         isinstance(item, Kill | Leave) and {"datacenter", "all"} & {target.kind for target in targets(item)}

@@ -12,9 +12,9 @@ from peer.telemetry.events import Injected
 from peer.testnet.child import Fate
 from peer.testnet.faults import (
     Attacker,
+    ChaosItem,
     Crowd,
     Fault,
-    Item,
     Join,
     Kill,
     Leave,
@@ -56,7 +56,7 @@ class Processes(Protocol):
 class Injection:
     """The faults of a run. `tell` hears each as it is done."""
 
-    items: tuple[Item, ...]
+    items: tuple[ChaosItem, ...]
     swarm: Swarm
     processes: Processes
     namespaces: Namespaces | None
@@ -83,7 +83,7 @@ class Injection:
 
     def attacks(self, attacker: Attacker) -> None:
         """An attacker has joined."""
-        Record(next(self.numbers), attacker, self.tell).begun("joined", [ATTACKER])
+        FaultRecord(next(self.numbers), attacker, self.tell).begun("joined", [ATTACKER])
 
     async def _draw(self, plan: Random, tasks: asyncio.TaskGroup) -> None:
         stages = 1 + max(self.swarm.stages.values())
@@ -92,7 +92,7 @@ class Injection:
             tasks.create_task(self._do(fault))
 
     async def _do(self, fault: Fault) -> None:
-        record = Record(next(self.numbers), fault, self.tell)
+        record = FaultRecord(next(self.numbers), fault, self.tell)
         try:
             await self._until_due(fault.when)
         except asyncio.CancelledError:
@@ -104,7 +104,7 @@ class Injection:
         finally:
             self.under_way -= 1
 
-    async def _apply(self, fault: Fault, record: "Record") -> None:
+    async def _apply(self, fault: Fault, record: "FaultRecord") -> None:
         match fault:
             case Kill():
                 await self._kill(fault, record)
@@ -137,7 +137,7 @@ class Injection:
         self,
         names: list[str],
         number: signal.Signals,
-        record: "Record",
+        record: "FaultRecord",
         action: str,
         fate: Fate | None = None,
         returns: bool = False,
@@ -152,7 +152,7 @@ class Injection:
             record.nothing("not applied", [], "there is none now")
         return hit
 
-    async def _kill(self, fault: Kill, record: "Record") -> None:
+    async def _kill(self, fault: Kill, record: "FaultRecord") -> None:
         names = self.swarm.processes(fault.target)
         hit = self._signal(names, signal.SIGKILL, record, "killed", "killed", returns=fault.back is not None)
         if fault.back is not None and hit:
@@ -161,7 +161,7 @@ class Injection:
                 await self.processes.start_again(name)
             record.ended("started again", hit)
 
-    async def _pause(self, fault: Pause, record: "Record") -> None:
+    async def _pause(self, fault: Pause, record: "FaultRecord") -> None:
         hit = self._signal(self.swarm.processes(fault.target), signal.SIGSTOP, record, "paused")
         try:
             await asyncio.sleep(fault.seconds if hit else 0)
@@ -170,7 +170,7 @@ class Injection:
             if resumed:
                 record.ended("resumed", resumed)
 
-    async def _partition(self, fault: Partition, record: "Record") -> None:
+    async def _partition(self, fault: Partition, record: "FaultRecord") -> None:
         assert self.namespaces is not None
         one, other = self.swarm.sides(fault)
         if not all(any(map(self.processes.running, side)) for side in (one, other)):
@@ -187,7 +187,7 @@ class Injection:
             await self.namespaces.heal(record.number)
             record.ended("healed", one + other)
 
-    async def _slow(self, fault: Slow, record: "Record") -> None:
+    async def _slow(self, fault: Slow, record: "FaultRecord") -> None:
         assert self.namespaces is not None
         meant = self.swarm.processes(fault.target)
         names = [name for name in meant if self.processes.running(name)]
@@ -204,7 +204,7 @@ class Injection:
                 await self.namespaces.unlimit(name)
             record.ended("quick again", names)
 
-    async def _crowd(self, fault: Crowd, record: "Record") -> None:
+    async def _crowd(self, fault: Crowd, record: "FaultRecord") -> None:
         honest = [name for name in self.swarm.names if self.processes.running(name)]
         async with self.processes.attacking(fault, record.number):
             record.begun("attacked", honest, f"all, by {fault.names} names")
@@ -215,7 +215,7 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FaultRecord:
     """Tells what becomes of one fault."""
 
     number: int

@@ -29,7 +29,7 @@ from peer.testnet.child import (
 )
 from peer.testnet.child import stop as stop_all
 from peer.testnet.event_log import EventLog
-from peer.testnet.faults import CONTRIBUTING, Attacker, Crowd, Item, ends_a_datacenter
+from peer.testnet.faults import CONTRIBUTING, Attacker, ChaosItem, Crowd, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
 from peer.testnet.launch import arguments, attack, spawn, two_free_ports
 from peer.testnet.namespaces import Namespaces
@@ -60,7 +60,7 @@ class Testnet:
     report: Report
     screen: TestnetScreen
     log: EventLog
-    faults: tuple[Item, ...] = ()
+    faults: tuple[ChaosItem, ...] = ()
     namespaces: Namespaces | None = None
     command: tuple[str, ...] = (sys.executable, "-m", "peer.cli")
     children: list[Child] = field(default_factory=list)

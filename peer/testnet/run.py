@@ -16,13 +16,15 @@ from peer.testnet import namespaces
 from peer.testnet.child import TestnetError
 from peer.testnet.compare import CompareError, lab_loss
 from peer.testnet.event_log import EventLog
-from peer.testnet.faults import Item, needs_namespaces
+from peer.testnet.faults import ChaosItem, needs_namespaces
 from peer.testnet.options import TestnetOptions, to_toml
 from peer.testnet.processes import Testnet
 from protocol.errors import HetpeerError
 
 
-async def run(options: TestnetOptions, faults: tuple[Item, ...], screen: TestnetScreen, stop: asyncio.Event) -> None:
+async def run(
+    options: TestnetOptions, faults: tuple[ChaosItem, ...], screen: TestnetScreen, stop: asyncio.Event
+) -> None:
     """Run a testnet, write its report, and show the outcome.
 
     Raises:

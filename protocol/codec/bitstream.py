@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protocol.codec.compiled import compiled
 from protocol.errors import FormatError
 
-Integers = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 Shorts = NDArray[np.uint16]
 Octets = NDArray[np.uint8]
 

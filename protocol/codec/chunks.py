@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+Int64Array = NDArray[np.int64]
 Offsets = NDArray[np.int16]
 """Places in a chunk."""
 
@@ -51,24 +51,24 @@ class ChunkGrid:
         return self.full * self.k + self.tail_k
 
     @property
-    def starts(self) -> Integers:
+    def starts(self) -> Int64Array:
         """Where each chunk's kept values begin in canonical order."""
         full = np.arange(self.full, dtype=np.int64) * self.k
         return np.append(full, self.full * self.k) if self.tail else full
 
     @property
-    def counts(self) -> Integers:
+    def counts(self) -> Int64Array:
         """How many values each chunk keeps."""
         full = np.full(self.full, self.k, dtype=np.int64)
         return np.append(full, self.tail_k) if self.tail else full
 
     @property
-    def sizes(self) -> Integers:
+    def sizes(self) -> Int64Array:
         """How many values each chunk has."""
         full = np.full(self.full, self.size, dtype=np.int64)
         return np.append(full, self.tail) if self.tail else full
 
-    def positions(self, offsets: Offsets | Integers) -> Integers:
+    def positions(self, offsets: Offsets | Int64Array) -> Int64Array:
         """Offsets [kept] in canonical order → row-major positions in the tensor [kept]."""
         chunk = np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts)
         if len(self.shape) == 1:
@@ -76,7 +76,7 @@ class ChunkGrid:
         width = self.shape[1]
         down, across = np.divmod(chunk, width // self.columns)
         y, x = np.divmod(offsets, self.columns)
-        positions: Integers = (down * self.rows + y) * width + across * self.columns + x
+        positions: Int64Array = (down * self.rows + y) * width + across * self.columns + x
         return positions
 
 

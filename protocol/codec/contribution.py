@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import base58
 
 from protocol.codec import rice
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid
 from protocol.codec.quantize import Codec, dequantize, payload_bytes, quantize
 from protocol.errors import FormatError
@@ -39,7 +39,7 @@ class SparseTensor:
     """What is kept of one tensor, in canonical order: offsets [kept] in their chunks, and values [kept]."""
 
     offsets: Offsets
-    values: Integers
+    values: Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def slot_of(blob: bytes) -> int:
     Raises:
         FormatError: it is too short to say one.
     """
-    slot: int = HEADER.unpack(Reader(blob).take(HEADER.size, "header"))[4]
+    slot: int = HEADER.unpack(ByteReader(blob).take(HEADER.size, "header"))[4]
     return slot
 
 
@@ -131,7 +131,7 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
     Raises:
         FormatError: it is not exactly what `compose` makes for some author of a run of this manifest.
     """
-    reader = Reader(blob)
+    reader = ByteReader(blob)
     magic, run, round, steps, slot, part_code, codec, length = HEADER.unpack(reader.take(HEADER.size, "header"))
     if magic != MAGIC:
         raise FormatError("not a contribution: it does not begin with HPC2")
@@ -149,7 +149,7 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
     return Contribution(RunId(run.hex()), name, steps, tensors, slot)
 
 
-def _author(reader: "Reader", length: int) -> PeerId:
+def _author(reader: "ByteReader", length: int) -> PeerId:
     if not 1 <= length <= MOST_AUTHOR_BYTES:
         raise FormatError(f"an author's name of {length} bytes")
     raw = reader.take(length, "author")
@@ -158,7 +158,7 @@ def _author(reader: "Reader", length: int) -> PeerId:
     return PeerId(raw.decode("ascii"))
 
 
-def _tensor(reader: "Reader", name: str, grid: ChunkGrid, manifest: Manifest) -> SparseTensor:
+def _tensor(reader: "ByteReader", name: str, grid: ChunkGrid, manifest: Manifest) -> SparseTensor:
     (unary_bytes,) = LENGTH.unpack(reader.take(LENGTH.size, name))
     if unary_bytes > rice.longest_unary_bytes(grid):
         raise FormatError(f"{name}: a unary stream of {unary_bytes} bytes, more than possible")
@@ -174,7 +174,7 @@ def _tensor(reader: "Reader", name: str, grid: ChunkGrid, manifest: Manifest) ->
 
 
 @dataclass(slots=True)
-class Reader:
+class ByteReader:
     """Bytes taken from front to back."""
 
     data: bytes

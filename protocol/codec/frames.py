@@ -25,7 +25,7 @@ FORMATS = {"bf16": pb.Format.BF16, "fp32": pb.Format.FP32, "int8": pb.Format.INT
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FramePosition:
     """Which microbatch of the run: rounds count from 1, steps and microbatches from 0."""
 
     round: int
@@ -40,7 +40,7 @@ class Place:
 class ForwardFrame:
     """Activations [b, L, width] in wire format, with the token ids [b, L + 1] they came from."""
 
-    place: Place
+    place: FramePosition
     activations: bytes
     tokens: npt.NDArray[np.int64]
     embedding_digest: str
@@ -50,7 +50,7 @@ class ForwardFrame:
 class BackwardFrame:
     """Gradients [b, L, width] in wire format."""
 
-    place: Place
+    place: FramePosition
     gradients: bytes
 
 
@@ -78,7 +78,7 @@ class FrameRules:
         """L."""
         return self.activations.context
 
-    def check_tokens(self, data: bytes, place: Place) -> npt.NDArray[np.int64]:
+    def check_tokens(self, data: bytes, place: FramePosition) -> npt.NDArray[np.int64]:
         """Token ids [b, L + 1].
 
         Raises:
@@ -93,7 +93,7 @@ class FrameRules:
         return tokens.astype(np.int64)
 
 
-def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload, place: Place) -> bytes:
+def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload, place: FramePosition) -> bytes:
     """The bytes of a neighbour's tensor; `rest` are the messages behind the first.
 
     Raises:
@@ -134,7 +134,9 @@ def _tensor(data: bytes, payload: Payload) -> pb.Tensor:
     return pb.Tensor(format=FORMATS[payload.wire], shape=payload.shape, data=data[:CHUNK_BYTES])
 
 
-def unpack_forward(messages: Sequence[pb.Frame], rules: FrameRules, expected: Place, embedding: str) -> ForwardFrame:
+def unpack_forward(
+    messages: Sequence[pb.Frame], rules: FrameRules, expected: FramePosition, embedding: str
+) -> ForwardFrame:
     """Check what the stage before us sent: `Payload.messages` of them.
 
     Raises:
@@ -158,7 +160,7 @@ def unpack_forward(messages: Sequence[pb.Frame], rules: FrameRules, expected: Pl
     )
 
 
-def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: Place) -> BackwardFrame:
+def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: FramePosition) -> BackwardFrame:
     """Check what the stage behind us sent: `Payload.messages` of them.
 
     Raises:
@@ -171,12 +173,12 @@ def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: P
     return BackwardFrame(expected, check_tensor(head.backward.gradients, rest, rules.gradients, expected))
 
 
-def check_place(place: pb.Place, expected: Place) -> None:
+def check_place(place: pb.Place, expected: FramePosition) -> None:
     """Frames come in order; anything else is an error of the sender.
 
     Raises:
         FormatError: another microbatch than the one due.
     """
-    got = Place(place.round, place.step, place.microbatch)
+    got = FramePosition(place.round, place.step, place.microbatch)
     if got != expected:
         raise FormatError(f"expected the frame of {expected}, got that of {got}")

@@ -10,7 +10,7 @@ can lie; only what is there is sorted, and every split of it compared.
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.compiled import compiled
 
 Naturals = NDArray[np.uint32]
@@ -22,7 +22,7 @@ BLOCK = 32
 """Magnitudes looked at together: seldom one of them lies near the border."""
 
 
-def absolute(values: Integers) -> tuple[Naturals, int, int, int]:
+def absolute(values: Int32Array) -> tuple[Naturals, int, int, int]:
     """(|v| of each value, the smallest, the largest, their sum)."""
     magnitudes = np.empty(len(values), np.uint32)
     return magnitudes, *_absolute(values, magnitudes)
@@ -50,7 +50,7 @@ def fit_levels(magnitudes: Naturals, smallest: int, largest: int, total: int) ->
 
 
 @compiled
-def _absolute(values: Integers, magnitudes: Naturals) -> tuple[int, int, int]:
+def _absolute(values: Int32Array, magnitudes: Naturals) -> tuple[int, int, int]:
     smallest, largest, total = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint64(0)
     for i in range(len(values)):
         magnitudes[i] = np.uint32(abs(values[i]))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from protocol.codec.bitstream import Integers, Octets, fixed_bytes
+from protocol.codec.bitstream import Int32Array, Octets, fixed_bytes
 from protocol.codec.compiled import compiled
 from protocol.codec.levels import absolute, fit_levels
 from protocol.errors import FormatError
@@ -27,7 +27,7 @@ def payload_bytes(count: int, codec: Codec) -> int:
     return 2 * count if codec == "bf16" else LEVELS.size + fixed_bytes(count, 2)
 
 
-def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
+def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:
     """(wire bytes, the integers they stand for)."""
     values = np.asarray(values, np.int32)
     sent = np.empty_like(values)
@@ -45,7 +45,7 @@ def quantize(values: Integers, codec: Codec) -> tuple[bytes, Integers]:
     return LEVELS.pack(low, high) + packed.tobytes(), sent
 
 
-def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
+def dequantize(payload: bytes, count: int, codec: Codec) -> Int32Array:
     """The integers that wire bytes stand for.
 
     Raises:
@@ -56,7 +56,7 @@ def dequantize(payload: bytes, count: int, codec: Codec) -> Integers:
     return _from_bf16(payload) if codec == "bf16" else _from_two_bits(payload, count)
 
 
-def _from_bf16(payload: bytes) -> Integers:
+def _from_bf16(payload: bytes) -> Int32Array:
     patterns = np.frombuffer(payload, "<u2").astype(np.uint32)
     floats = (patterns << 16).view(np.float32)
     if (patterns == 0x8000).any() or not (np.abs(floats) < 2.0**31).all() or (floats != np.rint(floats)).any():
@@ -64,7 +64,7 @@ def _from_bf16(payload: bytes) -> Integers:
     return floats.astype(np.int32)
 
 
-def _from_two_bits(payload: bytes, count: int) -> Integers:
+def _from_two_bits(payload: bytes, count: int) -> Int32Array:
     low, high = LEVELS.unpack_from(payload)
     if not low <= high <= LARGEST:
         raise FormatError(f"magnitudes {low} and {high} are out of order or range")
@@ -81,7 +81,7 @@ def _from_two_bits(payload: bytes, count: int) -> Integers:
 
 
 @compiled
-def _round_significant(values: Integers, rounded: Integers) -> None:
+def _round_significant(values: Int32Array, rounded: Int32Array) -> None:
     """Keep 8 significant bits, rounding half to even; never up to 2³¹."""
     for i in range(len(values)):
         magnitude = abs(np.int64(values[i]))
@@ -98,7 +98,7 @@ def _round_significant(values: Integers, rounded: Integers) -> None:
 
 
 @compiled
-def _encode(values: Integers, low: int, high: int, packed: Octets, sent: Integers) -> None:
+def _encode(values: Int32Array, low: int, high: int, packed: Octets, sent: Int32Array) -> None:
     """The nearer level, the lower of two equally near, and the sign, which zero has not: as fields of two bits
     (`protocol/codec/bitstream.py`), the higher one the sign, into bytes that are zero."""
     cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high)
@@ -114,7 +114,7 @@ def _encode(values: Integers, low: int, high: int, packed: Octets, sent: Integer
 
 
 @compiled
-def _decode(packed: Octets, low: int, high: int, values: Integers) -> tuple[bool, bool, bool, bool]:
+def _decode(packed: Octets, low: int, high: int, values: Int32Array) -> tuple[bool, bool, bool, bool]:
     """What `_encode` packed. Whether some magnitudes are large, whether all are, whether some are `low` with a minus,
     and whether bits are set beyond the last value."""
     smaller, larger = np.int32(low), np.int32(high)

@@ -33,9 +33,9 @@ def printable(text: str) -> str:
 PeerName = Annotated[str, StringConstraints(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]*$")]
 """A peer id, or empty where there is none."""
 
-Words = Annotated[str, StringConstraints(max_length=MOST_WORDS), AfterValidator(printable)]
+ShortText = Annotated[str, StringConstraints(max_length=MOST_WORDS), AfterValidator(printable)]
 Count = Annotated[int, Field(ge=0, le=_MOST)]
-Round = Annotated[int, Field(ge=0, lt=2**31)]
+RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
 Steps = Annotated[int, Field(ge=0, lt=2**31)]
 Loss = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
@@ -53,8 +53,8 @@ class Happened(Strict):
 
     ago: FiniteFloat = Field(0.0, ge=0, le=MOST_SECONDS)
     name: str = Field(max_length=32, pattern=r"^[A-Za-z]*$")
-    words: Words = ""
-    round: Round = 0
+    words: ShortText = ""
+    round: RoundNumber = 0
 
 
 class RoundEnded(Happened):
@@ -89,7 +89,7 @@ class GroupLost(Happened):
 
     kind: Literal["broken"] = "broken"
     replica: PeerName
-    why: Words
+    why: ShortText
 
 
 class ContributionOut(Happened):
@@ -104,7 +104,7 @@ class EndedShort(Happened):
 
     kind: Literal["short"] = "short"
     steps: Steps
-    why: Words
+    why: ShortText
 
 
 class NotAwaited(Happened):
@@ -112,7 +112,7 @@ class NotAwaited(Happened):
 
     kind: Literal["without"] = "without"
     peers: list[PeerName] = Field(max_length=16)
-    why: Words
+    why: ShortText
 
 
 class Going(Happened):
@@ -120,7 +120,7 @@ class Going(Happened):
 
     kind: Literal["going"] = "going"
     how: Literal["leaving", "paused", "gone"]
-    why: Words
+    why: ShortText
 
 
 class Noted(Happened):
@@ -136,12 +136,12 @@ Told = Annotated[
 ]
 
 
-class Batch(Strict):
+class StepReport(Strict):
     """How it goes now: the round and how many of its inner steps are done, the last one's loss; and since this peer
     joined, the tokens of its replica's steps, the seconds, and bytes that went over its line."""
 
     version: str = Field("", max_length=32, pattern=r"^[0-9A-Za-z.+-]*$")
-    round: Round = 0
+    round: RoundNumber = 0
     step: Steps = 0
     loss: Loss | None = None
     tokens: Count = 0
@@ -154,12 +154,12 @@ class Batch(Strict):
     left_out: Count = Field(0, description="so many things that happened are not told")
 
 
-def pack(batch: Batch) -> bytes:
+def pack(batch: StepReport) -> bytes:
     """A batch as it is sent."""
     return batch.model_dump_json().encode()
 
 
-def unpack(data: bytes) -> Batch:
+def unpack(data: bytes) -> StepReport:
     """Check a batch that a peer sent.
 
     Raises:
@@ -168,7 +168,7 @@ def unpack(data: bytes) -> Batch:
     if len(data) > BATCH_BYTES:
         raise FormatError(f"a batch of {len(data)} bytes, where {BATCH_BYTES} are allowed")
     try:
-        return Batch.model_validate_json(data)
+        return StepReport.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = printable(".".join(map(str, first["loc"])))

@@ -11,17 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 MOST_LINES = 200
 """Of the log, the newest."""
 
-State = Literal["training", "waiting", "catching up", "on trial", "paused", "leaving", "gone", "lost"]
+PeerState = Literal["training", "waiting", "catching up", "on trial", "paused", "leaving", "gone", "lost"]
 """`gone` has said goodbye; of one that is `lost` nothing has been heard for too long."""
 
 
-class Part(BaseModel):
+class ViewModel(BaseModel):
     """What all of these are: frozen, and of known fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class PeerView(Part):
+class PeerView(ViewModel):
     """One peer. `replica` is the peer id of its group's leader, or empty; rates are bytes and tokens a second."""
 
     id: str
@@ -29,7 +29,7 @@ class PeerView(Part):
     stage: int = 0
     slot: int = 0
     replica: str = ""
-    state: State = "waiting"
+    state: PeerState = "waiting"
     why: str = Field("", description="why it is in this state, in words, where that is known")
     round: int = Field(0, description="the round it works on")
     step: int = Field(0, description="inner steps it has done in it")
@@ -46,7 +46,7 @@ class PeerView(Part):
     version: str = Field("", description="of its program")
 
 
-class GroupView(Part):
+class GroupView(ViewModel):
     """A replica of several volunteers: its members' peer ids by stage; empty where one is missing."""
 
     replica: str
@@ -56,7 +56,7 @@ class GroupView(Part):
     broken: str = Field("", description="why it does not train now, if it does not")
 
 
-class RoundView(Part):
+class RoundView(ViewModel):
     """An outer round. Who is `late` or `left` is told why, by peer id. Bytes are of the whole swarm."""
 
     round: int
@@ -74,7 +74,7 @@ class RoundView(Part):
     uncompressed_bytes: int = Field(0, description="what both would be without any compression")
 
 
-class LineView(Part):
+class LineView(ViewModel):
     """Something that was decided or happened, and why."""
 
     at: float = Field(description="Unix seconds")
@@ -84,7 +84,7 @@ class LineView(Part):
     round: int = 0
 
 
-class View(Part):
+class View(ViewModel):
     """All of it, now."""
 
     run_id: str

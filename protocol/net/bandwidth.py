@@ -3,7 +3,7 @@
 Everything that is large takes its turn here, piece by piece, before it goes out and before it is read. What is read
 slowly is sent slowly: HTTP/2 holds the sender back, whose time-outs are for whole seconds without a single piece. But
 first it lets megabytes through, which would all be in a frame's way. So while inner steps run, blobs are asked for one
-`Way.stretch` after the other, each when its turn has come.
+`Direction.stretch` after the other, each when its turn has come.
 
 - With a limit, each piece is paid for with the time that it takes at that rate, packet headers and the acknowledgements
   that go the other way included. A frame goes before all *bulk* that waits, contributions and states; bulk still gets
@@ -62,7 +62,7 @@ WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_SECONDS = 8 << 20, 64 * 1024, 0.1
 
 
 @dataclass(slots=True)
-class Way:
+class Direction:
     """One direction. `rate`: the limit in bytes a second on the wire; None: there is none."""
 
     rate: float | None = None
@@ -210,8 +210,8 @@ class Way:
 class Bandwidth:
     """Both directions of a peer's connection."""
 
-    up: Way = field(default_factory=Way)
-    down: Way = field(default_factory=Way)
+    up: Direction = field(default_factory=Direction)
+    down: Direction = field(default_factory=Direction)
 
     @staticmethod
     def of(max_up: float | None, max_down: float | None) -> "Bandwidth":
@@ -226,7 +226,7 @@ class Bandwidth:
                     f"{flag} {megabits:g}: below {LEAST_MEGABITS:g} Mb/s a transfer may stand still for longer than "
                     f"the {CALL_SECONDS:.0f} s after which others cut it off; give at least {LEAST_MEGABITS:g}"
                 )
-        return Bandwidth(*(Way(None if each is None else each * 1e6 / 8) for each in (max_up, max_down)))
+        return Bandwidth(*(Direction(None if each is None else each * 1e6 / 8) for each in (max_up, max_down)))
 
     @property
     def window(self) -> int | None:

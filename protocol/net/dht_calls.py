@@ -31,7 +31,7 @@ from protocol.limits import (
     RECORDS_READ,
 )
 from protocol.net.dht_checks import Checks
-from protocol.net.dht_rules import Entry, is_plausible, packed, unpacked
+from protocol.net.dht_rules import DhtEntry, is_plausible, packed, unpacked
 
 KEY_BYTES = 20
 
@@ -41,7 +41,7 @@ BYTES_A_CALL = 64 * 1024
 _DICTIONARY = b""
 """In the place of a subkey: the value is all that is under a key."""
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
+DhtHandler = Callable[[Any, Any], Awaitable[Any]]
 """Of a request, and who sends it."""
 
 
@@ -72,7 +72,7 @@ class Calls:
 
     # What others ask
 
-    async def answer(self, handler: Handler, request: Any, context: Any) -> Any:
+    async def answer(self, handler: DhtHandler, request: Any, context: Any) -> Any:
         """Answer a call, if its caller may make it.
 
         Raises:
@@ -132,17 +132,17 @@ class Calls:
         elif len(table.uid_to_peer_id) >= DHT_NODES_KEPT:
             del table[random.choice(list(table.uid_to_peer_id))]
 
-    async def _store(self, handler: Handler, request: Any, context: Any, source: str) -> Any:
+    async def _store(self, handler: DhtHandler, request: Any, context: Any, source: str) -> Any:
         """What is valid, one by one, and new. Nothing is taken into the cache, which our nodes do without."""
         sizes = {len(each) for each in (request.keys, request.subkeys, request.values, request.expiration_time)}
         if sizes != {len(request.in_cache)} or sizes.pop() > RECORDS_READ:
             raise RefusedError(f"more than {RECORDS_READ} records, or not as many of each")
-        count, offered, now = len(request.keys), list[tuple[int, Entry]](), time.time()
+        count, offered, now = len(request.keys), list[tuple[int, DhtEntry]](), time.time()
         for number, key in enumerate(request.keys):
             if (name := self.keys.get(key)) is not None and not request.in_cache[number]:
                 subkey, value = request.subkeys[number], request.values[number]
                 found = unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
-                offered += [(number, Entry(name, *each)) for each in found]
+                offered += [(number, DhtEntry(name, *each)) for each in found]
         now = time.time()
         new = [pair for pair in offered[:RECORDS_READ] if is_plausible(pair[1], now) and self._is_news(pair[1])]
         valid = set(await self.checks.valid([each for _, each in new], source))
@@ -162,18 +162,18 @@ class Calls:
         response.store_ok.extend(number in stored for number in range(count))
         return response
 
-    def _is_news(self, entry: Entry) -> bool:
+    def _is_news(self, entry: DhtEntry) -> bool:
         held = self._held(entry)
         known = held.get(entry.owner) if held is not None else None
         return known is None or bool(known.expiration_time < entry.expiration)
 
-    def _make_room(self, entry: Entry) -> None:
+    def _make_room(self, entry: DhtEntry) -> None:
         """Under a key with as many records as there may be, one goes: who is there renews its own."""
         held = self._held(entry)
         if held is not None and len(held) >= RECORDS_READ and entry.owner not in held:
             del held[random.choice(list(held.data))]
 
-    def _held(self, entry: Entry) -> Any:
+    def _held(self, entry: DhtEntry) -> Any:
         """What this node holds under a key, by subkey; None: nothing."""
         from hivemind.dht.routing import DHTID
 
@@ -233,9 +233,9 @@ class Calls:
         del response.results[len(request.keys) :]
         for key, result in zip(request.keys, response.results, strict=False):
             del result.nearest_node_ids[DHT_NEIGHBOURS:], result.nearest_peer_ids[DHT_NEIGHBOURS:]
-            name, valid = self.keys.get(key), list[Entry]()
+            name, valid = self.keys.get(key), list[DhtEntry]()
             if name is not None and result.type == dht_pb2.FOUND_DICTIONARY:
-                found = [Entry(name, *each) for each in unpacked(result.value)]
+                found = [DhtEntry(name, *each) for each in unpacked(result.value)]
                 valid = await self.checks.valid(random.sample(found, min(len(found), RECORDS_READ)), peer)
             result.type = dht_pb2.FOUND_DICTIONARY if valid else dht_pb2.NOT_FOUND
             result.value = packed(valid) if valid else b""
@@ -254,7 +254,7 @@ class Calls:
             def validate(self, record: DHTRecord) -> bool:
                 if (key := calls.keys.get(record.key)) is None:
                     return False
-                entry = Entry(key, record.subkey, record.value, record.expiration_time)
+                entry = DhtEntry(key, record.subkey, record.value, record.expiration_time)
                 return calls.checks.holds(entry)
 
         return Validator()
@@ -266,7 +266,7 @@ class Calls:
         calls = self
 
         class Between(P2P):  # type: ignore[misc]
-            async def add_protobuf_handler(self, name: str, handler: Handler, *rest: Any, **options: Any) -> None:
+            async def add_protobuf_handler(self, name: str, handler: DhtHandler, *rest: Any, **options: Any) -> None:
                 await super().add_protobuf_handler(name, partial(calls.answer, handler), *rest, **options)
 
             async def call_protobuf_handler(self, peer_id: Any, name: str, request: Any, kind: Any) -> Any:
@@ -280,5 +280,5 @@ def cut(response: Any) -> None:
     """Leave so much in an answer that it can be sent: of the longest dictionary half, any, until it is short enough."""
     while sum(len(each.value) for each in response.results) > DHT_ANSWER_BYTES:
         longest = max(response.results, key=lambda each: len(each.value))
-        found = [Entry("", *each) for each in unpacked(longest.value)]
+        found = [DhtEntry("", *each) for each in unpacked(longest.value)]
         longest.value = packed(random.sample(found, len(found) // 2))

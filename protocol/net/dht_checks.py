@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protocol.limits import CALLERS_KEPT
 from protocol.net.dht_costs import Costs
-from protocol.net.dht_rules import Entry, Rules, digest, is_plausible, is_valid
+from protocol.net.dht_rules import DhtEntry, Rules, digest, is_plausible, is_valid
 
 VERIFIED_KEPT = 16384
 """Records that were checked are not checked again: hashes of those of some minutes."""
@@ -35,7 +35,7 @@ class Checks:
         """Whether a peer has a record in the run, or is one that this node has gone to."""
         return source in self.friends or self.members.get(source, 0.0) > time.time()
 
-    async def valid(self, entries: Sequence[Entry], source: str) -> list[Entry]:
+    async def valid(self, entries: Sequence[DhtEntry], source: str) -> list[DhtEntry]:
         """Those that are valid, as far as who they come from may cost checks of new ones."""
         now = time.time()
         plausible = {digest(each): each for each in entries if is_plausible(each, now)}
@@ -46,7 +46,7 @@ class Checks:
                 self._note(each)
         return [each for key, each in plausible.items() if key in self.verified]
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: DhtEntry) -> bool:
         """Whether one is valid that may have been checked already."""
         return digest(entry) in self.verified or is_valid(self.rules, *entry, time.time())
 
@@ -54,7 +54,7 @@ class Checks:
         """Check nothing more."""
         self.worker.shutdown(wait=False, cancel_futures=True)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: DhtEntry) -> None:
         self.verified[digest(entry)] = None
         self.members[entry.owner] = max(entry.expiration, self.members.get(entry.owner, 0.0))
         if len(self.verified) > VERIFIED_KEPT:
@@ -64,7 +64,7 @@ class Checks:
             self.members = {peer: until for peer, until in self.members.items() if until > now}
 
 
-def _valid(rules: Rules, entries: Iterable[Entry], now: float) -> list[Entry]:
+def _valid(rules: Rules, entries: Iterable[DhtEntry], now: float) -> list[DhtEntry]:
     """On the thread for it, which lets others go on after each."""
     valid = []
     for each in entries:

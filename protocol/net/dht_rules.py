@@ -34,7 +34,7 @@ class Rules(Protocol):
         """
 
 
-class Entry(NamedTuple):
+class DhtEntry(NamedTuple):
     """What lies, or is to lie, under one subkey. `subkey` and `value` are msgpack, as nodes send them."""
 
     key: str
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: float, now: float) -> bool:
     """Whether the rules, and the clock, let a value lie under a key. `subkey` and `value` are msgpack, as nodes send
     them; a value without subkey has nil there."""
-    if not is_plausible(Entry(key, subkey, value, expiration), now):
+    if not is_plausible(DhtEntry(key, subkey, value, expiration), now):
         return False
     try:
         owner = _scalar(subkey)
@@ -64,7 +64,7 @@ def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: fl
     return expiration == due
 
 
-def is_plausible(entry: Entry, now: float) -> bool:
+def is_plausible(entry: DhtEntry, now: float) -> bool:
     """Whether it is worth a look: what can be seen without one."""
     short = isinstance(entry.value, bytes) and len(entry.value) <= VALUE_BYTES and len(entry.subkey) <= SUBKEY_BYTES
     return short and entry.expiration <= latest(now)  # nan is not
@@ -79,7 +79,7 @@ def latest(now: float) -> float:
     return (now // CLOCK_SLACK_SECONDS + 2) * CLOCK_SLACK_SECONDS + RECORD_SECONDS
 
 
-def digest(entry: Entry) -> bytes:
+def digest(entry: DhtEntry) -> bytes:
     """By which one that was checked is known again."""
     return sha256(msgpack.packb(entry)).digest()
 
@@ -108,7 +108,7 @@ def _scalar(data: bytes) -> object:
     return msgpack.unpackb(data, max_array_len=0, max_map_len=0)
 
 
-def packed(entries: Iterable[Entry]) -> bytes:
+def packed(entries: Iterable[DhtEntry]) -> bytes:
     """A dictionary as hivemind sends it."""
     items = [[each.owner, each.value, each.expiration] for each in entries]
     last = max((each.expiration for each in entries), default=0.0)

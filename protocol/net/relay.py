@@ -46,7 +46,7 @@ RELAY = "hetpeer/relay/1"
 
 Word = Literal["hold", "call"]
 
-Pair = frozenset[PeerId]
+PeerPair = frozenset[PeerId]
 
 Clock = Callable[[], float]
 
@@ -83,7 +83,7 @@ class Relay:
     """Waits for the turn of so many bytes on this node's own line, each way."""
     clock: Clock = time.monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)
-    budgets: OrderedDict[Pair, Budget] = field(default_factory=OrderedDict)
+    budgets: OrderedDict[PeerPair, Budget] = field(default_factory=OrderedDict)
     greeting: Counter[PeerId] = field(default_factory=Counter)
     """How many greetings of each are awaited."""
     welcome: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
@@ -191,7 +191,7 @@ class Relay:
         newest.close()
         return True
 
-    async def _watched(self, pair: Pair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
+    async def _watched(self, pair: PeerPair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
         """Splice, and look now and then whether that may go on."""
         began = heard = self.clock()
 
@@ -214,7 +214,7 @@ class Relay:
             carrying.cancel()
             await asyncio.wait((carrying,))
 
-    def _budget(self, pair: Pair) -> Budget:
+    def _budget(self, pair: PeerPair) -> Budget:
         budget = self.budgets.get(pair)
         if budget is None:
             budget = self.budgets[pair] = Budget(self.clock)

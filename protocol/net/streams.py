@@ -54,7 +54,7 @@ class Stream:
 Spend = Callable[[int], Awaitable[None]]
 """Is asked before so many bytes are passed on."""
 
-Answer = Callable[[PeerId, Stream], Awaitable[None]]
+StreamHandler = Callable[[PeerId, Stream], Awaitable[None]]
 """Answers a stream that a peer has opened. It is closed afterwards."""
 
 
@@ -152,7 +152,7 @@ class Streams:
                 raise
         return stream, answer
 
-    async def serve(self, name: str, answer: Answer) -> None:
+    async def serve(self, name: str, answer: StreamHandler) -> None:
         """Answer every stream of this name from now on."""
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

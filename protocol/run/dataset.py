@@ -65,7 +65,7 @@ Mirror = Annotated[str, AfterValidator(checked_mirror)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Shard(Section):
+class TokenShard(Section):
     """A flat file of tokens. `sha256` is of the whole file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
@@ -85,9 +85,9 @@ class DataManifest(Section):
     end_of_text: int = Field(ge=0)
     block_tokens: int = Field(BLOCK_TOKENS, ge=2, le=2**20, description="a peer holds some dozens of them")
     documents: int = Field(ge=0, description="in the shards to train on")
-    shards: tuple[Shard, ...] = Field(min_length=1)
+    shards: tuple[TokenShard, ...] = Field(min_length=1)
     held_out_documents: int = Field(ge=0)
-    held_out: Shard
+    held_out: TokenShard
     blocks: Sha256
     mirrors: tuple[Mirror, ...] = Field((), max_length=MOST_MIRRORS)
 
@@ -150,11 +150,11 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class BlockStream:
     """Tokens in blocks of `block_tokens` + 1. `first` is the number of its first block; `per_shard` says how many
     blocks each shard has."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
     block_tokens: int
     first: int
     ends: tuple[int, ...] = field(init=False, repr=False)
@@ -172,7 +172,7 @@ class Stream:
     def blocks(self) -> int:
         return -(-(self.tokens - 1) // self.block_tokens)
 
-    def block_of(self, number: int) -> tuple[Shard, int, int]:
+    def block_of(self, number: int) -> tuple[TokenShard, int, int]:
         """The shard of a block, and which of its tokens: from, and how many."""
         start = (number - self.first) * self.block_tokens
         place = bisect_right(self.ends, start)
@@ -188,16 +188,16 @@ class Dataset:
 
     manifest: DataManifest
     digests: bytes
-    train: Stream
-    held_out: Stream
+    train: BlockStream
+    held_out: BlockStream
 
     @staticmethod
     def of(manifest: DataManifest, digests: bytes) -> "Dataset":
         """Raises FormatError unless the digests are those that the manifest pins, one for each block."""
         if hashlib.sha256(digests).hexdigest() != manifest.blocks:
             raise FormatError(f"{BLOCKS} is not the one that {DATA} names: it is damaged, or of other text")
-        train = Stream(manifest.shards, manifest.block_tokens, 0)
-        held_out = Stream((manifest.held_out,), manifest.block_tokens, train.blocks)
+        train = BlockStream(manifest.shards, manifest.block_tokens, 0)
+        held_out = BlockStream((manifest.held_out,), manifest.block_tokens, train.blocks)
         if len(digests) != DIGEST_BYTES * (train.blocks + held_out.blocks):
             raise FormatError(f"{BLOCKS} has {len(digests)} bytes, not {DIGEST_BYTES} for each block")
         return Dataset(manifest, digests, train, held_out)

@@ -49,7 +49,7 @@ ORTHONORMAL_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFolder:
     """A folder whose config and list of tensors have been checked. `model.context` is the longest it was made for."""
 
     folder: Path
@@ -116,7 +116,7 @@ class Checkpoint:
                 )
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path) -> ModelFolder:
     """Read a checkpoint's config, and find its tensors.
 
     Raises:
@@ -128,7 +128,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     model, tied = _model(config, folder / CONFIG), config.get("tie_word_embeddings") is True
     stored = _find_tensors(folder)
     _require_layout(whole_layout(model), stored, tied, folder)
-    return Checkpoint(folder, model, tied, stored)
+    return ModelFolder(folder, model, tied, stored)
 
 
 def config(model: Model) -> dict[str, Any]:

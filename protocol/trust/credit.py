@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.trust.receipts import Counted, Receipt, Work
+from protocol.trust.receipts import CountedReceipt, Receipt, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def standing(receipts: Iterable[Receipt]) -> list[Receipt]:
         known = kept.get(each.stands_for)
         if known is None or each.amount > known.amount:
             kept[each.stands_for] = each
-    return sorted(kept.values(), key=lambda each: (each.round, isinstance(each, Counted), each.signer))
+    return sorted(kept.values(), key=lambda each: (each.round, isinstance(each, CountedReceipt), each.signer))
 
 
 def by_round(receipts: Iterable[Receipt]) -> list[RoundCredit]:
@@ -54,7 +54,7 @@ def by_round(receipts: Iterable[Receipt]) -> list[RoundCredit]:
 
 def _sum(round: int, receipts: list[Receipt]) -> RoundCredit:
     work = [each for each in receipts if isinstance(each, Work)]
-    counted = [each for each in receipts if isinstance(each, Counted)]
+    counted = [each for each in receipts if isinstance(each, CountedReceipt)]
     tokens = microbatches = of_both = 0
     for stage in {each.stage for each in work}:
         sides = [(0, 0), (0, 0)]

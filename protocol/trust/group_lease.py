@@ -11,7 +11,7 @@ from protocol.identity import ReplicaId
 from protocol.limits import LEASE_SECONDS
 
 
-class State(Enum):
+class LeaseState(Enum):
     """Where a volunteer stands."""
 
     FREE = "free"
@@ -19,7 +19,7 @@ class State(Enum):
     MEMBER = "member"
 
 
-class Event(Enum):
+class LeaseEvent(Enum):
     """What a leader does."""
 
     INVITED = "invited"
@@ -28,10 +28,10 @@ class Event(Enum):
 
 
 TRANSITIONS = {
-    (State.FREE, Event.INVITED): State.LEASED,
-    (State.LEASED, Event.INVITED): State.LEASED,  # by the same leader: the lease begins anew
-    (State.LEASED, Event.CALLED): State.MEMBER,
-    (State.MEMBER, Event.LEFT): State.FREE,
+    (LeaseState.FREE, LeaseEvent.INVITED): LeaseState.LEASED,
+    (LeaseState.LEASED, LeaseEvent.INVITED): LeaseState.LEASED,  # by the same leader: the lease begins anew
+    (LeaseState.LEASED, LeaseEvent.CALLED): LeaseState.MEMBER,
+    (LeaseState.MEMBER, LeaseEvent.LEFT): LeaseState.FREE,
 }
 
 
@@ -39,20 +39,20 @@ TRANSITIONS = {
 class Lease:
     """A volunteer's engagement. Times are seconds on any monotonic clock."""
 
-    state: State = State.FREE
+    state: LeaseState = LeaseState.FREE
     leader: ReplicaId | None = None
     until: float = 0.0
 
-    def take(self, event: Event, leader: ReplicaId, now: float) -> bool:
+    def take(self, event: LeaseEvent, leader: ReplicaId, now: float) -> bool:
         """Apply what `leader` did; False if it may not do that now, and then nothing changes."""
-        if self.state is State.LEASED and now >= self.until:
-            self.state, self.leader = State.FREE, None
+        if self.state is LeaseState.LEASED and now >= self.until:
+            self.state, self.leader = LeaseState.FREE, None
         if self.leader not in (None, leader):
             return False
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             return False
         self.state = following
-        self.leader = None if following is State.FREE else leader
+        self.leader = None if following is LeaseState.FREE else leader
         self.until = now + LEASE_SECONDS
         return True

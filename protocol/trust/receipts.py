@@ -64,7 +64,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedReceipt:
     """A peer has closed a round with this contribution of the receiver's in it, of so many inner steps."""
 
     signer: PeerId
@@ -85,7 +85,7 @@ class Counted:
         return (self.steps,)
 
 
-Receipt = Work | Counted
+Receipt = Work | CountedReceipt
 
 
 def sign(signer: Signer, receipt: Receipt) -> bytes:
@@ -97,7 +97,7 @@ def sign(signer: Signer, receipt: Receipt) -> bytes:
             where = [receipt.replica, receipt.stage, receipt.since]
             fields = [run, receipt.receiver, receipt.round, *where, *counts, card]
             return signed.sign(signer.identity, WORK, fields)
-        case Counted():
+        case CountedReceipt():
             what = [receipt.part, bytes.fromhex(receipt.sha256), receipt.steps]
             return signed.sign(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
 
@@ -155,7 +155,7 @@ def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
     return Work(signer, PeerId(receiver), round, ReplicaId(replica), stage, beside, *counts)
 
 
-def _counted(signer: PeerId, fields: list[Any], authority: Authority) -> Counted:
+def _counted(signer: PeerId, fields: list[Any], authority: Authority) -> CountedReceipt:
     match fields:
         case [str(_), str(receiver), int(round), str(part), bytes(digest), int(steps), bytes(signed_card)] if (
             _is_peer(receiver) and 1 <= round < 2**31 and len(digest) == 32 and 1 <= steps < 2**31
@@ -165,7 +165,7 @@ def _counted(signer: PeerId, fields: list[Any], authority: Authority) -> Counted
             raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of a contribution has")
     if not card.may_author(part):
         raise FormatError(f"peer {signer[-8:]} has no place that contributes to {part[:40]!r}")
-    return Counted(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
+    return CountedReceipt(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
 
 
 def _is_peer(name: str) -> bool:

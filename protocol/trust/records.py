@@ -103,6 +103,10 @@ class PeerRecord(BaseModel):
         return self.replica == self.peer_id
 
 
+Peers = tuple[PeerRecord, ...]
+"""Records of peers, checked."""
+
+
 def sign(signer: Signer, record: PeerRecord) -> bytes:
     """A record as it lies in the DHT."""
     return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), signer.card])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootstrap.rate_limit import Limit, Rates, host_of, network_of
+from bootstrap.rate_limit import RateLimit, Rates, host_of, network_of
 from protocol.errors import RefusedError
 
 
@@ -27,13 +27,13 @@ def plain_bucket(burst: int, seconds: float, times: list[float]) -> list[bool]:
 )
 def test_a_limit_is_a_token_bucket(burst: int, seconds: float, gaps: list[float]):
     times = [math.fsum(gaps[: number + 1]) for number in range(len(gaps))]
-    limit = Limit(burst, seconds)
+    limit = RateLimit(burst, seconds)
     assert [not limit.wait_seconds("a", now) for now in times] == plain_bucket(burst, seconds, times)
 
 
 @given(burst=st.integers(1, 100), seconds=st.floats(0.001, 100), now=st.floats(0, 1e7))
 def test_who_waits_as_long_as_it_is_told_is_let_in_and_nobody_sooner(burst: int, seconds: float, now: float):
-    limit = Limit(burst, seconds)
+    limit = RateLimit(burst, seconds)
     assert [limit.wait_seconds("a", now) for _ in range(burst)] == [0] * burst
     wait = limit.wait_seconds("a", now)
     assert wait == pytest.approx(seconds, abs=1e-5)
@@ -42,14 +42,14 @@ def test_who_waits_as_long_as_it_is_told_is_let_in_and_nobody_sooner(burst: int,
 
 
 def test_each_is_held_to_its_own_limit():
-    limit = Limit(1, 10.0)
+    limit = RateLimit(1, 10.0)
     assert limit.wait_seconds("a", 0.0) == 0
     assert limit.wait_seconds("b", 0.0) == 0
     assert limit.wait_seconds("a", 1.0) == 9.0
 
 
 def test_however_many_ask_the_memory_is_bounded_and_who_keeps_asking_is_remembered():
-    limit = Limit(1, 1e6, keys_kept=100)
+    limit = RateLimit(1, 1e6, keys_kept=100)
     limit.wait_seconds("loud", 0.0)
     for number in range(10_000):
         limit.wait_seconds(str(number), float(number))
@@ -80,7 +80,7 @@ def test_any_name_of_a_caller_is_read(caller: str):
 
 
 def test_the_addresses_of_one_network_share_its_limit():
-    rates = Rates(by_network=Limit(2, 10.0))
+    rates = Rates(by_network=RateLimit(2, 10.0))
     for last in (1, 2):
         rates.take(f"ipv6:[2001:db8::{last}]:1", "", 0.0)
     with pytest.raises(RefusedError, match="from your network at once: try again in 10 s"):
@@ -89,7 +89,7 @@ def test_the_addresses_of_one_network_share_its_limit():
 
 
 def test_an_invitation_is_limited_from_however_many_addresses():
-    rates = Rates(by_invitation=Limit(2, 5.0))
+    rates = Rates(by_invitation=RateLimit(2, 5.0))
     for last in (1, 2):
         rates.take(f"ipv4:192.0.2.{last}:1", "1f9a03c7", 0.0)
     with pytest.raises(RefusedError, match="with this ticket's invitation at once: try again in 5 s"):

@@ -134,7 +134,7 @@ CERTIFICATES = (
     Reader(
         "dictionary in the DHT",
         dht_rules.unpacked,
-        ((dht_rules.packed([dht_rules.Entry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
+        ((dht_rules.packed([dht_rules.DhtEntry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
         "msgpack",
         (),
     ),

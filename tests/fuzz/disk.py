@@ -41,7 +41,7 @@ from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.window import Window
-from protocol.run.dataset import DataManifest, Dataset, Shard
+from protocol.run.dataset import DataManifest, Dataset, TokenShard
 from protocol.run.dataset import parse as parse_data
 from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
 from protocol.trust import certificates
@@ -232,9 +232,12 @@ PREPARED = DataManifest(
     end_of_text=0,
     block_tokens=10,
     documents=3,
-    shards=(Shard(name="a.bin", tokens=11, sha256="cd" * 32), Shard(name="b.bin", tokens=5, sha256="cd" * 32)),
+    shards=(
+        TokenShard(name="a.bin", tokens=11, sha256="cd" * 32),
+        TokenShard(name="b.bin", tokens=5, sha256="cd" * 32),
+    ),
     held_out_documents=1,
-    held_out=Shard(name="c.bin", tokens=7, sha256="cd" * 32),
+    held_out=TokenShard(name="c.bin", tokens=7, sha256="cd" * 32),
     blocks=hashlib.sha256(BLOCK_DIGESTS).hexdigest(),
     mirrors=("https://example.org/text",),
 )

@@ -28,7 +28,7 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
-from protocol.trust.group_lease import Event, Lease
+from protocol.trust.group_lease import Lease, LeaseEvent
 from tests.fuzz.messages import messages
 from tests.reference.loopback_peers import LoopbackPeer
 from tests.reference.small_manifest import small_manifest
@@ -149,7 +149,7 @@ class Town:
         if path.startswith("/hetpeer.v1.Group/"):
             self.group.lease = Lease()
         if path.endswith("/Follow"):
-            self.group.lease.take(Event.INVITED, replica, time.monotonic())
+            self.group.lease.take(LeaseEvent.INVITED, replica, time.monotonic())
             self.group._invitation = Membership(replica, 0)
         if path.endswith("/Exchange"):
             self.pipeline.expect(Attempt(replica, 1), me, link(MANIFEST, me, "stage 0"))

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from bootstrap.admission import audit_log, invitations, revoked
-from bootstrap.admission.audit_log import LOG, Entry
+from bootstrap.admission.audit_log import LOG, AuditEntry
 from bootstrap.admission.invitations import INVITATIONS, Book, Invitation
 from bootstrap.admission.revoked import REVOKED, RevokedPeer
 from peer.cli.commands.tables import invitation_rows, invitations_table, log_line, log_rows
@@ -25,7 +25,7 @@ INVITATION = Invitation(
 )
 BOOK = Book(closed=True, invitations=(INVITATION,)).model_dump_json().encode()
 SHUT_OUT = RevokedPeer(peer=HOLDER.peer_id, start=3, at=NOW, signed=b"signed")
-LOGGED = Entry(what="refused", at=NOW, peer=HOLDER.peer_id, stage=1, address="192.0.2.1", reason="no\x1b[31m room")
+LOGGED = AuditEntry(what="refused", at=NOW, peer=HOLDER.peer_id, stage=1, address="192.0.2.1", reason="no\x1b[31m room")
 
 
 def read_book(path: Path) -> tuple[Invitation, ...]:
@@ -48,7 +48,7 @@ def redeem(token: bytes) -> str:
     return invitations.redeem(place, token, AUTHOR.peer_id, NOW)
 
 
-def read_log(path: Path) -> list[Entry]:
+def read_log(path: Path) -> list[AuditEntry]:
     """As `hetpeer admin log` shows it."""
     found = audit_log.last(path.parent, 20)
     json.dumps(log_rows(found))

@@ -62,7 +62,7 @@ ATTESTATION = attestations.Attestation(HOLDER.peer_id, 7, 2, {EMBEDDING: (SHA256
 BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
 
 WORK = receipts.Work(AUTHOR.peer_id, PEER, 3, ReplicaId(AUTHOR.peer_id), 1, 0, 1, 1, 9, 9, 90)
-COUNTED = receipts.Counted(AUTHOR.peer_id, PEER, 3, stage_part(0), SHA256, 9)
+COUNTED = receipts.CountedReceipt(AUTHOR.peer_id, PEER, 3, stage_part(0), SHA256, 9)
 
 
 def read_receipt(data: bytes) -> Entry:

@@ -17,13 +17,13 @@ from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import Limit, Rates
+from bootstrap.rate_limit import RateLimit, Rates
 from peer.network.gossip_wire import entry_to_wire
 from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.monitor.telemetry import Batch, Noted, pack
+from protocol.monitor.telemetry import Noted, StepReport, pack
 from protocol.net.channels import channel_to, knock, listen, options
 from protocol.net.guard import Guard, nobody
 from protocol.net.lenient import AnyBytes
@@ -114,13 +114,13 @@ async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.ai
     descriptor = describe(MANIFEST, village.operator.peer_id, files)
     credentials = as_operator(village.operator, 3600.0).credentials
     dht: Any = NoDht()
-    rates = Rates(Limit(2**30, 1e-9), Limit(2**30, 1e-9))
+    rates = Rates(RateLimit(2**30, 1e-9), RateLimit(2**30, 1e-9))
     place = village.folder / "door"
     place.mkdir()
     register = Register(village.authority, MANIFEST)
     keeper = Gatekeeper(place, rates)
     door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
-    limit = Limit(2**30, 1e-9)
+    limit = RateLimit(2**30, 1e-9)
     door.status = Status(monitor.view, limit, limit)
     server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     port = listen(server, "127.0.0.1:0", credentials.at_the_door())
@@ -168,7 +168,7 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
         "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2], counted=[1, 2], part=PART),
         "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
         "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
-        "Monitor/Tell": monitor_pb2.Batch(batch_json=pack(Batch(round=1, step=2, loss=5.0, happened=[said]))),
+        "Monitor/Tell": monitor_pb2.Batch(batch_json=pack(StepReport(round=1, step=2, loss=5.0, happened=[said]))),
         "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
         "Reconciliation/Compare": mine._comparison(whole=False),
         "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgpack
 
 from bootstrap.data.texts.archives import MAX_TOTAL, read_members
-from bootstrap.data.texts.decoders import Decoder, plain, pod, r_lines, sword
+from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
 from peer.cli.commands.invitations import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.testnet import chaos
-from peer.testnet.faults import Item
+from peer.testnet.faults import ChaosItem
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load
 from protocol.trust import ticket as tickets
@@ -69,13 +69,13 @@ def read_experiment(path: Path) -> list[str]:
     return [case.name for case in cases(load_experiment(path, PAPER))]
 
 
-def read_chaos(data: bytes) -> tuple[Item, ...]:
+def read_chaos(data: bytes) -> tuple[ChaosItem, ...]:
     found = chaos.parse(data.decode(errors="replace"))
     assert chaos.parse(",".join(map(str, found))) == found
     return found
 
 
-def documents(decode: Decoder, name: str, **more: bytes) -> Callable[[bytes], object]:
+def documents(decode: DocumentDecoder, name: str, **more: bytes) -> Callable[[bytes], object]:
     return lambda data: list(decode({name: data} | more))
 
 

@@ -16,7 +16,7 @@ from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import SparseTensor
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place
+from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, FrameRules
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.manifest import Manifest, check
@@ -43,7 +43,7 @@ from tests.fuzz.material import (
 from tests.fuzz.reader import Reader, from_protobuf
 from tests.fuzz.signatures import RECORD, SHA256, SIGNED
 
-PLACE = Place(2, 1, 0)
+PLACE = FramePosition(2, 1, 0)
 RULES = FrameRules.of(MANIFEST)
 EMBEDDING_DIGEST = "cd" * 32
 LEGACY_SHAPES = {"w.exp_avg": (2, 3), "w.exp_avg_sq": (2, 3), "w.step": ()}
@@ -145,7 +145,7 @@ def forward() -> bytes:
     return message.SerializeToString()
 
 
-def read_forward(data: bytes) -> Place:
+def read_forward(data: bytes) -> FramePosition:
     message = from_protobuf(pipeline_pb2.Frame, data)
     frame = frames.unpack_forward([message], RULES, PLACE, EMBEDDING_DIGEST)
     assert frame.tokens.shape == (RULES.sequences, RULES.context + 1)
@@ -153,7 +153,7 @@ def read_forward(data: bytes) -> Place:
     return frame.place
 
 
-def read_backward(data: bytes) -> Place:
+def read_backward(data: bytes) -> FramePosition:
     return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).place
 
 
@@ -228,7 +228,7 @@ def read_legacy(data: bytes) -> object:
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
-TOLD = telemetry.Batch(
+TOLD = telemetry.StepReport(
     round=2,
     step=1,
     loss=5.5,

@@ -14,7 +14,15 @@ from peer.compute.payload import from_bytes, to_bytes
 from peer.model.number_format import DTYPES, number_format
 from peer.optim.grid import digest
 from protocol.codec.contribution import SparseTensor, compose, decode, grids
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.codec.frames import (
+    BackwardFrame,
+    ForwardFrame,
+    FramePosition,
+    FrameRules,
+    pack,
+    unpack_backward,
+    unpack_forward,
+)
 from protocol.codec.payloads import Payload
 from protocol.codec.snapshot import Header, parse, pieces_of, tensors_of
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
@@ -156,7 +164,7 @@ def _reading(said: Values) -> Reading:
 
 def _frame(vector: Vector) -> list[pipeline_pb2.Frame]:
     values, rules = vector.values, FrameRules.of(vector.manifest)
-    place = Place(values["round"], values["step"], values["microbatch"])
+    place = FramePosition(values["round"], values["step"], values["microbatch"])
 
     def payload(floats: list[float]) -> bytes:
         expected = rules.gradients if values["kind"] == "backward" else rules.activations
@@ -198,7 +206,7 @@ def _bequest(values: Values) -> handover.Bequest:
 def _receipt(vector: Vector) -> receipts.Receipt:
     said = {name: value for name, value in vector.values.items() if name not in ("run", "card")}
     if vector.kind == "counted":
-        return receipts.Counted(**said)
+        return receipts.CountedReceipt(**said)
     return receipts.Work(**said, beside=vector.values["card"]["stage"])
 
 
@@ -275,7 +283,7 @@ def _read_contribution(data: bytes, manifest: Manifest) -> Values:
 
 def _read_frame(data: bytes, vector: Vector) -> Values:
     values, rules = vector.values, FrameRules.of(vector.manifest)
-    place = Place(values["round"], values["step"], values["microbatch"])
+    place = FramePosition(values["round"], values["step"], values["microbatch"])
     messages = [pipeline_pb2.Frame.FromString(data)]
 
     def floats(raw: bytes, payload: Payload) -> list[float]:

@@ -20,7 +20,7 @@ from peer.daemon import run
 from peer.joining import PeerOptions
 from peer.settings import Manners
 from peer.store.disk import space_in
-from peer.swarm.node import Node, Work
+from peer.swarm.node import Node, RoleWork
 from peer.telemetry.events import Event
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.manifest import Manifest
@@ -79,7 +79,7 @@ def join(
     descriptor: Descriptor,
     stage: int | None = None,
     served: Path | None = None,
-    work: Work | None = None,
+    work: RoleWork | None = None,
     **limits: Any,
 ) -> tuple[int, int, HetpeerError]:
     """How often a volunteer of such a run has asked for a place, and for a file, and how it ended. Where files are

@@ -13,7 +13,7 @@ from peer.network.attested import Attested
 from peer.network.bans import Distrust
 from peer.network.blob_fetcher import Fetcher
 from peer.network.contacts import Contacts
-from peer.network.credit import CreditService, Seen
+from peer.network.credit import CreditService, SeenWork
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
@@ -245,7 +245,7 @@ class Village:
             for part, ledger in ledgers.items()
         }
         kept = KeptReceipts(folder / RECEIPTS, self.authority)
-        earned = Earned(Seen(signer, manifest), reconciler, kept, said.append)
+        earned = Earned(SeenWork(signer, manifest), reconciler, kept, said.append)
         followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread, closed=earned.close)
         acceptance.check = followed.check
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))

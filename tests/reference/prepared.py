@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bootstrap.data.prepare import Wanted, prepare
+from bootstrap.data.prepare import PrepareRequest, prepare
 from protocol.run.prepared import open_folder
 
 BLOCK_TOKENS = 64
@@ -22,6 +22,6 @@ def small_prepared(folder: Path, shard_blocks: int = 50, **wanted: object) -> Pa
     out = folder / "prepared"
     texts = write_texts(folder / "texts")
     asked = {"train_tokenizer": 300, "block_tokens": BLOCK_TOKENS, "shard_blocks": shard_blocks} | wanted
-    prepare(Wanted([str(texts)], **asked), out, lambda doing, done, total: None)  # type: ignore[arg-type]
+    prepare(PrepareRequest([str(texts)], **asked), out, lambda doing, done, total: None)  # type: ignore[arg-type]
     assert len(open_folder(out).manifest.shards) > 1
     return out

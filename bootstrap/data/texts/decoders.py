@@ -10,7 +10,7 @@ from html.entities import html5
 from bootstrap.data.texts.archives import MAX_MEMBER
 from protocol.errors import FormatError
 
-Decoder = Callable[[Mapping[str, bytes]], Iterator[tuple[str, str]]]
+DocumentDecoder = Callable[[Mapping[str, bytes]], Iterator[tuple[str, str]]]
 """Files by name → (name, text) of each document, in order of the names. Raises FormatError."""
 
 GZIP = 16 + zlib.MAX_WBITS

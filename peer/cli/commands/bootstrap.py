@@ -13,7 +13,7 @@ from bootstrap.dashboard.server import taken
 from bootstrap.genesis import create_run, load_run
 from bootstrap.monitor.metrics import render
 from bootstrap.monitor.watch import Monitor
-from bootstrap.node import Listen, Standing, as_operator
+from bootstrap.node import Listen, ServingRights, as_operator
 from bootstrap.node import serve as serve_node
 from peer.cli.commands.admin import Operator, spread
 from peer.cli.commands.dry_run import dry_run
@@ -170,7 +170,7 @@ def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
 
 async def _become_gateway(
     life: float, ticket: Ticket, folder: Path, data: Path | None, terminal: Terminal
-) -> tuple[Descriptor, Standing]:
+) -> tuple[Descriptor, ServingRights]:
     """What the run is, all its files, and the operator's word that this node may admit and certify peers: from the
     operator's node, or, if it is gone, as this folder has them from an earlier time. `data` is a copy of its prepared
     text, whose blocks this node then serves as well."""
@@ -183,7 +183,7 @@ async def _become_gateway(
         if credentials is None or credentials.ends < time.time():
             raise
         terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
-        return load_run(folder), Standing(credentials, life, card_of(folder), ticket)
+        return load_run(folder), ServingRights(credentials, life, card_of(folder), ticket)
 
     def progress(file: RunFile, received: int) -> None:
         terminal.emit(Progress(f"fetching {file.name}", received, file.size))
@@ -199,7 +199,7 @@ async def _become_gateway(
     if place.closed:
         invitations.set_closed(folder, True)
     trials.require(folder, place.trials)
-    return descriptor, Standing(place.credentials, life, place.signed_card, ticket)
+    return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
 
 
 def _listen_address(options: BootstrapOptions) -> Listen:

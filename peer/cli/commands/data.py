@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.data.prepare import Wanted
+from bootstrap.data.prepare import PrepareRequest
 from bootstrap.data.prepare import prepare as prepare_text
 from bootstrap.data.shards import measure
-from peer.cli.commands.tables import Row
+from peer.cli.commands.tables import TableRow
 from peer.cli.commands.tables import show as tell
 from peer.network.mirrors import HttpMirror, fetch_whole
 from peer.network.web import Client
@@ -27,13 +27,13 @@ from protocol.net.bandwidth import Bandwidth
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, MANIFEST_BYTES, Dataset, check_block, checked_mirror, parse
 from protocol.run.prepared import check_tokenizer, open_folder, read_block
 
-__all__ = ["Wanted", "prepare", "show", "verify"]
+__all__ = ["PrepareRequest", "prepare", "show", "verify"]
 
 DIGESTS_BYTES = 2**28
 """Of blocks of two million million tokens."""
 
 
-def prepare(wanted: Wanted, out: Path, terminal: Terminal) -> int:
+def prepare(wanted: PrepareRequest, out: Path, terminal: Terminal) -> int:
     """Make the folder, and show what is in it; the exit code."""
 
     def work() -> int:
@@ -70,7 +70,7 @@ def _show(dataset: Dataset, terminal: Terminal) -> None:
     tell(terminal, _rows(dataset), _drawn(dataset))
 
 
-def _rows(dataset: Dataset) -> Iterable[Row]:
+def _rows(dataset: Dataset) -> Iterable[TableRow]:
     """One for the whole, one for each shard."""
     shards = {"shards", "held_out"}
     whole = dataset.manifest.model_dump(mode="json", exclude=shards)

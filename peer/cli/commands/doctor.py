@@ -12,15 +12,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import Row, printable, show
+from peer.cli.commands.tables import TableRow, printable, show
 from peer.compute.machine import BASE_BYTES, DeviceName, cores, find_device, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
 from peer.diagnosis.finding import Finding, Outcome, gravest
 from peer.diagnosis.verdict import Room
 from peer.network import admission
-from peer.network.discovery import Peers
 from peer.network.reach import reach
-from peer.network.reach.probing import Handshake, NoWay, Way, measure_doors, shake_hands
+from peer.network.reach.probing import Handshake, MeasuredWay, NoWay, measure_doors, shake_hands
 from peer.network.reach.reach import Reach, Wish
 from peer.network.visiting import read_peers
 from peer.process import Terminal, run, told
@@ -34,6 +33,7 @@ from protocol.manifest import Manifest
 from protocol.run.run_files import Descriptor, files_needed
 from protocol.trust import ticket as tickets
 from protocol.trust.keys import load_or_create
+from protocol.trust.records import Peers
 from protocol.trust.ticket import Ticket
 
 PEERS_ASKED = 5
@@ -64,7 +64,7 @@ class DoctorOptions:
 class Around:
     """What was found on the network. `unknown`: why nobody can tell who is in the run."""
 
-    ways: Sequence[Way | NoWay]
+    ways: Sequence[MeasuredWay | NoWay]
     descriptor: Descriptor | None
     reach: Reach | None = None
     peers: Peers = ()
@@ -74,7 +74,7 @@ class Around:
     @property
     def round_seconds(self) -> float:
         """What the swarm takes for a round, as the nodes say; 0: none knows."""
-        return max((each.round_seconds for each in self.ways if isinstance(each, Way)), default=0.0)
+        return max((each.round_seconds for each in self.ways if isinstance(each, MeasuredWay)), default=0.0)
 
 
 def doctor(options: DoctorOptions, terminal: Terminal) -> int:
@@ -193,7 +193,7 @@ def _of_stages(
     return findings if group is None else [*findings, group]
 
 
-def _rows(findings: Sequence[Finding]) -> Iterable[Row]:
+def _rows(findings: Sequence[Finding]) -> Iterable[TableRow]:
     for each in findings:
         yield asdict(each)
 

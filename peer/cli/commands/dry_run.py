@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import Row, show
+from peer.cli.commands.tables import TableRow, show
 from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
@@ -18,7 +18,7 @@ from protocol.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Participant:
     """What one participant trains and needs: `parameters`, and bytes of memory (an upper estimate, activations and
     the process itself included), of a microbatch's frame to a neighbour, and of a round's contribution."""
 
@@ -30,11 +30,11 @@ class Seat:
     contribution_bytes: int
 
 
-def seats(manifest: Manifest) -> list[Seat]:
+def seats(manifest: Manifest) -> list[Participant]:
     """A volunteer of each stage, if the run has groups, and a datacenter replica, if it has any."""
     model, replicas, layout = manifest.model, manifest.replicas, model_layout(manifest)
     found = [
-        Seat(
+        Participant(
             f"stage {stage}",
             len(layers_of_stage(model.layers, replicas.stages, stage)),
             sum(elements(layout[part]) for part in parts_authored(stage)),
@@ -47,7 +47,7 @@ def seats(manifest: Manifest) -> list[Seat]:
     if replicas.datacenters:
         contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
         memory = whole_bytes(manifest) + BASE_BYTES
-        found.append(Seat("datacenter", model.layers, parameter_count(manifest), memory, 0, contribution))
+        found.append(Participant("datacenter", model.layers, parameter_count(manifest), memory, 0, contribution))
     return found
 
 
@@ -58,12 +58,12 @@ def dry_run(manifest: Manifest, terminal: Terminal) -> int:
     return 0
 
 
-def _rows(found: list[Seat]) -> Iterable[Row]:
+def _rows(found: list[Participant]) -> Iterable[TableRow]:
     for each in found:
         yield asdict(each)
 
 
-def _drawn(manifest: Manifest, found: list[Seat]) -> RenderableType:
+def _drawn(manifest: Manifest, found: list[Participant]) -> RenderableType:
     """The run in a few lines, and a row for each kind of participant."""
     model, replicas, inner, outer = manifest.model, manifest.replicas, manifest.inner, manifest.outer
     a_round = manifest.tokens_per_step * inner.steps * replicas.total

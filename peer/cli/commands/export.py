@@ -14,7 +14,7 @@ from peer.compute.machine import cores
 from peer.data.batches import Batch, Text, held_out_batch
 from peer.data.text import open_text
 from peer.data.tokens import open_tokens
-from peer.export.card import Losses, contributors, tokens_at_most
+from peer.export.card import HeldOutLosses, contributors, tokens_at_most
 from peer.export.collected import Collected, collect
 from peer.export.live import bring_up_to_date
 from peer.export.written import Export, require_room, write
@@ -88,14 +88,14 @@ def _export(
     return 0
 
 
-def _losses(collected: Collected, held_out: Batch | None, terminal: Terminal) -> Losses:
+def _losses(collected: Collected, held_out: Batch | None, terminal: Terminal) -> HeldOutLosses:
     manifest = collected.descriptor.manifest
     if held_out is None:
         held_out = held_out_batch(_held_out(collected), manifest)
     terminal.emit(Progress(f"evaluating on {manifest.evaluation.sequences} held-out sequences"))
     basis = read_basis(collected.file(BASIS).parent, manifest)
     evaluator = Evaluator(manifest, basis, torch.from_numpy(held_out), torch.device("cpu"))
-    return Losses(*evaluator.evaluate(collected.grids))
+    return HeldOutLosses(*evaluator.evaluate(collected.grids))
 
 
 def _held_out(collected: Collected) -> Text:
@@ -111,7 +111,7 @@ def _held_out(collected: Collected) -> Text:
     return open_text(descriptor, folder)[1]
 
 
-def _row(collected: Collected, losses: Losses | None, written: Export) -> dict[str, object]:
+def _row(collected: Collected, losses: HeldOutLosses | None, written: Export) -> dict[str, object]:
     """For a program."""
     return {
         "out": str(written.folder),
@@ -127,7 +127,7 @@ def _row(collected: Collected, losses: Losses | None, written: Export) -> dict[s
     }
 
 
-def _table(collected: Collected, losses: Losses | None, written: Export) -> Table:
+def _table(collected: Collected, losses: HeldOutLosses | None, written: Export) -> Table:
     """For a person."""
     table = Table(box=None, pad_edge=False, show_header=False)
     rounds = collected.descriptor.manifest.outer.rounds

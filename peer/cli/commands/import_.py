@@ -14,7 +14,7 @@ from protocol import manifest as manifests
 from protocol.atomic import write_atomically
 from protocol.errors import UserError
 from protocol.layout import elements, whole_layout
-from protocol.run.hugging_face import Checkpoint, open_checkpoint
+from protocol.run.hugging_face import ModelFolder, open_checkpoint
 from protocol.run.tokenizer import read_tokenizer
 
 MOST_CONTEXT = 2048
@@ -50,7 +50,7 @@ def import_(options: ImportOptions, terminal: Terminal) -> int:
     return told(terminal.emit, work)
 
 
-def _check_values(checkpoint: Checkpoint, terminal: Terminal) -> None:
+def _check_values(checkpoint: ModelFolder, terminal: Terminal) -> None:
     """Raises UserError if a value is none that a run can hold."""
     layout, done = whole_layout(checkpoint.model), 0
     total = elements(layout)
@@ -60,7 +60,7 @@ def _check_values(checkpoint: Checkpoint, terminal: Terminal) -> None:
         done += elements({name: shape})
 
 
-def run_toml(checkpoint: Checkpoint) -> str:
+def run_toml(checkpoint: ModelFolder) -> str:
     """A manifest that fits, for a person to go on with: its model's sizes, and a modest run around them."""
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
@@ -97,7 +97,7 @@ rounds = 100
 """
 
 
-def _tell(checkpoint: Checkpoint, has_basis: bool, out: Path, terminal: Terminal) -> None:
+def _tell(checkpoint: ModelFolder, has_basis: bool, out: Path, terminal: Terminal) -> None:
     """What was found, and what comes next."""
     model = checkpoint.model
     count = elements(whole_layout(model))

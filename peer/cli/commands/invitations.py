@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bootstrap.admission import audit_log as logs
 from bootstrap.admission import invitations as book
-from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.audit_log import AuditEntry
 from peer.cli.commands.tables import invitation_rows, invitations_table, log_line, log_rows, show
 from peer.process import Terminal, told
 from peer.store.home import operators_folder, operators_ticket
@@ -46,7 +46,7 @@ def invite(uses: int, expires: str, directory: Path | None, terminal: Terminal, 
         token = book.invite(folder, uses, seconds, now, gateway)
         id = book.invitation_id(token)
         what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
-        logs.write(folder, Entry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}"))
+        logs.write(folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}"))
         expiry, line = int(now) + seconds, str(replace(ticket, token=token))
         row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line, "gateway": gateway}
         whom = "gateway" if gateway else "peer"
@@ -82,7 +82,7 @@ def withdraw(invitation: str, directory: Path | None, terminal: Terminal) -> int
 
     def work(folder: Path) -> None:
         book.withdraw(folder, invitation)
-        logs.write(folder, Entry(what="withdrawn", at=time.time(), invitation=invitation))
+        logs.write(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
         terminal.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 
     return _in_folder(directory, terminal, work)

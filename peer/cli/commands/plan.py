@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.cli.commands.tables import show
-from peer.planning.model import HEADERS, Round, Volunteer, best_compression, compression_at, round_of, work_of
+from peer.planning.model import HEADERS, RoundEstimate, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
 from peer.telemetry.events import Progress
 from peer.telemetry.sentences import size
@@ -86,12 +86,12 @@ def compression_of(manifest: Manifest, on: Volunteer) -> int:
     return compression_at(manifest, lambda compression: work_of(manifest, compression), on)
 
 
-def _rows(planned: dict[int, Round]) -> Iterable[dict[str, Any]]:
+def _rows(planned: dict[int, RoundEstimate]) -> Iterable[dict[str, Any]]:
     for compression, each in planned.items():
         yield {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
 
 
-def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap: bool) -> RenderableType:
+def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate], overlap: bool) -> RenderableType:
     """The run and the volunteer in a line each, a row for each k, and what it comes to."""
     inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
@@ -120,7 +120,7 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, Round], overlap
     return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
 
 
-def verdict(manifest: Manifest, on: Volunteer, here: Round, overlap: bool) -> str:
+def verdict(manifest: Manifest, on: Volunteer, here: RoundEstimate, overlap: bool) -> str:
     """What to do about it, in words."""
     compression = compression_of(manifest, on)
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)

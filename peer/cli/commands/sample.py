@@ -89,7 +89,7 @@ def _stopped(written: list[int], most: int, sizes: Model) -> str:
     return "tokens" if len(written) == most else "context"
 
 
-Read = Callable[[str], Tensor]
+PromptReader = Callable[[str], Tensor]
 """A weight, by its name."""
 
 
@@ -108,12 +108,12 @@ def _load(options: SampleOptions) -> tuple[LanguageModel, Tokenizer]:
     return model, read_tokenizer(tokenizer, sizes.vocabulary)
 
 
-def _of_a_checkpoint(folder: Path) -> tuple[Model, Path, Read]:
+def _of_a_checkpoint(folder: Path) -> tuple[Model, Path, PromptReader]:
     found = open_checkpoint(folder)
     return found.model, found.tokenizer, lambda name: torch.from_numpy(found.read(name))
 
 
-def _of_a_run(folder: Path) -> tuple[Model, Path, Read]:
+def _of_a_run(folder: Path) -> tuple[Model, Path, PromptReader]:
     found = collect([folder], None, lambda event: None)
     grids = {name: tensor for grid in found.grids.values() for name, tensor in grid.items()}
     return found.descriptor.manifest.model, found.file(TOKENIZER), lambda name: to_float(grids[name])

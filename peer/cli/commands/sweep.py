@@ -16,7 +16,7 @@ from peer.lab import sweep as sweeps
 from peer.lab.experiment import Case, Experiment, cases, load
 from peer.lab.report import write_report
 from peer.lab.screen import SweepScreen
-from peer.lab.worker import Ended, Message, Setting, files_folder, run_files
+from peer.lab.worker import Ended, Setting, WorkerMessage, files_folder, run_files
 from peer.process import INTERRUPTED, Terminal, told
 from peer.telemetry.events import Progress
 from protocol.run.run_files import Descriptor
@@ -83,7 +83,7 @@ def _run(waiting: list[Case], setting: Setting, jobs: int, terminal: Terminal) -
         return sweeps.sweep(waiting, setting, jobs, screen.hear)
 
 
-def _print(message: Message) -> None:
+def _print(message: WorkerMessage) -> None:
     kind = {"event": type(message).__name__}
     if isinstance(message, Ended):
         record = message.record and asdict(message.record)

@@ -9,15 +9,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.admission.audit_log import Entry
+from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.invitations import Invitation, date
 from peer.process import Terminal
 from protocol.trust.records import PeerRecord
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 
 
-def show(terminal: Terminal, rows: Iterable[Row], drawn: RenderableType) -> None:
+def show(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) -> None:
     """Rows as JSON, one a line; or what a person sees of them, a text as it is and not wrapped."""
     if terminal.json:
         drawn = "\n".join(map(json.dumps, rows))
@@ -32,7 +32,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
-def peer_rows(peers: Sequence[PeerRecord]) -> list[Row]:
+def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
     """What each peer says of itself."""
     names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")
     return [{name: getattr(peer, name) for name in names} for peer in peers]
@@ -49,7 +49,7 @@ def peers_table(peers: Sequence[PeerRecord]) -> Table:
     return table
 
 
-def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[Row]:
+def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[TableRow]:
     """Invitations, and what each is to a newcomer."""
     return [
         each.model_dump(mode="json", exclude={"sha256", "revoked"}) | {"left": each.left, "state": each.state(now)}
@@ -67,12 +67,12 @@ def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
     return table
 
 
-def log_rows(entries: Sequence[Entry]) -> list[Row]:
+def log_rows(entries: Sequence[AuditEntry]) -> list[TableRow]:
     """Entries without what does not apply to them."""
     return [entry.model_dump(exclude_defaults=True) for entry in entries]
 
 
-def log_line(entry: Entry) -> str:
+def log_line(entry: AuditEntry) -> str:
     """An entry as one line, at this machine's time."""
     stage = f" of stage {entry.stage}" if entry.stage is not None and entry.role == "volunteer" else ""
     slot = f", slot {entry.slot}" if entry.slot is not None else ""

@@ -17,7 +17,7 @@ from peer.store.home import home, peer_folders
 from peer.telemetry import journal
 from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted
 from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed, Resynchronised
-from peer.telemetry.journal import EVENTS, Noted
+from peer.telemetry.journal import EVENTS, JournalEntry
 from peer.telemetry.sentences import say
 from protocol.errors import ResourceError, UserError
 from protocol.rotating import old
@@ -37,7 +37,7 @@ MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class LogLine:
     """One line of a log: when, the round that it is of (0: of none), what is told, and what it says for programs."""
 
     at: float
@@ -106,11 +106,11 @@ def _written(folder: Path) -> float:
     return max((each.stat().st_mtime for each in logs if each.exists()), default=0.0)
 
 
-def _told(noted: Noted) -> Happened:
-    return Happened(noted.at, _round(noted), _words(noted.event), noted.row())
+def _told(noted: JournalEntry) -> LogLine:
+    return LogLine(noted.at, _round(noted), _words(noted.event), noted.row())
 
 
-def _round(noted: Noted) -> int:
+def _round(noted: JournalEntry) -> int:
     """The round that an event is of: the one it names, or else the one that this peer worked on."""
     past = isinstance(noted.event, Resumed | Adopted | CaughtUp | Resynchronised)
     return noted.in_round if past else int(getattr(noted.event, "round", 0)) or noted.in_round
@@ -127,12 +127,12 @@ def _words(event: Event) -> str:
     return say(event) or type(event).__name__
 
 
-def _of_operator(folder: Path) -> Iterable[Happened]:
+def _of_operator(folder: Path) -> Iterable[LogLine]:
     """What the operator's node has noted: nothing of it is of a round."""
     entries = last(folder, ENTRIES_READ) if (folder / LOG).exists() else []
     for entry, row in zip(entries, log_rows(entries), strict=True):
         words = log_line(entry).split(" ", 2)[2]  # without day and time
-        yield Happened(entry.at, 0, words, row)
+        yield LogLine(entry.at, 0, words, row)
 
 
 def _verdict(round: int, events: Sequence[Event]) -> str:
@@ -156,12 +156,12 @@ def _verdict(round: int, events: Sequence[Event]) -> str:
     return f"Counted: what this peer contributed to round {round}, as far as its log goes" if contributed else ""
 
 
-def _drawn(found: Sequence[Happened], verdict: str) -> str:
+def _drawn(found: Sequence[LogLine], verdict: str) -> str:
     lines = [f"{datetime.fromtimestamp(each.at):%Y-%m-%d %H:%M:%S}  {printable(each.words)}" for each in found]
     return "\n".join([*lines, *([printable(f"→ {verdict}.")] if verdict else [])])
 
 
-def _known(happened: Sequence[Happened]) -> str:
+def _known(happened: Sequence[LogLine]) -> str:
     """Which rounds and peers there would be."""
     rounds = sorted({each.round for each in happened if each.round})
     peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})

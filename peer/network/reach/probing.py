@@ -43,7 +43,7 @@ NOISE = os.urandom(CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MeasuredWay:
     """The way to a node: seconds of a round trip (the quickest of some), bits a second up and down, how far this
     machine's clock is ahead of the node's in seconds, and by how much that may be wrong."""
 
@@ -77,12 +77,12 @@ class Handshake:
     tls: float
 
 
-async def measure_doors(ticket: Ticket) -> list[Way | NoWay]:
+async def measure_doors(ticket: Ticket) -> list[MeasuredWay | NoWay]:
     """The ways to all nodes of a ticket, one after the other: at once they would share this machine's link."""
     return [await _measured(ticket, address) for address in ticket.doors]
 
 
-async def _measured(ticket: Ticket, address: str) -> Way | NoWay:
+async def _measured(ticket: Ticket, address: str) -> MeasuredWay | NoWay:
     try:
         async with knocked(ticket, address) as (channel, node):
             return await _measure(run_pb2_grpc.RunStub(channel), node.address)
@@ -90,7 +90,7 @@ async def _measured(ticket: Ticket, address: str) -> Way | NoWay:
         return NoWay(address, str(error), isinstance(error, RefusedError))
 
 
-async def _measure(door: run_pb2_grpc.RunStub, address: str) -> Way:
+async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
     """Raises what gRPC does, and FormatError where an answer is no measurement."""
     trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
     for _ in range(PINGS + 1):
@@ -103,7 +103,7 @@ async def _measure(door: run_pb2_grpc.RunStub, address: str) -> Way:
     trip = min(trips[1:])  # the first one waits for the handler to be warm
     up = await _fill(door, trip, upwards=True)
     down = await _fill(door, trip, upwards=False)
-    return Way(address, trip, up, down, ahead, trip / 2, last.round, last.round_seconds)
+    return MeasuredWay(address, trip, up, down, ahead, trip / 2, last.round, last.round_seconds)
 
 
 async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.MeasureReply:

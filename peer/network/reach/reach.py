@@ -21,7 +21,7 @@ from protocol.trust.ticket import Ticket
 FOUND = "reach"
 """The file that says why this peer cannot be dialled, or nothing."""
 
-Way = Literal["auto", "direct", "relay"]
+ReachMode = Literal["auto", "direct", "relay"]
 
 MOMENT_SECONDS = 600.0
 """How long the certificate lasts that is shown to who dials back; nobody else looks at it."""
@@ -34,7 +34,7 @@ class Wish:
 
     listen: str | None = None
     announce: str | None = None
-    way: Way = "auto"
+    way: ReachMode = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ AUDITS_A_ROUND = 8
 """So many authors are audited after a round, drawn at random so that nobody knows when it is watched: each costs one
 evaluation more, and an observer that takes longer than a round falls behind. A small swarm is audited whole."""
 
-Work = tuple[int, PeerId]
+AuditKey = tuple[int, PeerId]
 """What one author sent in one round."""
 
 
@@ -67,7 +67,7 @@ class Auditor:
         for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
             self.node.emit(Suspected(found.peer, found.reason, found.since))
 
-    def unseen(self, followed: Followed) -> dict[Work, list[Part]]:
+    def unseen(self, followed: Followed) -> dict[AuditKey, list[Part]]:
         """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
         by its name alone: each stage of a group is another peer."""
         here = {
@@ -76,13 +76,13 @@ class Auditor:
             for round, chosen in each.settled.items()
             for author in chosen
         }
-        fresh: dict[Work, list[Part]] = {}
+        fresh: dict[AuditKey, list[Part]] = {}
         for part, round, author in sorted(here - self.looked_at):
             fresh.setdefault((round, author), []).append(part)
         self.looked_at = here
         return fresh
 
-    def draw(self, fresh: Mapping[Work, list[Part]]) -> dict[Work, list[Part]]:
+    def draw(self, fresh: Mapping[AuditKey, list[Part]]) -> dict[AuditKey, list[Part]]:
         """A random few of them: first of those who did harm when they were last audited."""
         shuffled = random.sample(sorted(fresh), len(fresh))
         shuffled.sort(key=lambda work: not self.verdicts.under_watch(work[1]))

@@ -12,7 +12,7 @@ from peer.telemetry.events import Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.identity import Part, PeerId
 
-Work = dict[Part, bytes]
+TrialBlobs = dict[Part, bytes]
 """What one author on trial sent in one round."""
 
 
@@ -31,10 +31,10 @@ async def hold_trials(node: Node, evaluator: Evaluates, outer: OuterLoop) -> Non
         node.emit(Tried(round, author, gain, objection(gain, alike)))
 
 
-def due(outer: OuterLoop) -> dict[tuple[int, PeerId], Work]:
+def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:
     """What can be looked at now: round and author → its contributions. It is given out once."""
     trials, records = outer.reconciler.acceptance.trials or {}, outer.discovery.records
-    works: dict[tuple[int, PeerId], Work] = {}
+    works: dict[tuple[int, PeerId], TrialBlobs] = {}
     for (author, part), (round, blob) in trials.items():
         if round <= outer.last_settled:
             works.setdefault((round, author), {})[part] = blob

@@ -30,7 +30,7 @@ PATIENCE, MOST_PATIENCE = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedK:
     """What a group knows of one k: the stretch of its steps, until which round that counts, and how often it was
     found out."""
 
@@ -50,7 +50,7 @@ class Choice:
     steps: list[float] = field(default_factory=list)
     """The stretch of each inner step of this round."""
     rounds: int = 0
-    tried: dict[int, Tried] = field(default_factory=dict)
+    tried: dict[int, TriedK] = field(default_factory=dict)
 
     @staticmethod
     def of(manifest: Manifest) -> "Choice":
@@ -92,7 +92,7 @@ class Choice:
             self.tried, before = {}, None
         times = 1 if before is None else before.times + (before.until < self.rounds)
         patience = min(PATIENCE * 2 ** (times - 1), MOST_PATIENCE)
-        self.tried[self.current] = Tried(now, self.rounds + patience, times)
+        self.tried[self.current] = TriedK(now, self.rounds + patience, times)
 
     def _change(self, compression: int, why: str) -> str:
         self.current = compression

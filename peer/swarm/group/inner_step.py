@@ -21,7 +21,15 @@ from peer.data.batches import Batch
 from peer.network.pipeline import Link
 from peer.swarm.group.control import Agreed, Control, Gradients
 from peer.torch_thread import TorchThread
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.codec.frames import (
+    BackwardFrame,
+    ForwardFrame,
+    FramePosition,
+    FrameRules,
+    pack,
+    unpack_backward,
+    unpack_forward,
+)
 from protocol.codec.payloads import Payload
 from protocol.errors import DivergedError
 from protocol.schemas import pipeline_pb2 as pb
@@ -31,13 +39,13 @@ SHORTEST_SECONDS = 1e-6
 
 TokenIds = npt.NDArray[np.int64]
 Frame = TypeVar("Frame")
-Read = Callable[[list[pb.Frame], Place], Frame]
+FrameReader = Callable[[list[pb.Frame], FramePosition], Frame]
 
 
-class Incoming(Generic[Frame]):
+class IncomingFrames(Generic[Frame]):
     """The frames of one neighbour in this step, in order: the next one is read and checked while the stage computes."""
 
-    def __init__(self, link: Link, messages: int, places: Iterator[Place], read: Read[Frame]) -> None:
+    def __init__(self, link: Link, messages: int, places: Iterator[FramePosition], read: FrameReader[Frame]) -> None:
         """`messages` make a frame."""
         self.link = link
         self.count = messages
@@ -74,7 +82,7 @@ class Incoming(Generic[Frame]):
         place = next(self.places, None)
         self.task = asyncio.create_task(self._next(place)) if place is not None else None
 
-    async def _next(self, place: Place) -> Frame:
+    async def _next(self, place: FramePosition) -> Frame:
         messages = [await self.link.receive() for _ in range(self.count)]
         self.came.append(asyncio.get_running_loop().time())
         with self.link.blamed():
@@ -150,9 +158,9 @@ class PipelineStage:
             while not todo.done:
                 match todo.next(before is None or before.here, behind is None or behind.here):
                     case Forward(microbatch):
-                        losses += await self._forward(Place(round, step, microbatch), batch, before, timing)
+                        losses += await self._forward(FramePosition(round, step, microbatch), batch, before, timing)
                     case Backward(microbatch):
-                        await self._backward(Place(round, step, microbatch), behind, timing)
+                        await self._backward(FramePosition(round, step, microbatch), behind, timing)
                     case Weights(microbatch):
                         with self._timed(microbatch, timing):
                             await self.torch_thread.run(self.trainer.weight_gradients, microbatch)
@@ -170,14 +178,14 @@ class PipelineStage:
         return losses
 
     def _incoming(
-        self, link: Link | None, payload: Payload, round: int, step: int, read: Read[Frame]
-    ) -> Incoming[Frame] | None:
+        self, link: Link | None, payload: Payload, round: int, step: int, read: FrameReader[Frame]
+    ) -> IncomingFrames[Frame] | None:
         if link is None:
             return None
-        places = (Place(round, step, each) for each in range(self.trainer.manifest.inner.microbatches))
-        return Incoming(link, payload.messages, places, read)
+        places = (FramePosition(round, step, each) for each in range(self.trainer.manifest.inner.microbatches))
+        return IncomingFrames(link, payload.messages, places, read)
 
-    async def _wait(self, todo: Schedule, *neighbours: Incoming[Any] | None) -> None:
+    async def _wait(self, todo: Schedule, *neighbours: IncomingFrames[Any] | None) -> None:
         """Until another frame is here."""
         self.waiting = self.upstream if isinstance(todo.due, Forward) else self.downstream
         coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
@@ -194,7 +202,7 @@ class PipelineStage:
         await self.torch_thread.run(self.trainer.abandon)
 
     async def _forward(
-        self, place: Place, batch: Batch | None, before: Incoming[ForwardFrame] | None, timing: Timing
+        self, place: FramePosition, batch: Batch | None, before: IncomingFrames[ForwardFrame] | None, timing: Timing
     ) -> list[float]:
         """One forward pass; [loss] at the last stage, else []."""
         if before is None:
@@ -214,7 +222,9 @@ class PipelineStage:
             timing.sent = timing.sent or asyncio.get_running_loop().time()
         return []
 
-    async def _backward(self, place: Place, behind: Incoming[BackwardFrame] | None, timing: Timing) -> None:
+    async def _backward(
+        self, place: FramePosition, behind: IncomingFrames[BackwardFrame] | None, timing: Timing
+    ) -> None:
         """One backward pass."""
         gradients = behind.take().gradients if behind is not None else None
         with self._timed(place.microbatch, timing):
@@ -233,10 +243,10 @@ class PipelineStage:
         for message in pack(frame, self.rules):
             link.send(message)
 
-    def _read_forward(self, messages: list[pb.Frame], place: Place) -> ForwardFrame:
+    def _read_forward(self, messages: list[pb.Frame], place: FramePosition) -> ForwardFrame:
         return unpack_forward(messages, self.rules, place, self.embedding_digest)
 
-    def _read_backward(self, messages: list[pb.Frame], place: Place) -> BackwardFrame:
+    def _read_backward(self, messages: list[pb.Frame], place: FramePosition) -> BackwardFrame:
         return unpack_backward(messages, self.rules, place)
 
     def _require_in_range(self, out: bytes, payload: Payload, source: Link | None) -> None:

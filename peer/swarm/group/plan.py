@@ -5,9 +5,9 @@ from bisect import bisect
 from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 
-from peer.swarm.roles import Peers, free
+from peer.swarm.roles import free
 from protocol.identity import PeerId
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, Peers
 
 ALIKE = math.log(1.5)
 """Speeds that differ by less are alike: machines are busy now and then, and a step has other costs, too."""

@@ -16,9 +16,9 @@ from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.swarm.roles import authors, awaited, replicas
 from peer.swarm.rounds.deadline import Pace
-from peer.swarm.rounds.own_credit import Credited
+from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import Followed
-from peer.swarm.rounds.seen_round import Seen
+from peer.swarm.rounds.seen_round import SeenRound
 from peer.telemetry.events import Contributed, Listener
 from protocol.codec.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
@@ -46,7 +46,7 @@ class OuterLoop:
     reconciler: Reconciler
     emit: Listener
     pace: Pace
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, SeenRound] = field(default_factory=dict)
     """The rounds whose contributions are not applied yet."""
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
@@ -54,7 +54,7 @@ class OuterLoop:
     """AdamW's state as it was kept last."""
     heritage: Heritage = field(default_factory=Heritage)
     """What passed between this peer and others that left, or that took its place."""
-    credited: Credited = field(default_factory=Credited)
+    credited: OwnCredit = field(default_factory=OwnCredit)
     ended_before: bool = False
     """This peer had finished the last round before its process began."""
     told_over: bool = False
@@ -291,8 +291,8 @@ class OuterLoop:
         late = any(stop is not None and now > stop for stop in stops)
         return f"the others are done, and do not wait much longer than {now - seen.started:.0f} s" if late else ""
 
-    def _seen(self, round: int) -> Seen:
-        return self.seen.setdefault(round, Seen())
+    def _seen(self, round: int) -> SeenRound:
+        return self.seen.setdefault(round, SeenRound())
 
     def _complete(self, round: int) -> bool:
         return self.others_at() > round + self.manifest.outer.delay or all(

@@ -42,7 +42,7 @@ def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str
 
 
 @dataclass(slots=True)
-class Credited:
+class OwnCredit:
     """What has been told of each round and part: why it does not count, or that it does (empty). `given_up`: the rounds
     of which it has been told for whom this peer does not wait."""
 

@@ -7,7 +7,7 @@ from protocol.identity import Part, PeerId
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRound:
     """One round as this peer saw it: when it began here, and when each contribution came."""
 
     started: float = field(default_factory=time.monotonic)

@@ -21,7 +21,7 @@ from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.node import Node
 from peer.testnet.attackers.hostile import give, keep, replace, say
 from peer.testnet.attackers.poison import a_thousandfold, against_all, anothers, contributing, two_of_one_name
-from protocol.codec.frames import BackwardFrame, FrameRules, Place
+from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
 from protocol.codec.frames import pack as honest_pack
 from protocol.errors import HetpeerError
 from protocol.identity import Part
@@ -113,7 +113,7 @@ def stale() -> None:
         place = frame.place
         if place.round > STALE_ROUNDS:
             say(f"a frame of round {place.round - 1}")
-            frame = BackwardFrame(Place(place.round - 1, place.step, place.microbatch), frame.gradients)
+            frame = BackwardFrame(FramePosition(place.round - 1, place.step, place.microbatch), frame.gradients)
         return honest_pack(frame, rules)
 
     async def publish(self: Reconciler, part: Part, round: int, blob: bytes) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from peer.network.gossip import Reconciler
 from peer.optim.bounds import largest_value
 from peer.testnet.attackers.hostile import give, keep, replace, say
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.contribution import SparseTensor, compose, decode
 from protocol.codec.quantize import LARGEST
 from protocol.identity import ContributionName, Part
@@ -23,7 +23,7 @@ ROOM = 0.98
 honest_publish = Reconciler.publish
 
 
-def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Integers], Integers]) -> bytes:
+def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Int32Array], Int32Array]) -> bytes:
     """A contribution in this peer's name with other values."""
     made, me = decode(blob, reconciler.manifest), reconciler.discovery.record
     picked = {name: SparseTensor(each.offsets, change(each.values)) for name, each in made.tensors.items()}
@@ -53,7 +53,7 @@ async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: 
 async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """Larger than any honest one."""
 
-    def scaled(values: Integers) -> Integers:
+    def scaled(values: Int32Array) -> Int32Array:
         return np.clip(values.astype(np.int64) * FACTOR, -LARGEST, LARGEST).astype(np.int32)
 
     say(f"{FACTOR} times a contribution to {part} of round {round}")
@@ -74,7 +74,7 @@ async def against_all(reconciler: Reconciler, part: Part, round: int, blob: byte
     """Every sign the other way round, as large as the rules allow."""
     bound = int(ROOM * largest_value(reconciler.manifest, part, round))
 
-    def flipped(values: Integers) -> Integers:
+    def flipped(values: Int32Array) -> Int32Array:
         return (-np.sign(values) * bound).astype(np.int32)
 
     say(f"a contribution to {part} of round {round} of ±{bound}")

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bootstrap.admission.audit_log import LOG, MOST_CHARACTERS, Entry, last, write
+from bootstrap.admission.audit_log import LOG, MOST_CHARACTERS, AuditEntry, last, write
 
 OLD = "log.old.jsonl"
 
 
 def test_what_is_written_is_read_the_latest_last(tmp_path: Path):
     entries = [
-        Entry(what="invited", at=1.0, invitation="1f9a03c7"),
-        Entry(what="admitted", at=2.5, peer="QmAnn", role="volunteer", stage=0, slot=3, address="192.0.2.1"),
-        Entry(what="refused", at=3.0, peer="QmBob", reason="this run is closed"),
+        AuditEntry(what="invited", at=1.0, invitation="1f9a03c7"),
+        AuditEntry(what="admitted", at=2.5, peer="QmAnn", role="volunteer", stage=0, slot=3, address="192.0.2.1"),
+        AuditEntry(what="refused", at=3.0, peer="QmBob", reason="this run is closed"),
     ]
     for entry in entries:
         write(tmp_path, entry)
@@ -32,7 +32,7 @@ def test_a_log_that_nobody_has_written_is_empty(tmp_path: Path):
 
 def test_it_keeps_one_old_file_and_no_more(tmp_path: Path):
     for at in range(200):
-        write(tmp_path, Entry(what="refused", at=at), most_bytes=500)
+        write(tmp_path, AuditEntry(what="refused", at=at), most_bytes=500)
     assert {file.name for file in tmp_path.glob("log*")} == {LOG, OLD}
     assert sum((tmp_path / name).stat().st_size for name in (LOG, OLD)) <= 2 * 600
     found = [entry.at for entry in last(tmp_path, 500)]
@@ -42,7 +42,9 @@ def test_it_keeps_one_old_file_and_no_more(tmp_path: Path):
 
 def test_what_a_stranger_says_fills_neither_a_line_nor_two(tmp_path: Path):
     long = "\n\x1b[2J😀" * 10_000
-    write(tmp_path, Entry(what="refused", at=1.0, peer=long, address=long, reason=long, role=long, invitation=long))
+    write(
+        tmp_path, AuditEntry(what="refused", at=1.0, peer=long, address=long, reason=long, role=long, invitation=long)
+    )
     data = (tmp_path / LOG).read_bytes()
     assert data.count(b"\n") == 1
     assert b"\x1b" not in data
@@ -51,25 +53,25 @@ def test_what_a_stranger_says_fills_neither_a_line_nor_two(tmp_path: Path):
 
 
 def test_a_line_that_a_power_cut_left_half_is_passed_over(tmp_path: Path):
-    write(tmp_path, Entry(what="refused", at=1.0))
+    write(tmp_path, AuditEntry(what="refused", at=1.0))
     with (tmp_path / LOG).open("ab") as file:
         file.write(b'{"what": "adm\n\xff\xfe\n[]\n')
-    write(tmp_path, Entry(what="refused", at=2.0))
+    write(tmp_path, AuditEntry(what="refused", at=2.0))
     assert [entry.at for entry in last(tmp_path, 50)] == [1.0, 2.0]
 
 
 def test_a_file_that_another_process_has_just_rotated_is_not_rotated_again(tmp_path: Path, monkeypatch):
     for at in (1.0, 2.0):
-        write(tmp_path, Entry(what="refused", at=at))
+        write(tmp_path, AuditEntry(what="refused", at=at))
 
     @contextmanager
     def once_another_has_had_it(path: Path) -> Iterator[None]:
         os.replace(path, path.with_name(OLD))
-        write(tmp_path, Entry(what="refused", at=3.0))
+        write(tmp_path, AuditEntry(what="refused", at=3.0))
         yield
 
     monkeypatch.setattr("protocol.rotating.exclusive", once_another_has_had_it)
-    write(tmp_path, Entry(what="refused", at=4.0), most_bytes=(tmp_path / LOG).stat().st_size)
+    write(tmp_path, AuditEntry(what="refused", at=4.0), most_bytes=(tmp_path / LOG).stat().st_size)
     assert [entry.at for entry in last(tmp_path, 9)] == [1.0, 2.0, 3.0, 4.0]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.admission import dial_back
 from bootstrap.admission.dial_back import NOBODY, Dialler
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, RefusedError
 from tests.reference.admitted import identity
@@ -88,7 +88,7 @@ def test_what_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch):
 
 def test_nobody_dials_often_by_it():
     async def scene(port: int) -> None:
-        dialler = Dialler(Limit(2, 3600.0))
+        dialler = Dialler(RateLimit(2, 3600.0))
         for _ in range(2):
             await dialler.dial(HERE, ANN.peer_id, f"127.0.0.1:{port}")
         with pytest.raises(RefusedError, match="too many ask to be dialled: try again in 3600 s"):

@@ -17,7 +17,7 @@ import pytest
 from bootstrap.admission import front as fronts
 from bootstrap.admission.front import Front
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from protocol.errors import ResourceError, UnreachableError
 from protocol.limits import DOOR_CONNECTIONS_OF_NETWORK, DOOR_MESSAGE_BYTES, DOOR_STREAMS, message_bytes
 from protocol.net.channels import door_options, knock, listen
@@ -207,7 +207,7 @@ def test_a_network_that_connects_again_and_again_is_let_through_no_more():
         assert await ended((await house.connect())[0])
         assert await house.describe()
 
-    play(scene, Front(rate=Limit(2, 3600.0)))
+    play(scene, Front(rate=RateLimit(2, 3600.0)))
 
 
 def test_the_door_takes_no_message_longer_than_a_piece_to_measure_with():

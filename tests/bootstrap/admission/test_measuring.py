@@ -3,7 +3,7 @@
 import pytest
 
 from bootstrap.admission.measuring import NETWORK_BURST, Measuring
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from protocol.errors import RefusedError
 from protocol.limits import CHUNK_BYTES
 
@@ -31,7 +31,7 @@ def test_a_network_is_told_to_wait_while_another_is_answered():
 
 
 def test_everybody_together_has_a_bound():
-    measuring = Measuring(by_all=Limit(2, 3600.0))
+    measuring = Measuring(by_all=RateLimit(2, 3600.0))
     for caller in (ANN, BOB):
         measuring.answer(caller, b"", 1)
     with pytest.raises(RefusedError, match="too much is measured at once"):

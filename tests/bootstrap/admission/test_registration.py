@@ -26,8 +26,8 @@ from bootstrap.admission.registration import GATEWAY_SECONDS, Door
 from bootstrap.admission.revoked import RevokedPeer
 from bootstrap.monitor.status import Status
 from bootstrap.monitor.watch import Monitor
-from bootstrap.node import Standing, as_operator
-from bootstrap.rate_limit import Limit, Rates
+from bootstrap.node import ServingRights, as_operator
+from bootstrap.rate_limit import RateLimit, Rates
 from peer.network import admission as nodes
 from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
@@ -105,7 +105,7 @@ class House:
 Scene = Callable[[House], Awaitable[None]]
 
 
-def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Standing | None = None) -> None:
+def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: ServingRights | None = None) -> None:
     """A scene before the operator's door, or another's."""
 
     async def run() -> None:
@@ -304,7 +304,7 @@ def test_a_revoked_peer_gets_no_certificate_and_nothing_at_the_other_port(tmp_pa
 
 def test_who_asks_too_often_is_told_when_to_come_back_and_leaves_no_line_in_the_log(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.gatekeeper.rates = Rates(by_network=Limit(burst=2, seconds=3600.0))
+        house.door.gatekeeper.rates = Rates(by_network=RateLimit(burst=2, seconds=3600.0))
         await house.register()
         await house.register()
         await house.refused(RefusedError, "too many peers ask from your network at once: try again in 3600 s")
@@ -354,11 +354,11 @@ def test_the_door_is_for_newcomers_alone(tmp_path: Path):
 # Gateways
 
 
-def as_gateway(seconds: float = GATEWAY_SECONDS) -> Standing:
+def as_gateway(seconds: float = GATEWAY_SECONDS) -> ServingRights:
     """Another node of the operator's, which it has let admit."""
     chain = certificates.certify(OPERATOR, GATEWAY.key.public_key(), time.time(), seconds, gateway=True)
     shown = Credentials(certificates.private_key(GATEWAY), chain, certificates.authority(OPERATOR))
-    return Standing(shown, LIFE, issue(OPERATOR, DESCRIPTOR.run_id, Card(GATEWAY.peer_id, "gateway", 0, 0)))
+    return ServingRights(shown, LIFE, issue(OPERATOR, DESCRIPTOR.run_id, Card(GATEWAY.peer_id, "gateway", 0, 0)))
 
 
 def test_who_comes_in_at_a_gateway_has_a_card_and_a_chain_that_hold(tmp_path: Path):
@@ -464,7 +464,7 @@ def test_a_gateway_whose_certificate_has_ended_is_said_to(tmp_path: Path):
 
 
 def test_a_peer_of_the_run_is_no_door(tmp_path: Path):
-    standing = Standing(certified(BOB, OPERATOR), LIFE)
+    standing = ServingRights(certified(BOB, OPERATOR), LIFE)
 
     async def scene(house: House) -> None:
         await house.refused(PeerError, "is no bootstrap node of this run: it is a peer of the run")

@@ -11,7 +11,6 @@ from bootstrap.monitor.peers import CUT_SECONDS, LOST_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
 from protocol.monitor.telemetry import (
-    Batch,
     ContributionOut,
     Going,
     GroupJoined,
@@ -20,6 +19,7 @@ from protocol.monitor.telemetry import (
     NotAwaited,
     Noted,
     RoundEnded,
+    StepReport,
     Told,
 )
 from protocol.monitor.view import MOST_LINES, PeerView
@@ -60,7 +60,7 @@ class Scene:
         self.fold.see_records(self.records.values(), self.now)
 
     def tells(self, peer: PeerId, *happened: Told, **fields: Any) -> None:
-        self.fold.hear(peer, Batch(happened=list(happened), **fields), self.now)
+        self.fold.hear(peer, StepReport(happened=list(happened), **fields), self.now)
 
     def ends(self, peer: PeerId, round: int, steps: int = 3, **fields: Any) -> None:
         """A peer does a whole round."""
@@ -323,7 +323,7 @@ TOLD = st.one_of(
     st.builds(Going, **COMMON, how=st.sampled_from(["leaving", "paused", "gone"]), why=st.text(max_size=5)),
 )
 BATCHES = st.builds(
-    Batch,
+    StepReport,
     round=ROUNDS,
     step=st.integers(0, 2**31 - 1),
     loss=st.none() | FLOATS,
@@ -338,7 +338,7 @@ BATCHES = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(said=st.lists(st.tuples(NAMES, BATCHES, st.floats(0, 100), st.booleans()), max_size=12))
-def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, Batch, float, bool]]):
+def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, StepReport, float, bool]]):
     scene = Scene(*ROLES)
     for peer, batch, seconds, stream in said:
         scene.later(seconds)

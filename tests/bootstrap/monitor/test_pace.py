@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.pace import ROUNDS_KEPT, Pace
+from bootstrap.monitor.pace import ROUNDS_KEPT, SwarmPace
 from protocol.identity import PeerId
 from protocol.trust.membership import Role
 from protocol.trust.records import PeerRecord
@@ -16,7 +16,7 @@ def says(who: str, round: int, at: float, role: Role = "datacenter") -> PeerReco
 
 
 def test_a_round_takes_what_lies_between_the_ends_that_were_seen():
-    pace = Pace()
+    pace = SwarmPace()
     for look in range(20):  # every 15 s, at rounds of 40 s that end at 100, 140, 180…
         now = 100.0 + 15 * look
         round = 1 + int(now - 100) // 40
@@ -26,7 +26,7 @@ def test_a_round_takes_what_lies_between_the_ends_that_were_seen():
 
 
 def test_what_ended_before_the_first_look_ended_at_no_time_that_is_known():
-    pace = Pace()
+    pace = SwarmPace()
     pace.see([says("a", 7, 100.0)], 0, 160.0)
     assert (pace.round, pace.seconds(161.0)) == (7, 0.0)
     pace.see([says("a", 8, 200.0)], 0, 205.0)
@@ -36,7 +36,7 @@ def test_what_ended_before_the_first_look_ended_at_no_time_that_is_known():
 
 
 def test_a_round_that_lasts_longer_than_others_counts_already():
-    pace = Pace()
+    pace = SwarmPace()
     for round, at in enumerate((0.0, 10.0, 20.0), start=1):
         pace.see([says("a", round, at)], 0, at)
     assert pace.seconds(21.0) == pytest.approx(10.0)
@@ -44,7 +44,7 @@ def test_a_round_that_lasts_longer_than_others_counts_already():
 
 
 def test_old_rounds_are_forgotten():
-    pace, now = Pace(), 0.0
+    pace, now = SwarmPace(), 0.0
     for round in range(1, 40):
         now += 100.0 if round < 20 else 10.0
         pace.see([says("a", round, now)], 0, now)
@@ -53,7 +53,7 @@ def test_old_rounds_are_forgotten():
 
 
 def test_no_liar_alone_moves_it_and_a_wrong_clock_by_no_more_than_a_look():
-    pace = Pace()
+    pace = SwarmPace()
     for look in range(10):
         now = 10.0 * look
         pace.see([says("liar", 999, 0.0), says("a", look, now + 3600), says("b", look, now + 3600)], 1, now)
@@ -62,6 +62,6 @@ def test_no_liar_alone_moves_it_and_a_wrong_clock_by_no_more_than_a_look():
 
 
 def test_who_only_watches_does_not_count():
-    pace = Pace()
+    pace = SwarmPace()
     pace.see([says("a", 50, 1.0, "observer"), says("b", 3, 1.0)], 0, 1.0)
     assert pace.round == 3

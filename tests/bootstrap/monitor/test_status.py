@@ -3,7 +3,7 @@
 import pytest
 
 from bootstrap.monitor.status import NETWORK_BURST, Status, fitting
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from protocol.errors import RefusedError
 from protocol.monitor.view import LineView, PeerView, RoundView, View
 
@@ -59,7 +59,7 @@ def test_a_network_is_told_to_wait_while_another_is_answered():
 
 
 def test_everybody_together_has_a_bound():
-    status = Status(view, by_all=Limit(1, 3600.0))
+    status = Status(view, by_all=RateLimit(1, 3600.0))
     status.answer(ANN)
     with pytest.raises(RefusedError, match="asked for too often"):
         status.answer(BOB)

@@ -6,14 +6,14 @@ import pytest
 
 from peer.diagnosis.machine import begins_slowly
 from peer.diagnosis.network import clocks, hidden, link_of, peers, reachable, slow_start, ways
-from peer.network.reach.probing import Handshake, NoWay, Way
+from peer.network.reach.probing import Handshake, MeasuredWay, NoWay
 from peer.network.reach.reach import Reach
 
 LOST = NoWay("lost.example:7700", "no answer from lost.example:7700 (refused)")
 
 
-def way(trip: float = 0.05, up: float = 20e6, down: float = 100e6, ahead: float = 0.0) -> Way:
-    return Way("node.example:7700", trip, up, down, ahead, trip / 2, 3, 33.0)
+def way(trip: float = 0.05, up: float = 20e6, down: float = 100e6, ahead: float = 0.0) -> MeasuredWay:
+    return MeasuredWay("node.example:7700", trip, up, down, ahead, trip / 2, 3, 33.0)
 
 
 def test_each_node_has_a_verdict_of_its_own():

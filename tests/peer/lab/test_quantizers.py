@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from peer.lab.quantizers import INDICES, QUANTIZERS, chunks, exact, sign, statistical
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, chunk_grid
 
 LARGEST = 2**31 - 1
@@ -20,12 +20,12 @@ shapes = st.one_of(
 
 
 @given(values)
-def test_exact_is_every_integer_itself(given_values: Integers):
+def test_exact_is_every_integer_itself(given_values: Int32Array):
     assert np.array_equal(exact(given_values), given_values)
 
 
 @given(values)
-def test_sign_keeps_the_signs_and_the_mean_magnitude_and_has_no_zero(given_values: Integers):
+def test_sign_keeps_the_signs_and_the_mean_magnitude_and_has_no_zero(given_values: Int32Array):
     numbers = [int(each) for each in given_values]
     mean = sum(map(abs, numbers)) / len(numbers)
     read = sign(given_values)
@@ -54,7 +54,7 @@ def published(vals: torch.Tensor, bins: int = 4, range: float = 6.0) -> torch.Te
         values, st.integers(0, 999).map(lambda seed: np.random.default_rng(seed).normal(0, 9e6, 200).astype(np.int32))
     )
 )
-def test_statistical_is_the_fields_two_bits(given_values: Integers):
+def test_statistical_is_the_fields_two_bits(given_values: Int32Array):
     expected = published(torch.from_numpy(given_values.astype(np.float64)))
     read = statistical(given_values)
     assert read.dtype == np.int32

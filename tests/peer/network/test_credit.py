@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import peer.network.credit as signing
-from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, Seen
+from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
 from peer.network.pipeline import Attempt
 from peer.network.receipts import TRIES, Earned
 from peer.store.receipts import KeptReceipts
@@ -25,7 +25,7 @@ from protocol.schemas import credit_pb2_grpc
 from protocol.trust import receipts
 from protocol.trust.credit import by_round, microbatch_tokens
 from protocol.trust.proofs import Signer
-from protocol.trust.receipts import Counted, Receipt, Verifier, Work
+from protocol.trust.receipts import CountedReceipt, Receipt, Verifier, Work
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -146,7 +146,7 @@ def test_a_peer_that_starts_again_remembers_what_it_has_and_asks_for_the_rest(tm
                 member.said.append(event)
                 told.set()
 
-            again = Earned(Seen(member.signer, MANIFEST), before.reconciler, before.kept, emit)
+            again = Earned(SeenWork(member.signer, MANIFEST), before.reconciler, before.kept, emit)
             (had,) = credited(member)
             asking = asyncio.create_task(again.keep_asking())
             member.earned = again
@@ -223,7 +223,7 @@ def test_who_closed_a_round_signs_that_a_contribution_counted(tmp_path: Path):
                 await made.round(round, [author, same, datacenter] if round != 2 else [same])
                 for peer in made.peers:
                     await peer.earned.ask()
-            found = [each for each in kept(author) if isinstance(each, Counted)]
+            found = [each for each in kept(author) if isinstance(each, CountedReceipt)]
             assert {(each.round, each.part) for each in found} == {
                 (1, stage_part(1))
             }  # the second is closed without it
@@ -232,7 +232,7 @@ def test_who_closed_a_round_signs_that_a_contribution_counted(tmp_path: Path):
             (credit,) = by_round(kept(author))
             assert credit.counts
             assert credited(author)[-1] == Credited(1, 0, sorted([same.id, datacenter.id]), True)
-            assert {each.part for each in kept(datacenter) if isinstance(each, Counted)} == {"embedding"}
+            assert {each.part for each in kept(datacenter) if isinstance(each, CountedReceipt)} == {"embedding"}
             assert not kept(watcher)
             assert not await signed_for(author, watcher, counted=[1], part="stage-1")
             assert not await signed_for(author, other, counted=[1], part="stage-1")

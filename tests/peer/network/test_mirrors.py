@@ -12,7 +12,7 @@ import pytest
 
 from peer.network import mirrors as mirrors_module
 from peer.network import web
-from peer.network.mirrors import HttpMirror, Mirrors, Source
+from peer.network.mirrors import BlockSource, HttpMirror, Mirrors
 from peer.network.web import Client
 from peer.telemetry.events import Event, Progress
 from protocol.addresses import Ip
@@ -62,9 +62,9 @@ def ask(urls: Sequence[str], patience: float, work: Callable[[Asking], Awaitable
 
     async def run() -> object:
         async with Client(anywhere) as client:
-            sources: list[Source] = [HttpMirror(url, client, Bandwidth()) for url in urls]
+            sources: list[BlockSource] = [HttpMirror(url, client, Bandwidth()) for url in urls]
 
-            async def known() -> Sequence[Source]:
+            async def known() -> Sequence[BlockSource]:
                 return sources
 
             def hear(event: Event) -> None:
@@ -195,7 +195,7 @@ def test_the_operators_node_is_asked_when_no_mirror_gives_a_block(folder: Path, 
         good = Scripted("mirror", asked, lambda block: read_block(folder, block))
         node = Scripted("node", asked, lambda block: read_block(folder, block), last=True)
 
-        async def known() -> Sequence[Source]:
+        async def known() -> Sequence[BlockSource]:
             return [node, good]
 
         brought = Mirrors(known, lambda event: None)

@@ -22,7 +22,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from protocol.monitor.telemetry import BATCH_BYTES, Batch, EndedShort, Going, NotAwaited, Noted, RoundEnded, unpack
+from protocol.monitor.telemetry import BATCH_BYTES, EndedShort, Going, NotAwaited, Noted, RoundEnded, StepReport, unpack
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 
@@ -38,16 +38,16 @@ def done(round: int, pipeline: int = 0, outer: int = 0) -> RoundDone:
     return RoundDone(round, 2.0, 96, {"stage-0": 2}, {"stage-0": "ab"}, pipeline, outer)
 
 
-def batch_of(teller: Telling) -> Batch:
+def batch_of(teller: Telling) -> StepReport:
     """What it would send now."""
     took = list(teller.waiting)
     teller.waiting.clear()
     return unpack(teller._packed(took))
 
 
-def heard(watched: Watched) -> Batch:
+def heard(watched: Watched) -> StepReport:
     known = watched.monitor.fold.peers.get(PEER)
-    return known.batch if known else Batch()
+    return known.batch if known else StepReport()
 
 
 def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = deaf) -> None:

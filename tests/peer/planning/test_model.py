@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from peer.compute.schedule import Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
-from peer.planning.model import HEADERS, Step, Volunteer, Work, best_compression, round_of, step_of, work_of
+from peer.planning.model import HEADERS, StageWork, Step, Volunteer, best_compression, round_of, step_of, work_of
 from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check
@@ -36,7 +36,7 @@ def test_a_stage_in_the_middle_has_one_uplink_for_both_directions():
 def test_counting_the_outer_round_costs_ten_points_at_100_megabits():
     """The note's table counts M − 1 downloads and one upload; we count as many up as down, at once."""
     half = seventy_billion(8)
-    work = Work(**{**{name: getattr(half, name) for name in half.__slots__}, "microbatches": 32})
+    work = StageWork(**{**{name: getattr(half, name) for name in half.__slots__}, "microbatches": 32})
     counted = round_of(work, volunteer(100, latency=0.0))
     assert 100 * counted.utilization == pytest.approx(88.1, abs=1.5)
     assert counted.limit in ("upload", "download")
@@ -102,7 +102,7 @@ def test_the_schedule_in_virtual_time_takes_what_the_model_says(stages: int, car
 
     _, trips = step([least_depth(stage, stages) for stage in range(stages)])
     took, _ = step([*(depth_for(trip, 1.0, stage, stages, ROOM) for stage, trip in enumerate(trips)), 1])
-    work = Work(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0)
+    work = StageWork(1.0, carry / 16, carry / 16, 48, stages, 1, 1, 0.0)
     model = step_of(work, Volunteer(1.0, 0.5, 0.5, latency))
     assert took == pytest.approx(model.seconds, rel=0.06)
 

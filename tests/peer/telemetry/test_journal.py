@@ -8,14 +8,14 @@ import pytest
 
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
 from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone
-from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, LogLines, Noted, read
+from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
 from peer.telemetry.sentences import level
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
 
 
-def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[Noted]:
+def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[JournalEntry]:
     times = iter(range(1, len(events) + 1))
     journal = Journal(folder, lambda event: None, most_bytes, clock=lambda: float(next(times)))
     for event in events:

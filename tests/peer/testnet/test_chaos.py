@@ -11,10 +11,10 @@ from peer.testnet.faults import (
     After,
     Attacker,
     AttackKind,
+    ChaosItem,
     Crowd,
     CrowdKind,
     Fault,
-    Item,
     Join,
     Kill,
     Leave,
@@ -73,7 +73,7 @@ attackers = st.sampled_from(get_args(AttackKind)).map(Attacker)
 
 
 @given(st.lists(faults | randoms | attackers, min_size=1, max_size=5))
-def test_what_is_written_reads_back(items: list[Item]):
+def test_what_is_written_reads_back(items: list[ChaosItem]):
     assert parse(",".join(map(str, items))) == tuple(items)
 
 
@@ -101,7 +101,7 @@ def test_what_is_written_reads_back(items: list[Item]):
         ("random:7:0.5:kill+pause", Random(7, 0.5, ("kill", "pause"))),
     ],
 )
-def test_each_form_means_this(text: str, item: Item):
+def test_each_form_means_this(text: str, item: ChaosItem):
     assert parse(text) == (item,)
 
 

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FrameRules, Place, pack, unpack_backward, unpack_forward
+from protocol.codec.frames import (
+    BackwardFrame,
+    ForwardFrame,
+    FramePosition,
+    FrameRules,
+    pack,
+    unpack_backward,
+    unpack_forward,
+)
 from protocol.codec.payloads import LARGEST, Payload
 from protocol.errors import FormatError
 from protocol.limits import CHUNK_BYTES
@@ -16,7 +24,7 @@ from protocol.schemas import pipeline_pb2 as pb
 from tests.reference.small_manifest import small_manifest
 
 RULES = FrameRules(Payload("bf16", 2, 4, 3), Payload("bf16", 2, 4, 3), vocabulary=300)
-PLACE = Place(round=1, step=2, microbatch=3)
+PLACE = FramePosition(round=1, step=2, microbatch=3)
 DIGEST = "cd" * 32
 TOKENS = np.arange(10, dtype=np.int64).reshape(2, 5) + 290
 PAYLOAD = bytes(range(48))

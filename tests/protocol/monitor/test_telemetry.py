@@ -12,10 +12,10 @@ from protocol.errors import FormatError
 from protocol.monitor.telemetry import (
     BATCH_BYTES,
     MOST_HAPPENED,
-    Batch,
     ContributionOut,
     Noted,
     RoundEnded,
+    StepReport,
     pack,
     unpack,
 )
@@ -31,7 +31,7 @@ def test_what_is_packed_is_unpacked():
         pipeline_bytes=5,
         outer_bytes=6,
     )
-    batch = Batch(
+    batch = StepReport(
         round=3,
         step=2,
         loss=5.5,
@@ -88,4 +88,4 @@ def test_words_do_not_move_a_terminals_cursor():
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_batch_or_refused(data: bytes):
     with suppress(FormatError):
-        assert isinstance(unpack(data), Batch)
+        assert isinstance(unpack(data), StepReport)

@@ -25,7 +25,7 @@ from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, R
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.dht_checks import Checks
-from protocol.net.dht_rules import Entry, Rules, is_valid, latest
+from protocol.net.dht_rules import DhtEntry, Rules, is_valid, latest
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership import Authority, Card, issue
 from protocol.trust.proofs import Signer
@@ -90,7 +90,7 @@ async def nodes(folder: Path, *rules: Rules) -> AsyncIterator[list[Dht]]:
 class Unchecked(Checks):
     """All is valid."""
 
-    async def valid(self, entries: Sequence[Entry], source: str) -> list[Entry]:
+    async def valid(self, entries: Sequence[DhtEntry], source: str) -> list[DhtEntry]:
         return list(entries)
 
 

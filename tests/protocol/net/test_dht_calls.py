@@ -35,7 +35,7 @@ from protocol.net import dht as dhts
 from protocol.net import libp2p
 from protocol.net.dht import Dht
 from protocol.net.dht_costs import Costs
-from protocol.net.dht_rules import Entry, packed, unpacked
+from protocol.net.dht_rules import DhtEntry, packed, unpacked
 from protocol.net.streams import Stream
 from tests.protocol.net.test_dht import nodes
 
@@ -272,7 +272,9 @@ async def lying(lie: Lie, *known: Dht) -> AsyncIterator[str]:
 
 
 def dictionary(rules: Texts, **records: str) -> bytes:
-    return packed(Entry("", msgpack.packb(owner), msgpack.packb(text), rules.until) for owner, text in records.items())
+    return packed(
+        DhtEntry("", msgpack.packb(owner), msgpack.packb(text), rules.until) for owner, text in records.items()
+    )
 
 
 NESTED = msgpack.packb(msgpack.ExtType(0x50, msgpack.packb(["large", 1.0, []])))
@@ -332,10 +334,10 @@ def test_a_record_said_to_live_longer_is_the_old_one_by_every_way_into_a_node(tm
             alone, whole, cached = (offer(rules, ("a", "good")) for _ in range(3))
             alone.expiration_time[0] = cached.expiration_time[0] = whole.expiration_time[0] = later
             cached.in_cache[0], whole.subkeys[0] = True, b""
-            whole.values[0] = packed([Entry("", msgpack.packb("a"), msgpack.packb("good"), later)])
+            whole.values[0] = packed([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
             for request in (alone, whole, cached):
                 assert not any((await asked(stranger, node, request)).store_ok)
-            longer = packed([Entry("", msgpack.packb("a"), msgpack.packb("good"), later)])
+            longer = packed([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
             async with lying(Lie(longer, later), node) as address:
                 assert await node.attach([address]) == 1
                 assert await node.read(KEY) == {}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from protocol.errors import FormatError
 from protocol.run.dataset import (
     MOST_MIRRORS,
+    BlockStream,
     DataManifest,
     Dataset,
-    Shard,
-    Stream,
+    TokenShard,
     base_urls,
     check_block,
     checked_mirror,
@@ -24,8 +24,8 @@ from protocol.run.dataset import (
 SHA256 = "ab" * 32
 
 
-def shard(name: str, tokens: int) -> Shard:
-    return Shard(name=name, tokens=tokens, sha256=SHA256)
+def shard(name: str, tokens: int) -> TokenShard:
+    return TokenShard(name=name, tokens=tokens, sha256=SHA256)
 
 
 def described(**fields: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_blocks_are_where_their_shards_have_them() -> None:
 @settings(max_examples=60, deadline=None)
 def test_blocks_cover_a_stream_and_share_a_token_with_the_next(whole: list[int], last: int, block_tokens: int) -> None:
     sizes = [blocks * block_tokens + 1 for blocks in whole] + [last]
-    stream = Stream(tuple(shard(f"{n}.bin", size) for n, size in enumerate(sizes)), block_tokens, 0)
+    stream = BlockStream(tuple(shard(f"{n}.bin", size) for n, size in enumerate(sizes)), block_tokens, 0)
     before = 0
     for number in range(stream.blocks):
         where, start, count = stream.block_of(number)

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.trust.credit import RoundCredit, by_round, microbatch_tokens, standing
-from protocol.trust.receipts import Counted, Receipt, Work
+from protocol.trust.receipts import CountedReceipt, Receipt, Work
 from tests.reference.small_manifest import small_manifest
 
 ME = PeerId("me")
@@ -14,8 +14,8 @@ def seen(by: str, pairs: int, beside: int, round: int = 1, since: int = 1) -> Wo
     return Work(who, ME, round, group, 1, beside, since, 1, pairs, pairs, 10 * pairs)
 
 
-def counts(by: str, sha256: str = "ab" * 32, round: int = 1) -> Counted:
-    return Counted(PeerId(by), ME, round, stage_part(1), sha256, 12)
+def counts(by: str, sha256: str = "ab" * 32, round: int = 1) -> CountedReceipt:
+    return CountedReceipt(PeerId(by), ME, round, stage_part(1), sha256, 12)
 
 
 def test_of_a_round_the_last_of_each_signer_stands():

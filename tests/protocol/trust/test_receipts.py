@@ -9,7 +9,18 @@ from protocol.outer.ledger import Revocation
 from protocol.trust import proofs, receipts, signed
 from protocol.trust.membership import Authority, Card, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.receipts import COUNTED, WORK, Counted, Receipt, Verifier, Work, from_line, read, sign, to_line
+from protocol.trust.receipts import (
+    COUNTED,
+    WORK,
+    CountedReceipt,
+    Receipt,
+    Verifier,
+    Work,
+    from_line,
+    read,
+    sign,
+    to_line,
+)
 from tests.reference.admitted import identity
 
 RUN = RunId("ab" * 32)
@@ -34,9 +45,9 @@ def work(by: Signer = LEADER, **changes: object) -> Work:
     return Work(by.identity.peer_id, **(fields | counts | changes))  # type: ignore[arg-type]
 
 
-def counted(by: Signer = PEER, **changes: object) -> Counted:
+def counted(by: Signer = PEER, **changes: object) -> CountedReceipt:
     fields = {"receiver": ME, "round": 3, "part": stage_part(1), "sha256": "cd" * 32, "steps": 12}
-    return Counted(by.identity.peer_id, **(fields | changes))  # type: ignore[arg-type]
+    return CountedReceipt(by.identity.peer_id, **(fields | changes))  # type: ignore[arg-type]
 
 
 MADE = {"work": (LEADER, work()), "counted": (PEER, counted())}

@@ -41,7 +41,7 @@ ADDRESS = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AttackedPeer:
     """An honest peer."""
 
     peer_id: PeerId
@@ -49,7 +49,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Pace:
+class CallPace:
     """All calls of a crowd take their turns here. `due` is when the next is, by the event loop's clock."""
 
     due: float = 0.0
@@ -80,9 +80,9 @@ class Name:
     signer: Signer
     credentials: Credentials
     manifest: Manifest
-    targets: Sequence[Target]
+    targets: Sequence[AttackedPeer]
     record: PeerRecord
-    pace: Pace = field(default_factory=Pace)
+    pace: CallPace = field(default_factory=CallPace)
     entries: dict[tuple[Part, int], pb.Entry] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     known: dict[PeerId, PeerRecord] = field(default_factory=dict)
@@ -118,7 +118,9 @@ class Name:
 
     # Calling
 
-    async def call(self, target: Target, method: str, message: Any, seconds: float = CALL_SECONDS) -> bytes | None:
+    async def call(
+        self, target: AttackedPeer, method: str, message: Any, seconds: float = CALL_SECONDS
+    ) -> bytes | None:
         """The answer to a call, as it travels; None: there is none."""
         unary: Any = self._channel(target).unary_unary(f"/hetpeer.v1.{method}", as_bytes, bytes)
         data = as_bytes(message)
@@ -136,7 +138,7 @@ class Name:
         self.outcomes["answered"] += 1
         return answer
 
-    def _channel(self, target: Target) -> grpc.aio.Channel:
+    def _channel(self, target: AttackedPeer) -> grpc.aio.Channel:
         if target.peer_id not in self.channels:
             self.channels[target.peer_id] = channel_to(target, self.manifest, self.credentials)
         return self.channels[target.peer_id]
@@ -146,7 +148,7 @@ class Name:
         data = as_bytes(message)
         await asyncio.gather(*(self.call(target, method, data, seconds) for target in self.targets))
 
-    async def compare(self, target: Target) -> list[pb.PartKeys]:
+    async def compare(self, target: AttackedPeer) -> list[pb.PartKeys]:
         """What a peer holds of all parts, by its own word; who it is is remembered."""
         parts = [pb.PartSummary(part=part) for part in model_layout(self.manifest)]
         question = pb.Comparison(statement=self.statement(), parts=parts)
@@ -176,7 +178,7 @@ class Name:
                         new.append((part, key, entry))
         return new
 
-    async def fetch(self, target: Target, sha256: str) -> bytes | None:
+    async def fetch(self, target: AttackedPeer, sha256: str) -> bytes | None:
         """A blob that a peer serves; None: it does not."""
         request = blobs_pb2.FetchRequest(sha256=sha256)
         stream: Any = self._channel(target).unary_stream(

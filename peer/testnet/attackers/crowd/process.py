@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 from peer.network import admission
 from peer.process import Terminal, print_json, run, told
 from peer.telemetry.events import Joined, Progress
-from peer.testnet.attackers.crowd.names import Name, Pace, Target
+from peer.testnet.attackers.crowd.names import AttackedPeer, CallPace, Name
 from peer.testnet.faults import CrowdKind
 from protocol.errors import HetpeerError, RefusedError
 from protocol.identity import ReplicaId
@@ -51,16 +51,16 @@ TOLD_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Crowd:
+class CrowdProcess:
     """All names, and what they attack. `started` is when the first was ready."""
 
     ticket: Ticket
     descriptor: Descriptor
-    targets: list[Target]
+    targets: list[AttackedPeer]
     dashboard: str
     folder: Path
     names: list[Name] = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)
+    pace: CallPace = field(default_factory=CallPace)
     node: Dht | None = None
     expected: int = 0
     """So many names are to be admitted."""
@@ -201,7 +201,7 @@ def shared_out(kinds: Kinds, names: int) -> list[Kinds]:
     return [kinds[number::names] or (kinds[number % len(kinds)],) for number in range(names)]
 
 
-async def attack(crowd: Crowd, kinds: Kinds, names: int, seconds: float) -> None:
+async def attack(crowd: CrowdProcess, kinds: Kinds, names: int, seconds: float) -> None:
     """All names at once, and what needs no name, for so long."""
     named = tuple(kind for kind in kinds if kind not in NAMELESS)
     with suppress(TimeoutError):
@@ -230,8 +230,8 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
     async def serve(stop: asyncio.Event) -> None:
         known = json.loads(await asyncio.to_thread(targets.read_text))
         found = find(ticket, folder)
-        honest = [Target(peer, address) for peer, address in known["peers"]]
-        crowd = Crowd(found, await admission.describe(found), honest, known["dashboard"], folder)
+        honest = [AttackedPeer(peer, address) for peer, address in known["peers"]]
+        crowd = CrowdProcess(found, await admission.describe(found), honest, known["dashboard"], folder)
         await crowd.prepare(kinds)
         attacking = asyncio.create_task(attack(crowd, kinds, names, seconds))
         stopping = asyncio.create_task(stop.wait())

@@ -17,15 +17,15 @@ from bootstrap.data.texts import collection
 from bootstrap.data.texts.collection import LONG_DOCUMENT, LONG_PARAGRAPH, PART, SUMS, cut, new_paragraphs, prepare
 from bootstrap.data.texts.decoders import plain
 from bootstrap.data.texts.fetch import Debian, Package, PyPI
-from bootstrap.data.texts.sources import COLLECTIONS, Source
+from bootstrap.data.texts.sources import COLLECTIONS, TextPackage
 from protocol.errors import ResourceError
 
 LONG = "We hold these truths to be self-evident, that all men are created equal, that they are endowed with rights. "
 OTHER = "When in the course of human events it becomes necessary for one people to dissolve the political bands. "
 
 
-def source(package: Package) -> Source:
-    return Source(package, re.compile(r"(.*)\.txt", re.DOTALL), plain, "Words", "free")
+def source(package: Package) -> TextPackage:
+    return TextPackage(package, re.compile(r"(.*)\.txt", re.DOTALL), plain, "Words", "free")
 
 
 class Shop:
@@ -66,7 +66,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, prose: Sequence[Source], mix: Sequence[Source]) -> None:
+def offer(monkeypatch: pytest.MonkeyPatch, prose: Sequence[TextPackage], mix: Sequence[TextPackage]) -> None:
     monkeypatch.setitem(COLLECTIONS, "prose", tuple(prose))
     monkeypatch.setitem(COLLECTIONS, "mix", tuple(mix))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bootstrap.data.texts import decoders
-from bootstrap.data.texts.decoders import Decoder, osis_text, plain, pod, pod_text, r_lines, r_strings, sword
+from bootstrap.data.texts.decoders import DocumentDecoder, osis_text, plain, pod, pod_text, r_lines, r_strings, sword
 from protocol.errors import FormatError
 
 
@@ -127,14 +127,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("decode", "files"), DAMAGED.values(), ids=DAMAGED.keys())
-def test_what_is_damaged_is_a_format_error(decode: Decoder, files: dict[str, bytes]) -> None:
+def test_what_is_damaged_is_a_format_error(decode: DocumentDecoder, files: dict[str, bytes]) -> None:
     with pytest.raises(FormatError):
         list(decode(files))
 
 
 BOMB = "a" * 100_000
 
-BOMBS: dict[str, Callable[[], tuple[Decoder, dict[str, bytes]]]] = {
+BOMBS: dict[str, Callable[[], tuple[DocumentDecoder, dict[str, bytes]]]] = {
     "gzip": lambda: (plain, {"a.gz": gzip.compress(BOMB.encode())}),
     "a block larger than it says": lambda: (
         sword,
@@ -149,7 +149,7 @@ BOMBS: dict[str, Callable[[], tuple[Decoder, dict[str, bytes]]]] = {
 
 @pytest.mark.parametrize("made", BOMBS.values(), ids=BOMBS.keys())
 def test_what_unpacks_to_more_than_the_limit_is_refused(
-    made: Callable[[], tuple[Decoder, dict[str, bytes]]], monkeypatch: pytest.MonkeyPatch
+    made: Callable[[], tuple[DocumentDecoder, dict[str, bytes]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, files = made()
     monkeypatch.setattr(decoders, "MAX_MEMBER", 1000)

@@ -115,7 +115,7 @@ def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(t
 
 def test_a_peer_is_shut_out_while_the_run_is_down(tmp_path: Path, run: Descriptor):
     folder = tmp_path / "operator"
-    audit_log.write(folder, audit_log.Entry(what="admitted", at=1.0, peer=BOB))
+    audit_log.write(folder, audit_log.AuditEntry(what="admitted", at=1.0, peer=BOB))
     nowhere = (f"/ip4/127.0.0.1/tcp/9/p2p/{ANN}",)
     done = admin(folder, run, nowhere, "revoke", BOB[-8:], "--from-round", "4")
     assert (done.returncode, done.stderr) == (0, "")

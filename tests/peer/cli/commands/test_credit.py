@@ -16,7 +16,7 @@ from protocol.trust.credit import microbatch_tokens
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership import Authority, Card, issue
 from protocol.trust.proofs import Signer, revoke
-from protocol.trust.receipts import Counted, Receipt, Work, from_line, sign, to_line
+from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, sign, to_line
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
         work(LEADER, me, 36, 1),
     ]
     found.append(work(LEADER, me, 2, 6))
-    for each in (*found, Counted(SAME.peer_id, me, 1, stage_part(1), "cd" * 32, 3)):
+    for each in (*found, CountedReceipt(SAME.peer_id, me, 1, stage_part(1), "cd" * 32, 3)):
         kept.append(each.round, [signed(each)])
     return folder
 
@@ -137,7 +137,7 @@ def forged(folder: Path) -> dict[str, list[bytes]]:
     lines = path.read_bytes().splitlines(keepends=True)
     data = from_line(lines[0])
     card = issue(OPERATOR, AUTHORITY.run, Card(me.peer_id, "volunteer", 1, 0))
-    own = sign(Signer(me, AUTHORITY, card), Counted(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
+    own = sign(Signer(me, AUTHORITY, card), CountedReceipt(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
     unknown = Signer(SAME, AUTHORITY, issue(me, AUTHORITY.run, Card(SAME.peer_id, "volunteer", 1, 0)))
     elsewhere = work(LEADER, SAME.peer_id, 9, 6)
     return {
@@ -147,7 +147,7 @@ def forged(folder: Path) -> dict[str, list[bytes]]:
         "for itself": [*lines, to_line(own)],
         "nobody who may admit": [
             *lines,
-            to_line(sign(unknown, Counted(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))),
+            to_line(sign(unknown, CountedReceipt(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))),
         ],
         "not those of": [*lines, to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
     }

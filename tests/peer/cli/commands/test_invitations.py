@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bootstrap.admission.audit_log import Entry, write
+from bootstrap.admission.audit_log import AuditEntry, write
 from bootstrap.admission.invitations import TOKEN_BYTES, listed, redeem, set_closed
 from peer.cli.__main__ import app
 from peer.cli.commands.invitations import duration
@@ -140,7 +140,7 @@ def test_the_log_tells_what_was_done_and_no_token(folder: Path):
     admin(folder, "withdraw", id)
     write(
         folder,
-        Entry(
+        AuditEntry(
             what="admitted",
             at=1e9,
             peer=ANN,
@@ -168,7 +168,7 @@ def test_an_empty_log_is_shown_as_nothing(folder: Path):
 
 
 def test_a_stranger_cannot_write_to_the_operators_terminal(folder: Path):
-    write(folder, Entry(what="refused", at=1e9, peer="\x1b[2J\x9b1mQm\r\n", reason="[red]no[/red]\n\x07"))
+    write(folder, AuditEntry(what="refused", at=1e9, peer="\x1b[2J\x9b1mQm\r\n", reason="[red]no[/red]\n\x07"))
     shown = admin(folder, "log").output
     assert shown.count("\n") == 1
     assert shown.rstrip("\n").isprintable()

@@ -10,13 +10,13 @@ import grpc
 import pytest
 
 from bootstrap.admission.measuring import Measuring
-from bootstrap.rate_limit import Limit
+from bootstrap.rate_limit import RateLimit
 from peer.network.reach.probing import (
     AT_ONCE,
     PIECES,
     Handshake,
+    MeasuredWay,
     NoWay,
-    Way,
     measure_doors,
     rate_of,
     shake_hands,
@@ -29,7 +29,7 @@ from tests.reference.admitted import credentials
 def test_a_way_has_a_round_trip_two_rates_and_a_clock(tmp_path: Path):
     async def scene(house: House) -> None:
         (way,) = await measure_doors(house.ticket)
-        assert isinstance(way, Way)
+        assert isinstance(way, MeasuredWay)
         assert 0 < way.round_trip < 5
         assert min(way.up, way.down) > 1e6
         assert abs(way.ahead) <= way.uncertain + 1.0
@@ -43,7 +43,7 @@ def test_the_node_tells_how_fast_the_run_goes(tmp_path: Path):
         house.door.measuring.pace.round = 7
         house.door.measuring.pace.ends.extend([(5, 10.0), (7, 30.0)])
         (way,) = await measure_doors(house.ticket)
-        assert isinstance(way, Way)
+        assert isinstance(way, MeasuredWay)
         assert way.round == 7
         assert way.round_seconds > 10.0
 
@@ -52,7 +52,7 @@ def test_the_node_tells_how_fast_the_run_goes(tmp_path: Path):
 
 def test_who_measures_too_much_is_told_to_wait(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.measuring = Measuring(by_network=Limit(PIECES, 3600.0))
+        house.door.measuring = Measuring(by_network=RateLimit(PIECES, 3600.0))
         (way,) = await measure_doors(house.ticket)
         assert isinstance(way, NoWay)
         assert "try again in" in way.reason
@@ -70,7 +70,7 @@ def test_a_door_that_does_not_open_is_named(tmp_path: Path):
         assert isinstance(silent, NoWay)
         assert nobody in silent.reason
         assert not silent.answers
-        assert isinstance(way, Way)
+        assert isinstance(way, MeasuredWay)
 
     play(tmp_path, scene)
 

@@ -16,7 +16,7 @@ from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
 from peer.telemetry.decisions import CaughtUp
 from peer.telemetry.events import Progress, Refused, Resumed, Resynchronised
-from protocol.codec.bitstream import Integers
+from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import decode, digest
 from protocol.errors import FormatError, RefusedError, ResourceError
@@ -532,7 +532,7 @@ def test_a_state_that_is_claimed_and_cannot_be_shown_stands_nowhere(tmp_path: Pa
     play(tmp_path, "ax", scene)
 
 
-def _positions(name: str, offsets: Integers) -> torch.Tensor:
+def _positions(name: str, offsets: Int32Array) -> torch.Tensor:
     shape = part_layout(MANIFEST, EMBEDDING)[name]
     return torch.from_numpy(chunk_grid(shape, 4, 2).positions(offsets))
 
