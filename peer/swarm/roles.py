@@ -1,8 +1,6 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
-from collections.abc import Collection
-
-from protocol.identity import Part, PeerId, ReplicaId
+from protocol.identity import Part, ReplicaId
 from protocol.layout import parts_authored
 from protocol.trust.records import PeerRecord, Peers
 
@@ -22,16 +20,6 @@ def writes(peer: PeerRecord, part: Part) -> bool:
     if peer.role == "volunteer":
         return part in parts_authored(peer.stage)
     return peer.role == "datacenter"
-
-
-def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ()) -> frozenset[PeerId]:
-    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, those who
-    say that it is out, and those of whom it was `told`, though they may be out with the next one already."""
-    return frozenset(
-        peer.peer_id
-        for peer in authors(peers, part)
-        if peer.contributed == round or peer.round < round or peer.peer_id in told
-    )
 
 
 def free(peers: Peers, stage: int) -> Peers:

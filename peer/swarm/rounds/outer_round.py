@@ -14,11 +14,12 @@ from peer.network.gossip import Reconciler
 from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
-from peer.swarm.roles import authors, awaited, replicas
+from peer.swarm.roles import authors, replicas
+from peer.swarm.rounds import policy
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import Followed
-from peer.swarm.rounds.seen_round import SeenRound
+from peer.swarm.rounds.policy import PartSeen, RoundSeen
 from peer.telemetry.events import Contributed, Listener
 from protocol.codec.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
@@ -36,6 +37,20 @@ NOTE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
+class Noting:
+    """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
+    in seconds of `time.monotonic`."""
+
+    started: float = field(default_factory=time.monotonic)
+    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
+    passed: float | None = None
+
+    def arrived(self, part: Part) -> list[float]:
+        """When the contributions to a part came."""
+        return list(self.arrivals.get(part, {}).values())
+
+
+@dataclass(slots=True)
 class OuterLoop:
     """The rounds as this peer goes through them."""
 
@@ -46,7 +61,7 @@ class OuterLoop:
     reconciler: Reconciler
     emit: Listener
     pace: Pace
-    seen: dict[int, SeenRound] = field(default_factory=dict)
+    noted: dict[int, Noting] = field(default_factory=dict)
     """The rounds whose contributions are not applied yet."""
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
@@ -175,15 +190,16 @@ class OuterLoop:
                 return {}
             await self._ask_who_is_ahead(due)
             for part, each in self.followed.parts.items():
-                self.pace.remember(self._seen(due).started, self._seen(due).arrived(part), self._expected(part, due))
+                noted, expected = self._noted(due), len(self._awaited(part, due))
+                self.pace.remember(noted.started, noted.arrived(part), expected)
                 counts[part] += len(each.ledger.chosen(due))
             self.credited.look(self.emit, self.followed.parts, due, self.discovery.record)
         self.discovery.tell(round=max(round, self.clock - 1))
         await self.settle()
         if self.discovery.record.contributed < round:
             await self.save({})
-        self.seen = {due: seen for due, seen in self.seen.items() if due > self.last_settled}
-        self._seen(self.clock)
+        self.noted = {due: noted for due, noted in self.noted.items() if due > self.last_settled}
+        self._noted(self.clock)
         await self.discovery.publish()
         return counts
 
@@ -221,8 +237,8 @@ class OuterLoop:
     def note_arrivals(self) -> None:
         """Look at what has come since the last time: deadlines follow from when."""
         now = time.monotonic()
-        for round in {*self.seen, self.clock}:
-            arrivals = self._seen(round).arrivals
+        for round in {*self.noted, self.clock}:
+            arrivals = self._noted(round).arrivals
             for part, each in self.followed.parts.items():
                 for author in each.ledger.accepted.get(round, {}):
                     arrivals.setdefault(part, {}).setdefault(author, now)
@@ -230,38 +246,26 @@ class OuterLoop:
     async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
         if interrupted before, or if the run is over elsewhere."""
-        while self.told_over or not self._complete(round):
+        while self.told_over or not policy.is_complete(self._seen_now(round)):
             if self.told_over or interrupted():
                 return False
-            left = self._left(round)
+            self.note_arrivals()
+            seen, now = self._seen_now(round), time.monotonic()
+            if policy.others_have_gone_on(seen) and seen.passed is None:
+                self._noted(round).passed = now
+            left = policy.seconds_left(seen, self.pace, now)
             if left is not None and left <= 0:
-                if not self._runs_ahead(round + self.manifest.outer.delay):
-                    self._go_on_without(round)
+                if not policy.is_ahead(seen, self.reconciler.witnesses.most_shown()):
+                    due = {
+                        part: each.awaited - {self.followed.me}
+                        for part, each in zip(self.followed.parts, seen.parts, strict=True)
+                    }
+                    self.credited.go_on(self.emit, due, self.followed.parts, round, policy.why_go_on(seen, now))
                     break
                 left = None
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True
-
-    def _go_on_without(self, round: int) -> None:
-        due = {part: self._awaited(part, round) - {self.followed.me} for part in self.followed.parts}
-        seen = self._seen(round)
-        why = "the others have gone on" if seen.passed else "most contributions are here"
-        why += f", and the round has lasted {time.monotonic() - seen.started:.0f} s"
-        self.credited.go_on(self.emit, due, self.followed.parts, round, why)
-
-    def _left(self, round: int) -> float | None:
-        """Seconds until this peer goes on without the contributions that are missing; None: nothing says so yet."""
-        self.note_arrivals()
-        seen, now, parts = self._seen(round), time.monotonic(), self.followed.parts
-        last = round == self.manifest.outer.rounds
-        waits = [self.pace.wait(seen.started, seen.arrived(p), self._expected(p, round), last) for p in parts]
-        if None not in waits:
-            return max(wait for wait in waits if wait is not None) - now
-        if self.others_at() >= round + self.manifest.outer.delay:  # nobody works on it: what exists of it comes soon
-            seen.passed = seen.passed or now
-            return seen.passed + self.pace.grace - now
-        return None
 
     async def _ask_who_is_ahead(self, round: int) -> None:
         """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its
@@ -273,45 +277,37 @@ class OuterLoop:
                 if peer.contributed in later and peer.peer_id in lacking:
                     await self.reconciler.compare(peer)
 
-    def _runs_ahead(self, round: int) -> bool:
-        """Whether all others are rounds behind: then this peer waits, or its window would close before theirs."""
-        furthest = self.reconciler.witnesses.most_shown()
-        return bool(furthest) and round > furthest + 1
-
     def late(self, round: int) -> str:
         """Why a replica that still trains in this round should end its inner loop with the steps it has; or empty."""
         if self.told_over:
             return "the run is over"
-        if self.others_at() >= round + self.manifest.outer.delay:  # they have applied it
-            return "the others have gone on to the next one"
         self.note_arrivals()
-        seen, now = self._seen(round), time.monotonic()
-        parts = self.followed.parts
-        stops = [self.pace.stop(seen.started, seen.arrived(p), self._expected(p, round)) for p in parts]
-        late = any(stop is not None and now > stop for stop in stops)
-        return f"the others are done, and do not wait much longer than {now - seen.started:.0f} s" if late else ""
+        return policy.why_stop(self._seen_now(round), self.pace, time.monotonic())
 
-    def _seen(self, round: int) -> SeenRound:
-        return self.seen.setdefault(round, SeenRound())
+    def _noted(self, round: int) -> Noting:
+        return self.noted.setdefault(round, Noting())
 
-    def _complete(self, round: int) -> bool:
-        return self.others_at() > round + self.manifest.outer.delay or all(
-            self._awaited(part, round) <= each.ledger.accepted.get(round, {}).keys()
-            and len(each.ledger.accepted.get(round, {})) >= self._least(round)
+    def _seen_now(self, round: int) -> RoundSeen:
+        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/policy.py`."""
+        noted = self._noted(round)
+        parts = [
+            PartSeen(self._awaited(part, round), frozenset(each.ledger.accepted.get(round, ())), noted.arrived(part))
             for part, each in self.followed.parts.items()
+        ]
+        return RoundSeen(
+            round=round,
+            parts=parts,
+            started=noted.started,
+            passed=noted.passed,
+            least=policy.least_contributions(round, self.clock, self.manifest.replicas.total),
+            applied_in=round + self.manifest.outer.delay,
+            is_last=round == self.manifest.outer.rounds,
+            others_at=self.others_at(),
         )
-
-    def _least(self, round: int) -> int:
-        """The first round is of all who began the run together, seen already or not; the present one is not of nobody.
-        One that is over may be: after a power cut, all go on from where one of them was."""
-        return self.manifest.replicas.total if round == 1 else int(round >= self.clock)
-
-    def _expected(self, part: Part, round: int) -> int:
-        return len(self._awaited(part, round))
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's
         first contribution, and that of one who was away, may come late, and counts all the same."""
         ledger = self.followed.parts[part].ledger
-        training = awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
+        training = policy.awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
         return training if round == 1 else training & ledger.counted_since(round - LATELY)

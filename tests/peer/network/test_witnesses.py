@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.swarm.rounds import policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING
@@ -64,7 +65,7 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
             await say(two, made.peers, said)
             for peer in made.peers:
                 assert not peer.outer.late(round)
-                assert not peer.outer._complete(round)
+                assert not policy.is_complete(peer.outer._seen_now(round))
                 assert {ledger.clock for ledger in peer.acceptance.ledgers.values()} == {round}
             await made.round(round, made.peers)
             for peer in made.peers:

@@ -1,6 +1,6 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.roles import all_at, authors, awaited, free, heirs, replicas
+from peer.swarm.roles import all_at, authors, free, heirs, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.records import PeerRecord
 
@@ -32,7 +32,6 @@ def test_each_replica_has_one_author_of_each_part():
 def test_nobody_waits_for_who_is_on_trial():
     newcomer = peer("n", role="datacenter", replica="n", on_trial=True)
     assert authors((*SWARM, newcomer), EMBEDDING) == (LEADER, DATACENTER)
-    assert awaited((*SWARM, newcomer), EMBEDDING, 1) == {"a", "d"}
 
 
 def test_a_volunteer_without_a_group_is_free():
@@ -52,14 +51,3 @@ def test_the_run_is_over_when_everyone_is_done():
     done = tuple(each.model_copy(update={"round": 3}) for each in SWARM)
     assert all_at(done, 3)
     assert not all_at((*done[:3], OBSERVER), 3)
-
-
-def test_awaited_are_those_who_are_at_the_round_yet_and_those_whose_contribution_is_out():
-    working = peer("w", replica="w", round=4, contributed=4)
-    out = peer("o", replica="o", round=5, contributed=5)
-    passed_over = peer("p", replica="p", round=5, contributed=3)
-    idle = peer("i", round=4)
-    ahead = peer("a", replica="a", round=5, contributed=6)
-    swarm = (working, out, passed_over, idle, ahead)
-    assert awaited(swarm, stage_part(0), 5) == {"w", "o"}
-    assert awaited(swarm, stage_part(0), 5, told={"a", "gone"}) == {"w", "o", "a"}
