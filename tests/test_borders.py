@@ -122,6 +122,31 @@ def test_a_module_is_named_for_what_lives_in_it() -> None:
     assert not found + [str(folder) for folder in folders if folder.name in nameless]
 
 
+def types_named(tree: ast.Module) -> Iterator[str]:
+    """The classes and type aliases of a module, but its type variables."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=named):
+                yield named
+            case ast.Assign(targets=[ast.Name(id=named)], value=value) if named[0].isupper() and not named.isupper():
+                if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"):
+                    yield named
+
+
+def test_a_type_name_has_one_meaning() -> None:
+    where: dict[str, list[str]] = {}
+    for path in MODULES:
+        for named in types_named(ast.parse(path.read_text(encoding="utf-8"))):
+            where.setdefault(named, []).append(name(path))
+    riddles = {named: paths for named, paths in where.items() if len(paths) > 1}
+    assert not riddles, "who greps for it finds several things: say in each name which it is"
+
+
+def test_the_check_of_type_names_sees_classes_and_aliases() -> None:
+    module = ast.parse("class Work: ...\nPair = tuple[int, int]\nItem = TypeVar('Item')\nMOST = 3")
+    assert list(types_named(module)) == ["Work", "Pair"]
+
+
 # What peers send is never run
 
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
