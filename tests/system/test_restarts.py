@@ -111,7 +111,7 @@ def is_over(event: Progress) -> bool:
 def test_everything_killed_again_and_again_goes_on_from_the_last_state(tmp_path: Path):
     chance = random.Random(9)
     with ExitStack() as stack:
-        run = Run(tmp_path, stack, datacenters=1, steps=3, rounds=15 * KILLS + 15)
+        run = Run(tmp_path, stack, datacenters=1, steps=3, rounds=6 * KILLS + 15)
         names = ["center", "stage-0", "stage-1"]
         finished: dict[str, int] = {}
         for kill in range(KILLS + 1):
