@@ -19,9 +19,8 @@ from pydantic import ValidationError
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import BROKEN
-from peer.telemetry.decisions import Recalled
+from peer.telemetry.decisions import CompressionChosen, EndedEarly, Left, Recalled, WentOn
 from peer.telemetry.events import (
-    CompressionChosen,
     Contributed,
     Credited,
     Evaluated,
@@ -34,7 +33,6 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.sentences import say
 from protocol.errors import HetpeerError
 from protocol.limits import CALL_SECONDS
 from protocol.monitor.telemetry import (
@@ -209,7 +207,7 @@ class Telling:
 
     def _told(self, event: Event) -> Told | None:
         """What is told of an event; None: nothing. What it says may be another peer's, and is cut as it must be."""
-        said = {"name": type(event).__name__, "words": _cut(say(event) or "")}
+        said = {"name": event.name, "words": _cut(event.words or "")}
         try:
             return self._as_told(event, said)
         except ValidationError:
@@ -217,6 +215,7 @@ class Telling:
             return None
 
     def _as_told(self, event: Event, said: dict[str, Any]) -> Told | None:
+        """Of anything that the operator's view has no place for its words, if it has some."""
         match event:
             case RoundDone():
                 before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
@@ -238,21 +237,16 @@ class Telling:
                 return GroupJoined(**said, replica=replica, members=members)
             case GroupBroken(replica, round, _, reason):
                 return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
+            case EndedEarly(round, steps, reason):
+                return EndedShort(**said, round=round, steps=steps, why=_cut(reason))
+            case WentOn(round, without, reason):
+                return NotAwaited(**said, round=round, peers=without[:16], why=_cut(reason))
+            case Left(_, reason):
+                return Going(**said, how="leaving", why=_cut(reason))
             case CompressionChosen(compression):
                 self._compression = compression
             case Finished():
                 self._over = True
-        return self._decision(event, said)
-
-    def _decision(self, event: Any, said: dict[str, Any]) -> Told | None:
-        """Of decisions, those that the operator's view has a place for; of anything else its words, if it has some."""
-        match said["name"]:
-            case "EndedEarly":
-                return EndedShort(**said, round=event.round, steps=event.steps, why=_cut(event.reason))
-            case "WentOn":
-                return NotAwaited(**said, round=event.round, peers=event.without[:16], why=_cut(event.reason))
-            case "Left":
-                return Going(**said, how="leaving", why=_cut(event.reason))
         about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
         return Noted(**(said | about)) if said["words"] else None
 

@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.decisions import Pulse
-from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, StepDone
+from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.report import strict
-from peer.telemetry.sentences import level, reason
 from peer.telemetry.status import Doing
 from protocol import rotating
 from protocol.errors import ResourceError
@@ -44,7 +42,7 @@ class JournalEntry:
         said = asdict(self.event)
         if isinstance(self.event, Serving):
             said["ticket"] = ""
-        head = (round(self.at, 3), level(self.event), type(self.event).__name__, reason(self.event), self.in_round)
+        head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause, self.in_round)
         row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
         return {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
 
@@ -67,8 +65,7 @@ class Journal:
 
     def __call__(self, event: Event) -> None:
         self.doing.take(event, 0.0)
-        passes = isinstance(event, StepDone | Pulse) or (isinstance(event, Progress) and event.total > 0)
-        if passes or event == self.last:
+        if event.level == "debug" or event == self.last:
             return
         self.last = event
         try:
@@ -78,7 +75,7 @@ class Journal:
         except ResourceError as error:
             if not self.broken:
                 self.broken = True
-                self.warn(Progress(f"WARNING: {error}; going on without this peer's log of events"))
+                self.warn(Warned(f"WARNING: {error}; going on without this peer's log of events"))
 
 
 @dataclass(slots=True)
@@ -112,6 +109,8 @@ def read(folder: Path) -> list[JournalEntry]:
 def _noted(row: Any) -> JournalEntry:
     """Raises ValueError, KeyError or TypeError where it is none."""
     kind = KINDS[str(row["event"])]
+    if kind is Progress and row["level"] == "warning":
+        kind = Warned
     known = {each.name for each in fields(kind)}
     event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD})
     return JournalEntry(float(row["time"]), int(row["in_round"]), event)

@@ -1,7 +1,7 @@
 """A daemon's live panel, as lines of a width: where it is, what it does, and what it waits for. Pure."""
 
-from peer.telemetry.sentences import size, so_many
 from peer.telemetry.status import Doing
+from peer.telemetry.units import since, size, so_many
 
 LEAST_WIDTH_OF_BAR = 8
 MOST_WIDTH_OF_BAR = 30
@@ -11,13 +11,6 @@ def bar(done: int, total: int, width: int) -> str:
     """How much of a round is done, without colour."""
     full = round(width * min(done, total) / total) if total else 0
     return "█" * full + "░" * (width - full)
-
-
-def since(seconds: float) -> str:
-    """Hours, minutes and seconds."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def lines(doing: Doing, now: float, width: int) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, start_http_server
 
-from peer.telemetry.decisions import Avoided, NotCounted, Pulse
-from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, Resynchronised, RoundDone, StepDone
+from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Resynchronised
+from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, RoundDone, StepDone
 from peer.telemetry.status import DaemonState, Doing
 from protocol.addresses import join, read_place
 from protocol.errors import FormatError, ResourceError, UserError

@@ -13,10 +13,17 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from peer.telemetry.decisions import Dismissed, EndedEarly, NotCounted
+from peer.telemetry.decisions import (
+    CompressionChosen,
+    Dismissed,
+    EndedEarly,
+    NotCounted,
+    Resynchronised,
+    Suspected,
+    Tried,
+)
 from peer.telemetry.events import (
     CertificateRenewed,
-    CompressionChosen,
     Evaluated,
     Event,
     Failed,
@@ -32,24 +39,16 @@ from peer.telemetry.events import (
     Progress,
     Refused,
     Resumed,
-    Resynchronised,
     RoundDone,
     Serving,
     StepDone,
-    Suspected,
-    Tried,
 )
 from peer.telemetry.panel import lines
 from peer.telemetry.report import Report
-from peer.telemetry.sentences import say, size
 from peer.telemetry.status import Doing
+from peer.telemetry.units import clock, size
 
 SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -57,17 +56,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in values)
-
-
-def passing(event: Event) -> str | None:
-    """An event as a status that the next one replaces."""
-    match event:
-        case Progress(doing, done, total) if total:
-            return f"{doing}: {size(done)} of {size(total)}"
-        case StepDone(round, step, loss, _):
-            return f"round {round}, step {step + 1}" + (f", loss {loss:.3f}" if loss is not None else "")
-        case _:
-            return None
 
 
 class PeerScreen:
@@ -89,7 +77,7 @@ class PeerScreen:
 
     def __call__(self, event: Event) -> None:
         self._doing.take(event, time.monotonic())
-        line = say(event)
+        line = event.words
         if line is not None and line != self._said:
             self._said = line
             if isinstance(event, Failed | Finished | Progress | Serving) and self._status is not None:
@@ -107,7 +95,7 @@ class PeerScreen:
                 redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
             )
             self._panel.start()
-        status = passing(event)
+        status = event.passing
         if status is not None and self._status is not None and self._panel is None:
             self._status.update(status)
             self._status.start()
@@ -252,9 +240,9 @@ class TestnetScreen:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
-            self.console.print(f"{clock(seconds)} {process}: {say(event)}", markup=False, soft_wrap=True)
+            self.console.print(f"{clock(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
         elif self.live is None and isinstance(event, TOLD):
-            line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
+            line = event.words if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
 
     @property

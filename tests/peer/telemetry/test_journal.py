@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
-from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone
+from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
-from peer.telemetry.sentences import level
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
@@ -47,6 +46,16 @@ def test_what_only_passes_by_is_not_kept_and_the_same_news_once(tmp_path: Path):
     waiting = Progress("waiting for a group")
     passing = [StepDone(1, 0, None, 1), Pulse(0, 0, 0, 0, 0, 0), Progress("fetching", 1, 2)]
     assert [each.event for each in kept(tmp_path, *passing, waiting, *passing, waiting)] == [waiting]
+
+
+def test_a_warning_is_read_back_as_one(tmp_path: Path):
+    waiting, warned = Progress("waiting for a group"), Warned("WARNING: the disk is full")
+    found = kept(tmp_path, waiting, warned)
+    assert [each.event for each in found] == [waiting, warned]
+    assert [(each.row()["event"], each.row()["level"]) for each in found] == [
+        ("Progress", "info"),
+        ("Progress", "warning"),
+    ]
 
 
 def test_it_is_bounded(tmp_path: Path):
@@ -95,7 +104,7 @@ def test_log_lines_are_of_every_event_and_show_no_ticket(capsys: pytest.CaptureF
 
 
 def test_levels_tell_what_to_look_at():
-    assert [level(each) for each in (DONE, LOST, Progress("WARNING: full"), Progress("x", 1, 2))] == [
+    assert [each.level for each in (DONE, LOST, Warned("WARNING: full"), Progress("x", 1, 2))] == [
         "info",
         "warning",
         "warning",

@@ -4,7 +4,7 @@ import pytest
 
 from peer.telemetry.decisions import Placed, Pulse
 from peer.telemetry.events import Event, GroupFormed, Joined, Paused, Progress, StepDone
-from peer.telemetry.panel import bar, lines, since
+from peer.telemetry.panel import bar, lines
 from peer.telemetry.status import Doing
 
 ME = "QmAbcdefghij"
@@ -29,10 +29,6 @@ def doing(*events: Event) -> Doing:
 def test_a_bar_is_as_full_as_the_round():
     assert [bar(done, 4, 8) for done in (0, 1, 4, 9)] == ["░" * 8, "██░░░░░░", "█" * 8, "█" * 8]
     assert bar(0, 0, 4) == "░░░░"
-
-
-def test_times_are_in_words():
-    assert [since(each) for each in (0, 61.9, 3600, 90061)] == ["0:00", "1:01", "1:00:00", "25:01:01"]
 
 
 def test_a_member_that_trains_sees_where_it_is():

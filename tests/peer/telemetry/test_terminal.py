@@ -12,9 +12,8 @@ import termios
 import pytest
 from rich.console import Console
 
-from peer.telemetry.decisions import Placed, Recalled
+from peer.telemetry.decisions import Audited, Placed, Recalled, Suspected, Tried
 from peer.telemetry.events import (
-    Audited,
     Credited,
     Evaluated,
     Failed,
@@ -26,11 +25,8 @@ from peer.telemetry.events import (
     Progress,
     RoundDone,
     StepDone,
-    Suspected,
-    Tried,
 )
-from peer.telemetry.sentences import say, size
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, passing, sparkline
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, sparkline
 from tests.peer.telemetry.test_report import report
 
 EVENTS = [
@@ -49,19 +45,15 @@ def on(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=out, force_terminal=terminal, width=200, highlight=False), out
 
 
-def test_sizes_are_in_words():
-    assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
-
-
 def test_a_sparkline_falls_with_the_loss():
     assert sparkline([3.0, 2.0, 1.0]) == "█▅▁" or sparkline([3.0, 2.0, 1.0]) == "█▄▁"
     assert sparkline([1.0]) == "▁"
 
 
 def test_steps_pass_by_and_rounds_stay():
-    assert say(EVENTS[3]) is None
-    assert passing(EVENTS[3]) == "round 1, step 1, loss 7.500"
-    assert say(EVENTS[4]) == (
+    assert EVENTS[3].words is None
+    assert EVENTS[3].passing == "round 1, step 1, loss 7.500"
+    assert EVENTS[4].words == (
         "Round 1 done in 2.0 s; contributions: embedding 2; "
         "sent so far: 12.3 kB in the pipeline, 678 B in contributions"
     )
@@ -69,30 +61,30 @@ def test_steps_pass_by_and_rounds_stay():
 
 def test_a_broken_group_says_which_step_is_lost_if_any():
     assert (
-        say(GroupBroken("QmL", 3, 4, "gone")) == "Gone. Step 5 of round 3 is rolled back; looking for another member."
+        GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; looking for another member."
     )
-    assert say(GroupBroken("QmL", 0, 0, "gone")) == "Gone. No step was in flight; looking for another member."
+    assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; looking for another member."
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
-    assert say(Joined("lab", "lab", 0, 0, "")) is None
-    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
-    assert (say(Credited(3, 9, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
-    assert say(Credited(3, 0, ["QmA"], True)) == "Credit for round 3: its contribution counts, signed by 1 peer."
-    assert say(Recalled(3, 100, [(7, 20), (8, 3)])) == "Credit until now: 123 tokens in 3 rounds."
+    assert Joined("lab", "lab", 0, 0, "").words is None
+    assert Credited(3, 49152, ["QmA", "QmB"]).words == "Credit for round 3: 49,152 tokens, signed by 2 peers."
+    assert (Credited(3, 9, ["QmA"], True).words or "").endswith("signed by 1 peer; its contribution counts.")
+    assert Credited(3, 0, ["QmA"], True).words == "Credit for round 3: its contribution counts, signed by 1 peer."
+    assert Recalled(3, 100, [(7, 20), (8, 3)]).words == "Credit until now: 123 tokens in 3 rounds."
 
 
 def test_an_audit_tells_the_worst_first():
-    assert say(Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5})) == (
+    assert Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5}).words == (
         "Audit of round 4, gains in nats: Evilevil -0.5000, Goodgood +0.0200"
     )
-    assert say(Tried(4, "QmNewcomer", 0.02)) == (
+    assert Tried(4, "QmNewcomer", 0.02).words == (
         "Trial of peer Newcomer's contributions: round 4 would gain +0.0200 nats; they count from now on"
     )
-    assert say(Tried(4, "QmNewcomer", -0.5, "it would do harm")) == (
+    assert Tried(4, "QmNewcomer", -0.5, "it would do harm").words == (
         "Trial of peer Newcomer's contributions: round 4 would gain -0.5000 nats; not yet: it would do harm"
     )
-    assert say(Suspected("QmEvilevil", "it does harm", 2)) == "WARNING: peer Evilevil is suspected: it does harm"
+    assert Suspected("QmEvilevil", "it does harm", 2).words == "WARNING: peer Evilevil is suspected: it does harm"
 
 
 def test_without_a_terminal_a_daemon_prints_plain_lines():
@@ -101,7 +93,7 @@ def test_without_a_terminal_a_daemon_prints_plain_lines():
     for event in EVENTS:
         screen(event)
     assert "\x1b" not in out.getvalue()
-    assert out.getvalue().splitlines() == [line for line in map(say, EVENTS) if line is not None]
+    assert out.getvalue().splitlines() == [line for line in (each.words for each in EVENTS) if line is not None]
 
 
 def test_the_same_news_is_told_once():
@@ -183,7 +175,7 @@ def test_what_chaos_does_is_a_line_and_a_rows_state():
     ],
 )
 def test_what_chaos_does_is_said_in_words(event: Injected, line: str):
-    assert say(event) == line
+    assert event.words == line
 
 
 def test_a_newcomer_has_a_row():
