@@ -11,13 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.report import strict
-from peer.telemetry.status import Doing
+from peer.telemetry.status import Status
 from protocol import rotating
 from protocol.errors import ResourceError
 
@@ -53,23 +53,23 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class Journal:
-    """The log in `folder`. A full disk is told once, and costs the peer nothing else."""
+    """The log in `folder`. A full disk is told once, and costs the peer nothing else. `status` hears each event
+    before."""
 
     folder: Path
     warn: Listener
+    status: Status
     most_bytes: int = rotating.MOST_BYTES
     clock: Callable[[], float] = time.time
-    doing: Doing = field(default_factory=Doing)
     last: Event | None = None
     broken: bool = False
 
     def __call__(self, event: Event) -> None:
-        self.doing.take(event, 0.0)
         if event.level == "debug" or event == self.last:
             return
         self.last = event
         try:
-            line = JournalEntry(self.clock(), self.doing.round, event).line()
+            line = JournalEntry(self.clock(), self.status.round, event).line()
             rotating.append(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
             self.broken = False
         except ResourceError as error:
@@ -80,14 +80,14 @@ class Journal:
 
 @dataclass(slots=True)
 class LogLines:
-    """`--log-json`: every event on standard error, for what collects the logs of services there."""
+    """`--log-json`: every event on standard error, for what collects the logs of services there. `status` hears each
+    event before."""
 
+    status: Status
     clock: Callable[[], float] = time.time
-    doing: Doing = field(default_factory=Doing)
 
     def __call__(self, event: Event) -> None:
-        self.doing.take(event, 0.0)
-        print(JournalEntry(self.clock(), self.doing.round, event).line(), file=sys.stderr, flush=True)
+        print(JournalEntry(self.clock(), self.status.round, event).line(), file=sys.stderr, flush=True)
 
 
 def read(folder: Path) -> list[JournalEntry]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
 from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
+from peer.telemetry.status import Status
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
@@ -16,9 +18,10 @@ LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
 
 def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[JournalEntry]:
     times = iter(range(1, len(events) + 1))
-    journal = Journal(folder, lambda event: None, most_bytes, clock=lambda: float(next(times)))
+    status = Status()
+    journal = Journal(folder, lambda event: None, status, most_bytes, clock=lambda: float(next(times)))
     for event in events:
-        journal(event)
+        Listeners([status, journal])(event)
     return read(folder)
 
 
@@ -79,7 +82,7 @@ def test_long_words_of_others_are_cut(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Path):
     said: list[Event] = []
-    journal = Journal(tmp_path / "missing", said.append)
+    journal = Journal(tmp_path / "missing", said.append, Status())
     journal(DONE)
     journal(LOST)
     assert len(said) == 1
@@ -87,7 +90,8 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path:
 
 
 def test_log_lines_are_of_every_event_and_show_no_ticket(capsys: pytest.CaptureFixture[str]):
-    tell: Callable[[Event], None] = LogLines(clock=lambda: 7.5)
+    status = Status()
+    tell: Callable[[Event], None] = Listeners([status, LogLines(status, clock=lambda: 7.5)])
     for event in (Serving("hetpeer1-secret", "ab"), StepDone(2, 0, float("nan"), 10), Failed("no port is free", 4)):
         tell(event)
     said = capsys.readouterr()

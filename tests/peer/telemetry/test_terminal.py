@@ -12,21 +12,25 @@ import termios
 import pytest
 from rich.console import Console
 
-from peer.telemetry.decisions import Audited, Placed, Recalled, Suspected, Tried
+from peer.process import Listeners
+from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried
 from peer.telemetry.events import (
     Credited,
     Evaluated,
+    Event,
     Failed,
     Finished,
     GroupBroken,
     GroupFormed,
     Injected,
     Joined,
+    Paused,
     Progress,
     RoundDone,
     StepDone,
 )
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, sparkline
+from peer.telemetry.status import Status
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline
 from tests.peer.telemetry.test_report import report
 
 EVENTS = [
@@ -89,7 +93,7 @@ def test_an_audit_tells_the_worst_first():
 
 def test_without_a_terminal_a_daemon_prints_plain_lines():
     console, out = on(terminal=False)
-    screen = PeerScreen(console)
+    screen = PeerScreen(Status(), console)
     for event in EVENTS:
         screen(event)
     assert "\x1b" not in out.getvalue()
@@ -98,7 +102,7 @@ def test_without_a_terminal_a_daemon_prints_plain_lines():
 
 def test_the_same_news_is_told_once():
     console, out = on(terminal=False)
-    screen = PeerScreen(console)
+    screen = PeerScreen(Status(), console)
     screen(EVENTS[0])
     screen(EVENTS[0])
     assert len(out.getvalue().splitlines()) == 1
@@ -106,7 +110,7 @@ def test_the_same_news_is_told_once():
 
 def test_an_error_is_one_line():
     console, out = on(terminal=False)
-    PeerScreen(console)(Failed("there is no stage 7", 2))
+    PeerScreen(Status(), console)(Failed("there is no stage 7", 2))
     assert out.getvalue() == "hetpeer: there is no stage 7\n"
 
 
@@ -209,14 +213,16 @@ class Terminal:
 
 def played(width: int = 100) -> str:
     terminal = Terminal(width)
-    screen = PeerScreen(terminal.console)
+    status = Status()
+    screen = PeerScreen(status, terminal.console)
+    tell = Listeners([status, screen])
     for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
-        screen(event)
+        tell(event)
     screen._panel.refresh()
-    screen(EVENTS[4])
-    screen(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
+    tell(EVENTS[4])
+    tell(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
     screen._panel.refresh()
-    screen(EVENTS[6])
+    tell(EVENTS[6])
     return terminal.drawn()
 
 
@@ -250,7 +256,59 @@ def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypa
 def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal(80)
-    screen = PeerScreen(terminal.console)
+    screen = PeerScreen(Status(), terminal.console)
     for event in EVENTS:
         screen(event)
     assert "\x1b" not in terminal.drawn()
+
+
+# The panel, line by line
+
+ME = "QmAbcdefghij"
+TRAINING: list[Event] = [
+    Joined(ME, "volunteer", 1, 0, "h:1"),
+    Placed(1, 12, 20, "its owner asked for this stage"),
+    GroupFormed("QmLeaderleader", 0, ["QmLeaderleader", ME]),
+    Pulse(0, 0, 0, 0, 5, 1),
+    StepDone(3, 8, 5.25, 1000),
+    Pulse(2_000_000, 0, 500_000, 0, 5, 1),
+    StepDone(3, 9, 5.125, 1000),
+]
+
+
+def status_of(*events: Event) -> Status:
+    made = Status()
+    for second, event in enumerate(events):
+        made.take(event, float(second))
+    return made
+
+
+def test_a_bar_is_as_full_as_the_round():
+    assert [bar(done, 4, 8) for done in (0, 1, 4, 9)] == ["░" * 8, "██░░░░░░", "█" * 8, "█" * 8]
+    assert bar(0, 0, 4) == "░░░░"
+
+
+def test_a_member_that_trains_sees_where_it_is():
+    place, round, rates, life = panel(status_of(*TRAINING), 60.0, 100)
+    assert place == "stage 1 · training · group: erleader [cdefghij]"
+    assert round.startswith("round 3 of 12 ███")
+    assert round.endswith("░ step 10 of 20 · loss 5.125")
+    assert rates == "500 tokens/s · up 1.0 MB/s · down 250.0 kB/s · credit 0 tokens"
+    assert life == "joined 1:00 ago · 5 peers, 1 silent"
+
+
+def test_one_that_waits_says_for_what():
+    waiting = status_of(*TRAINING, Progress("looking for volunteers of the other stages"))
+    place, _, rates, life = panel(waiting, 60.0, 100)
+    assert "· waiting ·" in place
+    assert rates.startswith("0 tokens/s")
+    assert life.endswith("waiting: looking for volunteers of the other stages")
+    waiting = status_of(*TRAINING, Progress("waiting for a group"))
+    assert panel(waiting, 60.0, 100)[3].endswith(" · waiting: for a group")
+    paused = status_of(*TRAINING, Paused("until 23:00, for these are quiet hours"))
+    assert panel(paused, 60.0, 100)[0] == "stage 1 · paused · no group"
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 40, 79, 200])
+def test_no_line_is_wider_than_the_terminal(width: int):
+    assert all(len(line) <= width for line in panel(status_of(*TRAINING), 60.0, width))
