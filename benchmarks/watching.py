@@ -40,6 +40,7 @@ from peer.telemetry.decisions import Placed, Pulse
 from peer.telemetry.events import Event, Joined, Listener, RoundDone, StepDone
 from peer.telemetry.journal import Journal, LogLines
 from peer.telemetry.prometheus import Metrics, served
+from peer.telemetry.status import Status
 from peer.telemetry.terminal import PeerScreen
 from protocol.layout import model_layout
 from protocol.manifest import Manifest, check
@@ -67,20 +68,21 @@ def watchers(folder: Path, manifest: Manifest, node: Node) -> Iterator[tuple[Lis
     master, slave = pty.openpty()
     reading = threading.Thread(target=drain, args=(master,), daemon=True)
     reading.start()
-    metrics = Metrics(family_bytes, time.monotonic)
+    status = Status()
+    metrics = Metrics(status, family_bytes)
     with ExitStack() as stack:
         terminal = stack.enter_context(os.fdopen(slave, "w"))
         sink = stack.enter_context((folder / "stderr").open("w"))
         stack.enter_context(contextlib.redirect_stderr(sink))
         url = stack.enter_context(served(metrics.registry, "0"))
-        screen = PeerScreen(Console(file=terminal, highlight=False, soft_wrap=True, force_terminal=True))
+        screen = PeerScreen(status, Console(file=terminal, highlight=False, soft_wrap=True, force_terminal=True))
         stack.callback(screen.close)
 
         def panel() -> Live:
             assert screen._panel is not None
             return screen._panel
 
-        listeners = Listeners([screen, Journal(folder, screen), LogLines(), metrics])
+        listeners = Listeners([status, screen, Journal(folder, screen, status), LogLines(status), metrics])
         yield stack.enter_context(telling(manifest, node, listeners)), panel, url
 
 

@@ -18,7 +18,7 @@ from bootstrap.admission.registration import Door
 from bootstrap.data.prepared import lookup
 from bootstrap.monitor.pace import SwarmPace
 from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.status import Status
+from bootstrap.monitor.status import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from protocol.addresses import LOOPBACK, join, moved
 from protocol.atomic import write_atomically
@@ -125,7 +125,7 @@ async def serve(
             measuring=measuring,
             mirrors=mirrors,
             named=front.caller,
-            status=Status(monitor.view),
+            status=StatusAnswers(monitor.view),
             finished=monitor.finished,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)

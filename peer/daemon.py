@@ -49,7 +49,7 @@ from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says
 from peer.swarm.whole import observe, serve_datacenter
 from peer.telemetry.events import Listener, Progress
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
 from protocol.atomic import write_atomically

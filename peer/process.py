@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
+from peer.telemetry.status import Status
 from protocol.errors import HetpeerError
 
 INTERRUPTED = 130
@@ -20,11 +21,18 @@ LINE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Who hears a command's events, a program (`json`) or a person, and whether its standard input is its leash."""
+    """Who hears a command's events, a program (`json`) or a person, and whether its standard input is its leash.
+    `status` is what the events come to."""
 
-    emit: Listener
+    listener: Listener
     json: bool = False
     until_stdin_closes: bool = False
+    status: Status = field(default_factory=Status)
+
+    def emit(self, event: Event) -> None:
+        """Tell whoever hears it, once the status has heard it."""
+        self.status(event)
+        self.listener(event)
 
 
 @dataclass(slots=True)

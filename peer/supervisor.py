@@ -16,7 +16,7 @@ from peer.daemon import run_until
 from peer.joining import PeerOptions
 from peer.pausing import Pauses
 from peer.process import first_error
-from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress
+from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress, Warned
 from protocol.errors import HetpeerError
 
 MEMORY_SECONDS = 10.0
@@ -91,5 +91,5 @@ async def _watch_memory(most: int | None, emit: Listener) -> None:
         used = family_bytes()
         if used > max(most, warned):
             warned = used + used // 10
-            emit(Progress(f"WARNING: this peer uses {gigabytes(used)}, more than --max-memory {gigabytes(most)}"))
+            emit(Warned(f"WARNING: this peer uses {gigabytes(used)}, more than --max-memory {gigabytes(most)}"))
         await asyncio.sleep(MEMORY_SECONDS)

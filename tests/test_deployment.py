@@ -237,7 +237,9 @@ def metrics() -> set[str]:
     peers, nodes = pytest.importorskip("peer.telemetry.prometheus"), pytest.importorskip("bootstrap.monitor.metrics")
     from prometheus_client import generate_latest
 
-    own = generate_latest(peers.Metrics(memory=lambda: 0, clock=lambda: 0.0).registry)
+    from peer.telemetry.status import Status
+
+    own = generate_latest(peers.Metrics(Status(), memory=lambda: 0).registry)
     return set(re.findall(r"^# TYPE (\S+)", (own + nodes.render(VIEW)).decode(), re.MULTILINE))
 
 

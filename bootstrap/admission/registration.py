@@ -12,7 +12,7 @@ from bootstrap.admission.measuring import Measuring
 from bootstrap.admission.places import Admission, PlaceRole
 from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.trials import Trials
-from bootstrap.monitor.status import Status
+from bootstrap.monitor.status import StatusAnswers
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials, refuse, require_manifest
@@ -59,7 +59,7 @@ class Door(run_pb2_grpc.RunServicer):
     mirrors: tuple[str, ...] = ()
     named: Callable[[str], str] = str
     """Who calls, where gRPC names a connection of the front's (`bootstrap.admission.front`)."""
-    status: Status | None = None
+    status: StatusAnswers | None = None
     """What this node sees of the run; None: it does not look."""
     finished: Callable[[], int] = lambda: 0
     """The run's last round, once the swarm has finished it."""

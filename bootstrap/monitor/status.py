@@ -41,7 +41,7 @@ def fitting(view: View, most: int = VIEW_BYTES) -> bytes:
 
 
 @dataclass(slots=True)
-class Status:
+class StatusAnswers:
     """Answers with what `view` gives."""
 
     view: Callable[[], View]

@@ -131,16 +131,18 @@ def prepare(
 def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
     """Who hears the events: a program, or the person at the terminal; and what collects logs, if asked for."""
     from peer.process import Terminal, print_json
+    from peer.telemetry.status import Status
 
+    status = Status()
     if json:
         first: Listener = print_json
     else:
         from peer.telemetry.terminal import PeerScreen
 
-        first = PeerScreen(plain_errors=not log_json)
+        first = PeerScreen(status, plain_errors=not log_json)
     if not log_json:
-        return Terminal(first, json, until_stdin_closes)
+        return Terminal(first, json, until_stdin_closes, status)
     from peer.process import Listeners
     from peer.telemetry.journal import LogLines
 
-    return Terminal(Listeners([first, LogLines()]), json, until_stdin_closes)
+    return Terminal(Listeners([first, LogLines(status)]), json, until_stdin_closes, status)

@@ -13,7 +13,7 @@ from peer.compute.machine import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_bytes as free_on_disk
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol.trust.ticket import PREFIX
 
 FILES_NEEDED = 1024

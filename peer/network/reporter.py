@@ -19,9 +19,8 @@ from pydantic import ValidationError
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import BROKEN
-from peer.telemetry.decisions import Recalled
+from peer.telemetry.decisions import EndedEarly, Left, Recalled, WentOn
 from peer.telemetry.events import (
-    CompressionChosen,
     Contributed,
     Credited,
     Evaluated,
@@ -34,7 +33,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.sentences import say
+from peer.telemetry.status import Status
 from protocol.errors import HetpeerError
 from protocol.limits import CALL_SECONDS
 from protocol.monitor.telemetry import (
@@ -86,11 +85,8 @@ class Telling:
     listener: Listener
     waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
-    _step: tuple[int, int, float | None] = (0, 0, None)
-    _tokens: int = 0
-    _compression: int = 0
-    _credited: dict[int, int] = field(default_factory=dict)
-    """Tokens of work that receipts show, by round: each event has all that those of its round before had."""
+    status: Status = field(default_factory=Status)
+    """What this peer does, since it joined."""
     _sent: tuple[int, int] = (0, 0)
     """Bytes in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
@@ -103,16 +99,12 @@ class Telling:
 
     def __call__(self, event: Event) -> None:
         self.listener(event)
+        self.status(event)
         match event:
             case Progress():
                 return
-            case StepDone(round, step, loss, tokens):
-                self._step = round, step + 1, loss
-                self._tokens += tokens
-            case Credited(round, tokens):
-                self._credited[round] = tokens
-            case Recalled(_, older, recent):
-                self._credited = {0: older} | dict(recent)
+            case StepDone() | Credited() | Recalled():
+                pass
             case _:
                 if (told := self._told(event)) is None:
                     return
@@ -190,26 +182,26 @@ class Telling:
         return packed
 
     def _batch(self, happened: list[Told]) -> StepReport:
-        round, step, loss = self._step
+        last = self.status.last_step or StepDone(0, -1, None, 0)
         bandwidth = self._contacts.bandwidth if self._contacts is not None else None
         return StepReport(
             version=_version(),
-            round=round,
-            step=step,
-            loss=loss if loss is not None and 0 <= loss <= 1e6 else None,
-            tokens=self._tokens,
+            round=last.round,
+            step=last.step + 1,
+            loss=last.loss if last.loss is not None and 0 <= last.loss <= 1e6 else None,
+            tokens=self.status.tokens,
             seconds=time.monotonic() - self._began,
             up=bandwidth.up.frames_carried + bandwidth.up.bulk_carried if bandwidth else 0,
             down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
-            compression=self._compression,
-            credit=sum(self._credited.values()),
+            compression=self.status.compression,
+            credit=self.status.credit,
             happened=happened,
             left_out=self.left_out,
         )
 
     def _told(self, event: Event) -> Told | None:
         """What is told of an event; None: nothing. What it says may be another peer's, and is cut as it must be."""
-        said = {"name": type(event).__name__, "words": _cut(say(event) or "")}
+        said = {"name": event.name, "words": _cut(event.words or "")}
         try:
             return self._as_told(event, said)
         except ValidationError:
@@ -217,6 +209,7 @@ class Telling:
             return None
 
     def _as_told(self, event: Event, said: dict[str, Any]) -> Told | None:
+        """Of anything that the operator's view has no place for its words, if it has some."""
         match event:
             case RoundDone():
                 before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
@@ -238,21 +231,14 @@ class Telling:
                 return GroupJoined(**said, replica=replica, members=members)
             case GroupBroken(replica, round, _, reason):
                 return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
-            case CompressionChosen(compression):
-                self._compression = compression
+            case EndedEarly(round, steps, reason):
+                return EndedShort(**said, round=round, steps=steps, why=_cut(reason))
+            case WentOn(round, without, reason):
+                return NotAwaited(**said, round=round, peers=without[:16], why=_cut(reason))
+            case Left(_, reason):
+                return Going(**said, how="leaving", why=_cut(reason))
             case Finished():
                 self._over = True
-        return self._decision(event, said)
-
-    def _decision(self, event: Any, said: dict[str, Any]) -> Told | None:
-        """Of decisions, those that the operator's view has a place for; of anything else its words, if it has some."""
-        match said["name"]:
-            case "EndedEarly":
-                return EndedShort(**said, round=event.round, steps=event.steps, why=_cut(event.reason))
-            case "WentOn":
-                return NotAwaited(**said, round=event.round, peers=event.without[:16], why=_cut(event.reason))
-            case "Left":
-                return Going(**said, how="leaving", why=_cut(event.reason))
         about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
         return Noted(**(said | about)) if said["words"] else None
 

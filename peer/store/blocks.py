@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.data.tokens import Tokens
 from peer.store.block_cache import BlockCache
-from peer.telemetry.events import Listener, Progress
+from peer.telemetry.events import Listener, Warned
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.run.dataset import Block, Dataset
 from protocol.run.prepared import read_block
@@ -102,7 +102,7 @@ class BlockStore:
             return await asyncio.to_thread(read_block, self.folder, block)
         except HetpeerError as error:
             if not self._damaged:
-                self.emit(Progress(f"WARNING: {error}; taking what is damaged from mirrors"))
+                self.emit(Warned(f"WARNING: {error}; taking what is damaged from mirrors"))
             self._damaged = True
             return None
 
@@ -113,5 +113,5 @@ class BlockStore:
         try:
             await asyncio.to_thread(self.cache.put, block, data)
         except ResourceError as error:
-            self.emit(Progress(f"WARNING: {error}; going on without a cache of the run's text"))
+            self.emit(Warned(f"WARNING: {error}; going on without a cache of the run's text"))
             self.cache = None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgpack
 
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import ResourceError
 from protocol.identity import Part

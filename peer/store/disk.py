@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.store.checkpoint import KEPT
 from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol import rotating
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError

@@ -1,11 +1,14 @@
-"""What a peer decided, and why: events (`peer/telemetry/events.py`) for people who ask afterwards. Nothing follows from
-them."""
+"""What a peer decided or judged, and why: events (`peer/telemetry/events.py`), most of them for people who ask
+afterwards."""
 
 from dataclasses import dataclass
 
+from peer.telemetry.event_base import EventBase, Level
+from peer.telemetry.units import so_many, tail, tails
+
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(EventBase):
     """Why this peer has the place that it has, in a run of so many rounds of so many inner steps."""
 
     stage: int
@@ -13,26 +16,41 @@ class Placed:
     inner_steps: int
     reason: str
 
+    @property
+    def words(self) -> str:
+        return f"Why here: {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(EventBase):
     """This peer goes in order; `replica`: whose group it was in, or empty."""
 
     replica: str
     reason: str
 
+    @property
+    def words(self) -> str:
+        return f"Leaving {f'the group of {tail(self.replica)}' if self.replica else 'the swarm'}: {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
-class Avoided:
+class Avoided(EventBase):
     """This peer has hung up on another and does not talk to it for so many seconds; None: for good."""
 
     peer: str
     seconds: float | None
     reason: str
 
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        how_long = "for good" if self.seconds is None else f"for {self.seconds:.0f} s"
+        return f"Peer {tail(self.peer)} is avoided {how_long}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
-class Dismissed:
+class Dismissed(EventBase):
     """This peer leads a group and has put a member out of it: while it is avoided it is not invited again."""
 
     peer: str
@@ -40,51 +58,84 @@ class Dismissed:
     step: int
     reason: str
 
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        when = f", at step {self.step + 1} of round {self.round}" if self.round else ""
+        return f"Dismissed peer {tail(self.peer)} from this group{when}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
-class EndedEarly:
+class EndedEarly(EventBase):
     """This peer's replica contributes fewer inner steps to a round than the run has."""
 
     round: int
     steps: int
     reason: str
 
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        return f"Ended round {self.round} early, after {so_many(self.steps, 'inner step')}: {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
-class WentOn:
+class WentOn(EventBase):
     """This peer waits no longer for what others (`without`) should have contributed to a round. It may still count."""
 
     round: int
     without: list[str]
     reason: str
 
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        return f"Waiting no longer in round {self.round} for {tails(self.without)}: {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
-class NotCounted:
+class NotCounted(EventBase):
     """What this peer contributed to these parts in a round, if anything, does not count."""
 
     round: int
     parts: list[str]
     reason: str
 
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        return f"Nothing of this peer counts in round {self.round} ({', '.join(self.parts)}): {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(EventBase):
     """It counts after all."""
 
     round: int
     parts: list[str]
 
+    @property
+    def words(self) -> str:
+        return f"This peer's contribution to round {self.round} counts after all ({', '.join(self.parts)})."
+
 
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
+class CaughtUp(EventBase):
     """This peer was behind, and has taken from others, by their word, what counted up to a round."""
 
     round: int
 
+    @property
+    def words(self) -> str:
+        return f"Caught up with the others: took from them what counted up to round {self.round}."
+
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(EventBase):
     """This peer was not there, and began with the state after a round that so many others hold: `attested` by the
     operator's observer, which has taken others' word up to round `since` itself; or by their word alone."""
 
@@ -93,9 +144,21 @@ class Adopted:
     attested: bool
     since: int = 0
 
+    @property
+    def level(self) -> Level:
+        return "info" if self.attested else "warning"
+
+    @property
+    def words(self) -> str:
+        if self.attested:
+            seen = f" (it has seen the run itself from round {self.since + 1} on)" if self.since else ""
+            return f"Began with the state after round {self.round}, which the operator's observer attests{seen}."
+        past = "Nobody whom the operator trusts has seen this run's past"
+        return f"{past}: the state after round {self.round} is the word of {so_many(self.peers, 'peer')}."
+
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(EventBase):
     """What receipts in this peer's folder show of its work before it was started: tokens in so many `rounds`; of the
     recent ones, to which more may come, (round, tokens) each, and of all older ones together."""
 
@@ -103,9 +166,106 @@ class Recalled:
     older: int
     recent: list[tuple[int, int]]
 
+    @property
+    def words(self) -> str:
+        tokens = self.older + sum(tokens for _, tokens in self.recent)
+        return f"Credit until now: {tokens:,} tokens in {so_many(self.rounds, 'round')}."
+
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class CompressionChosen(EventBase):
+    """This peer leads a group that chooses its own k: d / `compression` from now on, and why."""
+
+    compression: int
+    why: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.why[0].upper()}{self.why[1:]}."
+
+    @property
+    def cause(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True, slots=True)
+class Resynchronised(EventBase):
+    """This peer had another state than most, or than the operator's observer attests (`attested`), and took that;
+    `returned` of its contributions count nowhere else and went back into its error feedback."""
+
+    part: str
+    round: int
+    returned: int
+    attested: bool = False
+
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        own = f" {self.returned} of our contributions went back into the error feedback." if self.returned else ""
+        whose = "the one that the operator attests; took that" if self.attested else "that of most peers; took theirs"
+        return f"WARNING: our state of {self.part} was not {whose}, of round {self.round}.{own}"
+
+    @property
+    def cause(self) -> str:
+        who = "the operator attests" if self.attested else "most peers had"
+        return f"{who} another state of {self.part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Audited(EventBase):
+    """What contributions to a round did, by author: how much higher the held-out loss would be, in nats per token, had
+    it sent zeros instead."""
+
+    round: int
+    gains: dict[str, float]
+
+    @property
+    def words(self) -> str:
+        worst_first = sorted(self.gains.items(), key=lambda each: each[1])
+        gains = ", ".join(f"{tail(peer)} {gain:+.4f}" for peer, gain in worst_first)
+        return f"Audit of round {self.round}, gains in nats: {gains}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried(EventBase):
+    """An audit has looked at what a peer on trial contributed to a round: what it would have gained, in nats per token,
+    and what is wrong with it; empty: nothing, and it may count from now on."""
+
+    round: int
+    peer: str
+    gain: float
+    objection: str = ""
+
+    @property
+    def words(self) -> str:
+        verdict = f"not yet: {self.objection}" if self.objection else "they count from now on"
+        would = f"round {self.round} would gain {self.gain:+.4f} nats"
+        return f"Trial of peer {tail(self.peer)}'s contributions: {would}; {verdict}"
+
+    @property
+    def cause(self) -> str:
+        return self.objection
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected(EventBase):
+    """An audit suspects a peer. `since`: the first round whose contribution did harm; 0 where no harm was measured, as
+    with copies, of which nobody can tell who made the first."""
+
+    peer: str
+    reason: str
+    since: int = 0
+
+    level = "warning"
+
+    @property
+    def words(self) -> str:
+        return f"WARNING: peer {tail(self.peer)} is suspected: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse(EventBase):
     """How it goes, every few seconds: bytes that have gone over this peer's line since it joined, of the pipeline's
     frames and of all else that is large; how many other peers it knows, and how many of these do not answer."""
 
@@ -116,7 +276,24 @@ class Pulse:
     peers: int
     lost: int
 
+    level = "debug"
+
 
 Decision = (
-    Placed | Left | Avoided | Dismissed | EndedEarly | WentOn | NotCounted | Counted | CaughtUp | Adopted | Recalled
+    Placed
+    | Left
+    | Avoided
+    | Dismissed
+    | EndedEarly
+    | WentOn
+    | NotCounted
+    | Counted
+    | CaughtUp
+    | Adopted
+    | Recalled
+    | CompressionChosen
+    | Resynchronised
+    | Audited
+    | Tried
+    | Suspected
 )

@@ -11,15 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.decisions import Pulse
-from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, StepDone
+from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.report import strict
-from peer.telemetry.sentences import level, reason
-from peer.telemetry.status import Doing
+from peer.telemetry.status import Status
 from protocol import rotating
 from protocol.errors import ResourceError
 
@@ -44,7 +42,7 @@ class JournalEntry:
         said = asdict(self.event)
         if isinstance(self.event, Serving):
             said["ticket"] = ""
-        head = (round(self.at, 3), level(self.event), type(self.event).__name__, reason(self.event), self.in_round)
+        head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause, self.in_round)
         row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
         return {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
 
@@ -55,42 +53,41 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class Journal:
-    """The log in `folder`. A full disk is told once, and costs the peer nothing else."""
+    """The log in `folder`. A full disk is told once, and costs the peer nothing else. `status` hears each event
+    before."""
 
     folder: Path
     warn: Listener
+    status: Status
     most_bytes: int = rotating.MOST_BYTES
     clock: Callable[[], float] = time.time
-    doing: Doing = field(default_factory=Doing)
     last: Event | None = None
     broken: bool = False
 
     def __call__(self, event: Event) -> None:
-        self.doing.take(event, 0.0)
-        passes = isinstance(event, StepDone | Pulse) or (isinstance(event, Progress) and event.total > 0)
-        if passes or event == self.last:
+        if event.level == "debug" or event == self.last:
             return
         self.last = event
         try:
-            line = JournalEntry(self.clock(), self.doing.round, event).line()
+            line = JournalEntry(self.clock(), self.status.round, event).line()
             rotating.append(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
             self.broken = False
         except ResourceError as error:
             if not self.broken:
                 self.broken = True
-                self.warn(Progress(f"WARNING: {error}; going on without this peer's log of events"))
+                self.warn(Warned(f"WARNING: {error}; going on without this peer's log of events"))
 
 
 @dataclass(slots=True)
 class LogLines:
-    """`--log-json`: every event on standard error, for what collects the logs of services there."""
+    """`--log-json`: every event on standard error, for what collects the logs of services there. `status` hears each
+    event before."""
 
+    status: Status
     clock: Callable[[], float] = time.time
-    doing: Doing = field(default_factory=Doing)
 
     def __call__(self, event: Event) -> None:
-        self.doing.take(event, 0.0)
-        print(JournalEntry(self.clock(), self.doing.round, event).line(), file=sys.stderr, flush=True)
+        print(JournalEntry(self.clock(), self.status.round, event).line(), file=sys.stderr, flush=True)
 
 
 def read(folder: Path) -> list[JournalEntry]:
@@ -112,6 +109,8 @@ def read(folder: Path) -> list[JournalEntry]:
 def _noted(row: Any) -> JournalEntry:
     """Raises ValueError, KeyError or TypeError where it is none."""
     kind = KINDS[str(row["event"])]
+    if kind is Progress and row["level"] == "warning":
+        kind = Warned
     known = {each.name for each in fields(kind)}
     event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD})
     return JournalEntry(float(row["time"]), int(row["in_round"]), event)

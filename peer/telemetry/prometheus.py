@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, start_http_server
 
-from peer.telemetry.decisions import Avoided, NotCounted, Pulse
-from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, Resynchronised, RoundDone, StepDone
-from peer.telemetry.status import DaemonState, Doing
+from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Resynchronised
+from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, RoundDone, StepDone
+from peer.telemetry.status import DaemonState, Status
 from protocol.addresses import join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 
@@ -31,12 +31,16 @@ COUNTED: dict[type[Any], tuple[str, str]] = {
 
 @dataclass(slots=True)
 class Metrics:
-    """A listener that counts. `memory` tells the bytes that this process and its children hold."""
+    """A listener that counts. `status` hears each event before; `memory` tells the bytes that this process and its
+    children hold."""
 
+    status: Status
     memory: Callable[[], int]
-    clock: Callable[[], float]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    doing: Doing = field(default_factory=Doing)
+    place: tuple[int, int] = (0, 0)
+    """The round and the inner steps done in it, after the event before."""
+    back: bool = False
+    """Whether this peer has joined before."""
     pulse: Pulse = field(default_factory=lambda: Pulse(0, 0, 0, 0, 0, 0))
     stepped: float | None = None
     joined: Counter = field(init=False)
@@ -51,7 +55,7 @@ class Metrics:
     counted: dict[type[Any], Counter] = field(init=False)
 
     def __post_init__(self) -> None:
-        own, doing = self.registry, self.doing
+        own, status = self.registry, self.status
         self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=own)
         self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=own)
         self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=own)
@@ -66,14 +70,18 @@ class Metrics:
         self.held_out = Gauge("hetpeer_held_out_loss", "Held-out loss in nats per token", ("mode",), registry=own)
         self.counted = {each: Counter(f"hetpeer_{name}", help, registry=own) for each, (name, help) in COUNTED.items()}
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("round", "The outer round that this peer works on", lambda: doing.round),
-            ("step", "Inner steps done in this round", lambda: doing.step),
-            ("loss", "Training loss of the last inner step, in nats per token", lambda: doing.loss or 0.0),
-            ("tokens_per_second", "Over the last inner steps", lambda: doing.tokens_per_second),
-            ("group_members", "Peers in this peer's group, itself counted; 0: it has none", lambda: len(doing.members)),
-            ("peers_known", "Other peers of the run that this one knows", lambda: doing.peers),
-            ("peers_silent", "Those of them that do not answer", lambda: doing.lost),
-            ("credit_tokens", "Tokens of work that receipts show", lambda: doing.credit),
+            ("round", "The outer round that this peer works on", lambda: status.round),
+            ("step", "Inner steps done in this round", lambda: status.step),
+            ("loss", "Training loss of the last inner step, in nats per token", lambda: status.loss or 0.0),
+            ("tokens_per_second", "Over the last inner steps", lambda: status.tokens_per_second),
+            (
+                "group_members",
+                "Peers in this peer's group, itself counted; 0: it has none",
+                lambda: len(status.members),
+            ),
+            ("peers_known", "Other peers of the run that this one knows", lambda: status.peers),
+            ("peers_silent", "Those of them that do not answer", lambda: status.lost),
+            ("credit_tokens", "Tokens of work that receipts show", lambda: status.credit),
             ("memory_bytes", "Memory of this process and those it has started", self.memory),
         )
         for name, help, read in gauges:
@@ -81,14 +89,15 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         """Follow what the daemon says."""
-        before, back, now = (self.doing.round, self.doing.step), self.doing.joined is not None, self.clock()
-        self.doing.take(event, now)
-        self.state.state(self.doing.state)
+        before, now = self.place, self.status.heard
+        self.place = self.status.round, self.status.step
+        self.state.state(self.status.state)
         if type(event) in self.counted:
             self.counted[type(event)].inc()
         match event:
             case Joined(peer_id, role, stage, slot):
-                self.joined.inc(back)
+                self.joined.inc(self.back)
+                self.back = True
                 self.info.info({"peer_id": peer_id, "role": role, "stage": str(stage), "slot": str(slot)})
                 self.pulse = Pulse(0, 0, 0, 0, 0, 0)
             case StepDone(round, step, _, tokens):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.telemetry.damage import Damage, seconds_lost
-from peer.telemetry.events import Audited, Evaluated, Event, Finished, Joined, Listener, RoundDone, Suspected
+from peer.telemetry.decisions import Audited, Suspected
+from peer.telemetry.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
 from peer.telemetry.toll import Toll
 from protocol.atomic import write_atomically
 from protocol.manifest import Manifest

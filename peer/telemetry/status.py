@@ -1,10 +1,13 @@
-"""What a daemon is doing now, as its events say: for its screen and its metrics."""
+"""What a daemon does now, as its events say. A process folds it once, for its screen, logs and metrics; and the
+reporter from where a peer joined."""
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import CaughtUp, EndedEarly, Left, Placed, Pulse, Recalled
+from peer.telemetry.decisions import CaughtUp, CompressionChosen, EndedEarly, Left, Placed, Pulse, Recalled
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -30,9 +33,13 @@ STEPS_REMEMBERED = 32
 
 
 @dataclass(slots=True)
-class Doing:
-    """One peer. `step` inner steps of `round` are done; times are seconds of one clock; rates are bytes a second."""
+class Status:
+    """One peer. `step` inner steps of `round` are done; times are seconds by `clock`; rates are bytes a second. It is a
+    listener: it must hear an event before those that read it."""
 
+    clock: Callable[[], float] = time.monotonic
+    heard: float = 0.0
+    """When the last event came."""
     state: DaemonState = "starting"
     waits_for: str = ""
     peer_id: str = ""
@@ -46,21 +53,26 @@ class Doing:
     members: list[str] = field(default_factory=list)
     round: int = 0
     step: int = 0
+    last_step: StepDone | None = None
     loss: float | None = None
+    """Of the last inner step that told one."""
     held_out: tuple[float, float] | None = None
     """Through the boundaries, and plain."""
     tokens: int = 0
+    compression: int = 0
+    """d / k that its group has chosen; 0: the run's own."""
     up: float = 0.0
     down: float = 0.0
     peers: int = 0
     lost: int = 0
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _credited: dict[int, int] = field(default_factory=dict)
+    """Tokens of work that receipts show, by round: each event has all that those of its round before had."""
     _pulse: tuple[float, Pulse] | None = None
 
     @property
     def credit(self) -> int:
-        """Tokens of work that receipts show, of the rounds since this process began."""
+        """Tokens of work that receipts show."""
         return sum(self._credited.values())
 
     @property
@@ -71,8 +83,12 @@ class Doing:
         (began, first), (ended, _) = self._steps[0], self._steps[-1]
         return (sum(tokens for _, tokens in self._steps) - first) / max(ended - began, 1e-3)
 
+    def __call__(self, event: Event) -> None:
+        self.take(event, self.clock())
+
     def take(self, event: Event, now: float) -> None:
         """Follow what the daemon says."""
+        self.heard = now
         match event:
             case Joined(peer_id, role, stage, slot):
                 self.peer_id, self.role, self.stage, self.slot = peer_id, role, stage, slot
@@ -90,7 +106,7 @@ class Doing:
                 self._wait(f"another member: {reason}")
             case StepDone(round, step, loss, tokens):
                 self.state, self.waits_for, self.round, self.step = "training", "", round, step + 1
-                self.loss = self.loss if loss is None else loss
+                self.last_step, self.loss = event, self.loss if loss is None else loss
                 self.tokens += tokens
                 self._steps.append((now, tokens))
             case EndedEarly(round) | Contributed(round):
@@ -105,6 +121,8 @@ class Doing:
                 self._credited[round] = tokens
             case Recalled(_, older, recent):
                 self._credited = {0: older} | dict(recent)
+            case CompressionChosen(compression):
+                self.compression = compression
             case Pulse():
                 self._feel(event, now)
             case _:

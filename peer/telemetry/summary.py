@@ -7,8 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from peer.telemetry.report import Report
-from peer.telemetry.sentences import size
-from peer.telemetry.terminal import clock
+from peer.telemetry.units import clock, size
 
 
 def summary(report: Report) -> Group:

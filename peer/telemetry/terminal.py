@@ -1,4 +1,5 @@
-"""What a person sees: one daemon's line, and the testnet's live table. Rows are pure; rich draws them."""
+"""What a person sees: one daemon's lines and live panel, and the testnet's live table. Lines and rows are pure; rich
+draws them."""
 
 import atexit
 import sys
@@ -13,10 +14,17 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from peer.telemetry.decisions import Dismissed, EndedEarly, NotCounted
+from peer.telemetry.decisions import (
+    CompressionChosen,
+    Dismissed,
+    EndedEarly,
+    NotCounted,
+    Resynchronised,
+    Suspected,
+    Tried,
+)
 from peer.telemetry.events import (
     CertificateRenewed,
-    CompressionChosen,
     Evaluated,
     Event,
     Failed,
@@ -32,24 +40,18 @@ from peer.telemetry.events import (
     Progress,
     Refused,
     Resumed,
-    Resynchronised,
     RoundDone,
     Serving,
     StepDone,
-    Suspected,
-    Tried,
 )
-from peer.telemetry.panel import lines
 from peer.telemetry.report import Report
-from peer.telemetry.sentences import say, size
-from peer.telemetry.status import Doing
+from peer.telemetry.status import Status
+from peer.telemetry.units import clock, since, size, so_many
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+LEAST_WIDTH_OF_BAR = 8
+MOST_WIDTH_OF_BAR = 30
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -59,46 +61,84 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(SPARKS[round((value - low) * scale)] for value in values)
 
 
-def passing(event: Event) -> str | None:
-    """An event as a status that the next one replaces."""
-    match event:
-        case Progress(doing, done, total) if total:
-            return f"{doing}: {size(done)} of {size(total)}"
-        case StepDone(round, step, loss, _):
-            return f"round {round}, step {step + 1}" + (f", loss {loss:.3f}" if loss is not None else "")
-        case _:
-            return None
+def bar(done: int, total: int, width: int) -> str:
+    """How much of a round is done, without colour."""
+    full = round(width * min(done, total) / total) if total else 0
+    return "█" * full + "░" * (width - full)
+
+
+def panel(status: Status, now: float, width: int) -> list[str]:
+    """A daemon's live panel: where it is, what it does, and what it waits for. Lines, none longer than `width`."""
+    return [_cut(each, width) for each in (_place(status), _round(status, width), _rates(status), _life(status, now))]
+
+
+def _place(status: Status) -> str:
+    where = f"stage {status.stage}" if status.role == "volunteer" else status.role
+    if status.role == "volunteer" and status.members:
+        names = (f"[{each[-8:]}]" if each == status.peer_id else each[-8:] for each in status.members)
+        return f"{where} · {status.state} · group: {' '.join(names)}"
+    return f"{where} · {status.state}" + (" · no group" if status.role == "volunteer" else "")
+
+
+def _round(status: Status, width: int) -> str:
+    round = f"round {status.round or '–'} of {status.rounds or '–'}"
+    step = f"step {status.step}" + (f" of {status.inner_steps}" if status.inner_steps else "")
+    if status.loss is not None:
+        step += f" · loss {status.loss:.3f}"
+    if status.held_out is not None:
+        step += f" · held-out {status.held_out[0]:.3f}"
+    room = min(MOST_WIDTH_OF_BAR, width - len(round) - len(step) - 2)
+    if room < LEAST_WIDTH_OF_BAR or not status.inner_steps:
+        return f"{round} {step}"
+    return f"{round} {bar(status.step, status.inner_steps, room)} {step}"
+
+
+def _rates(status: Status) -> str:
+    speed = f"{status.tokens_per_second:,.0f} tokens/s"
+    return f"{speed} · up {size(status.up)}/s · down {size(status.down)}/s · credit {status.credit:,} tokens"
+
+
+def _life(status: Status, now: float) -> str:
+    joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
+    silent = f", {status.lost} silent" if status.lost else ""
+    peers = f"{so_many(status.peers, 'peer')}{silent}"
+    waits = f" · {status.state}: {status.waits_for.removeprefix(f'{status.state} ')}" if status.waits_for else ""
+    return f"{joined} · {peers}{waits}"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
 class PeerScreen:
     """One daemon: lasting events are lines. On a terminal a status line moves below them, and, once the peer is in its
     run, a live panel."""
 
-    def __init__(self, console: Console | None = None, plain_errors: bool = True) -> None:
-        """`plain_errors`: errors go to standard error; else that is for what a program reads there."""
+    def __init__(self, status: Status, console: Console | None = None, plain_errors: bool = True) -> None:
+        """`status` hears each event before. `plain_errors`: errors go to standard error; else that is for what a
+        program reads there."""
+        self.status = status
         self.out = console or Console(highlight=False, soft_wrap=True)
         apart = console is None and plain_errors
         self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if apart else self.out
         moves = self.out.is_terminal and not self.out.is_dumb_terminal
-        self._status = self.out.status("") if moves else None
+        self._spinner = self.out.status("") if moves else None
         self._panel: Live | None = None
-        self._doing = Doing()
         self._said = ""
         if moves:
             atexit.register(self.close)  # however the process ends, the cursor is shown again
 
     def __call__(self, event: Event) -> None:
-        self._doing.take(event, time.monotonic())
-        line = say(event)
+        line = event.words
         if line is not None and line != self._said:
             self._said = line
-            if isinstance(event, Failed | Finished | Progress | Serving) and self._status is not None:
-                self._status.stop()
+            if isinstance(event, Failed | Finished | Progress | Serving) and self._spinner is not None:
+                self._spinner.stop()
             if isinstance(event, Failed | Finished):
                 self.close()
             (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
-        if isinstance(event, Joined) and self._status is not None and self._panel is None:
-            self._status.stop()
+        if isinstance(event, Joined) and self._spinner is not None and self._panel is None:
+            self._spinner.stop()
             self._panel = Live(
                 get_renderable=self.draw,
                 console=self.out,
@@ -107,24 +147,23 @@ class PeerScreen:
                 redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
             )
             self._panel.start()
-        status = passing(event)
-        if status is not None and self._status is not None and self._panel is None:
-            self._status.update(status)
-            self._status.start()
+        if event.passing is not None and self._spinner is not None and self._panel is None:
+            self._spinner.update(event.passing)
+            self._spinner.start()
 
     def draw(self) -> Group:
         """The panel as it is now."""
-        first, *rest = lines(self._doing, time.monotonic(), self.out.width)
+        first, *rest = panel(self.status, self.status.clock(), self.out.width)
         return Group(Text(first, style="bold"), *map(Text, rest))
 
     def close(self) -> None:
         """Nothing moves any longer."""
-        if self._status is not None:
-            self._status.stop()
+        if self._spinner is not None:
+            self._spinner.stop()
         if self._panel is not None:
             self._panel.stop()
             self._panel = None
-            self._status = None
+            self._spinner = None
 
 
 @dataclass(slots=True)
@@ -252,9 +291,9 @@ class TestnetScreen:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
-            self.console.print(f"{clock(seconds)} {process}: {say(event)}", markup=False, soft_wrap=True)
+            self.console.print(f"{clock(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
         elif self.live is None and isinstance(event, TOLD):
-            line = say(event) if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
+            line = event.words if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
 
     @property

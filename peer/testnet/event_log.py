@@ -28,7 +28,7 @@ class EventLog:
         """Keep and write what a process said."""
         entry = Timed(round(self.now(), 4), process, event)
         self.entries.append(entry)
-        head = {"at": entry.seconds, "process": process, "event": type(event).__name__}
+        head = {"at": entry.seconds, "process": process, "event": event.name}
         self.file.write(json.dumps(strict(head | asdict(event)), allow_nan=False) + "\n")
         return entry
 

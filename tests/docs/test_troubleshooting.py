@@ -37,7 +37,7 @@ def said(tree: ast.AST) -> Iterator[str]:
 
 def pattern(message: str) -> re.Pattern[str] | None:
     """What a message looks like when it is said; None where it has hardly a word of its own. A line of progress begins
-    with a capital then (`peer/telemetry/sentences.py`)."""
+    with a capital then (`peer/telemetry/events.py`)."""
     if sum(each.isalpha() for each in message) < LEAST_LETTERS:
         return None
     first, rest = message[0], message[1:]

@@ -14,7 +14,7 @@ from bootstrap.admission.places import Admission
 from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
 from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.status import Status
+from bootstrap.monitor.status import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import RateLimit, Rates
@@ -121,7 +121,7 @@ async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.ai
     keeper = Gatekeeper(place, rates)
     door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
     limit = RateLimit(2**30, 1e-9)
-    door.status = Status(monitor.view, limit, limit)
+    door.status = StatusAnswers(monitor.view, limit, limit)
     server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
     port = listen(server, "127.0.0.1:0", credentials.at_the_door())
     run_pb2_grpc.add_RunServicer_to_server(door, server)

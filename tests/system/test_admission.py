@@ -13,17 +13,8 @@ from pathlib import Path
 import pytest
 
 from bootstrap.admission.invitations import ID_BYTES
-from peer.telemetry.events import (
-    CertificateRenewed,
-    Event,
-    GroupBroken,
-    Joined,
-    Progress,
-    RoundDone,
-    Serving,
-    Tried,
-    to_line,
-)
+from peer.telemetry.decisions import Tried
+from peer.telemetry.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
 from protocol.trust import ticket as tickets
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 

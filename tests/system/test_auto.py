@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped.hosts import hosts, missing
-from peer.telemetry.events import CompressionChosen, RoundDone
+from peer.telemetry.decisions import CompressionChosen
+from peer.telemetry.events import RoundDone
 from tests.reference.processes import Peer, serving
 
 RUN = """

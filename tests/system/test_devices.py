@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.telemetry.events import Audited, Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
+from peer.telemetry.decisions import Audited
+from peer.telemetry.events import Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
 from protocol.trust.ticket import Ticket
 from tests.reference.processes import HETPEER, RUN, SECONDS, Peer, serving
 

@@ -23,7 +23,8 @@ from peer.network import admission
 from peer.process import Terminal, run, told
 from peer.store.home import home, locked, remember
 from peer.store.membership import card_of, kept_credentials, mirrors_of, remember_place, remember_text
-from peer.telemetry.events import Progress, Serving, Suspected, Tried
+from peer.telemetry.decisions import Suspected, Tried
+from peer.telemetry.events import Progress, Serving, Warned
 from protocol import manifest as manifests
 from protocol.addresses import WILDCARDS, read_host, split
 from protocol.atomic import write_atomically
@@ -116,7 +117,7 @@ def bootstrap(options: BootstrapOptions, terminal: Terminal) -> int:
                         remember(ticket)
                     shown = replace(ticket, token=first_token)
                     if dashboard and dashboard.warning:
-                        terminal.emit(Progress(dashboard.warning))
+                        terminal.emit(Warned(dashboard.warning))
                     terminal.emit(Serving(str(shown), ticket.run_id, dashboard.url if dashboard else ""))
                     up.set_result(ticket)
 

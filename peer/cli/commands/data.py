@@ -21,7 +21,7 @@ from peer.network.web import Client
 from peer.process import Terminal, run, told
 from peer.store.blocks import FETCHES
 from peer.telemetry.events import Progress
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, MANIFEST_BYTES, Dataset, check_block, checked_mirror, parse

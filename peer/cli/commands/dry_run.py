@@ -11,7 +11,7 @@ from peer.cli.commands.tables import TableRow, show
 from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layers_of_stage, model_layout, parameter_count, parts_authored
 from protocol.manifest import Manifest

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from peer.process import LINE_BYTES, Terminal, heard
-from peer.telemetry.events import Progress, Suspected, Tried
+from peer.telemetry.decisions import Suspected, Tried
+from peer.telemetry.events import Progress
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 

@@ -13,7 +13,7 @@ from peer.cli.commands.tables import show
 from peer.planning.model import HEADERS, RoundEstimate, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
 from peer.telemetry.events import Progress
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol import manifest as manifests
 from protocol.errors import UserError
 from protocol.layout import parameter_count

@@ -13,7 +13,7 @@ from rich.text import Text
 from peer.network.admission import ask_status
 from peer.process import Terminal, run, told
 from peer.store.home import home
-from peer.telemetry.sentences import size
+from peer.telemetry.units import size
 from protocol.errors import RefusedError, UnreachableError
 from protocol.monitor.telemetry import printable
 from protocol.monitor.view import RoundView, View

@@ -1,6 +1,5 @@
 """Who else hears a daemon: its log of events, in its folder, and Prometheus, if asked for."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,12 +19,12 @@ def watched(terminal: Terminal, folder: Path, metrics: str | None) -> Iterator[T
         UserError: that is no address, or cannot be listened to.
     """
     with ExitStack() as stack:
-        listeners: list[Listener] = [terminal.emit, Journal(folder, terminal.emit)]
-        heard = replace(terminal, emit=Listeners(listeners))
+        listeners: list[Listener] = [terminal.listener, Journal(folder, terminal.emit, terminal.status)]
+        heard = replace(terminal, listener=Listeners(listeners))
         if metrics is not None:
             from peer.telemetry.prometheus import Metrics, served
 
-            counting = Metrics(family_bytes, time.monotonic)
+            counting = Metrics(terminal.status, family_bytes)
             url = stack.enter_context(served(counting.registry, metrics))
             listeners.append(counting)
             heard.emit(Progress(f"metrics for Prometheus are at {url}"))

@@ -15,10 +15,9 @@ from peer.cli.commands.tables import log_line, log_rows, printable, show
 from peer.process import Terminal, told
 from peer.store.home import home, peer_folders
 from peer.telemetry import journal
-from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted
-from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed, Resynchronised
+from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted, Resynchronised
+from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed
 from peer.telemetry.journal import EVENTS, JournalEntry
-from peer.telemetry.sentences import say
 from protocol.errors import ResourceError, UserError
 from protocol.rotating import old
 from protocol.trust.ticket import find
@@ -124,7 +123,7 @@ def _words(event: Event) -> str:
             return f"This peer stopped: {message}"
         case Progress(doing):
             return doing[0].upper() + doing[1:]
-    return say(event) or type(event).__name__
+    return event.words or event.name
 
 
 def _of_operator(folder: Path) -> Iterable[LogLine]:

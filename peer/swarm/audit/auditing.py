@@ -12,7 +12,7 @@ from peer.swarm.audit.verdicts import Pair, Verdicts
 from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import Followed
-from peer.telemetry.events import Audited, Suspected
+from peer.telemetry.decisions import Audited, Suspected
 from protocol.identity import Part, PeerId
 
 AUDITS_A_ROUND = 8

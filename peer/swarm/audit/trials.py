@@ -8,7 +8,7 @@ from peer.swarm.audit.verdicts import objection
 from peer.swarm.node import Node
 from peer.swarm.roles import writes
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.events import Tried
+from peer.telemetry.decisions import Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.identity import Part, PeerId
 

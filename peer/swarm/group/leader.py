@@ -16,8 +16,8 @@ from peer.swarm.group.plan import backoff_seconds
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import Dismissed
-from peer.telemetry.events import CompressionChosen, GroupBroken, GroupFormed, Progress
+from peer.telemetry.decisions import CompressionChosen, Dismissed
+from peer.telemetry.events import GroupBroken, GroupFormed, Progress
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.schemas import group_pb2 as pb

@@ -10,9 +10,9 @@ from peer.store import checkpoint
 from peer.swarm.rounds import past
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import rounds_kept, to_torch
-from peer.telemetry.decisions import Adopted, CaughtUp
-from peer.telemetry.events import Progress, Resumed, Resynchronised
-from peer.telemetry.sentences import size
+from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
+from peer.telemetry.events import Progress, Resumed
+from peer.telemetry.units import size
 from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.claims import Claim, outvoted, prevailing

@@ -24,7 +24,7 @@ from bootstrap.admission.places import Admission
 from bootstrap.admission.policy import OBSERVER, Gatekeeper
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
 from bootstrap.admission.revoked import RevokedPeer
-from bootstrap.monitor.status import Status
+from bootstrap.monitor.status import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
 from bootstrap.rate_limit import RateLimit, Rates
@@ -175,9 +175,9 @@ def test_who_has_the_ticket_may_ask_how_the_run_goes(tmp_path: Path):
     async def scene(house: House) -> None:
         with pytest.raises(RefusedError, match="does not watch the run"):
             await nodes.ask_status(house.ticket)
-        house.door.status = Status(Monitor.of(MANIFEST, DESCRIPTOR.run_id).view)
+        house.door.status = StatusAnswers(Monitor.of(MANIFEST, DESCRIPTOR.run_id).view)
         assert (await nodes.ask_status(house.ticket)).rounds == MANIFEST.outer.rounds
-        house.door.status = Status(Monitor.of(MANIFEST, RunId("cd" * 32)).view)
+        house.door.status = StatusAnswers(Monitor.of(MANIFEST, RunId("cd" * 32)).view)
         with pytest.raises(FormatError, match="another run"):
             await nodes.ask_status(house.ticket)
 

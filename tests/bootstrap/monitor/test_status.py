@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.status import NETWORK_BURST, Status, fitting
+from bootstrap.monitor.status import NETWORK_BURST, StatusAnswers, fitting
 from bootstrap.rate_limit import RateLimit
 from protocol.errors import RefusedError
 from protocol.monitor.view import LineView, PeerView, RoundView, View
@@ -50,7 +50,7 @@ def test_whatever_there_is_fits(most: int):
 
 
 def test_a_network_is_told_to_wait_while_another_is_answered():
-    status = Status(view)
+    status = StatusAnswers(view)
     for _ in range(NETWORK_BURST):
         status.answer(ANN)
     with pytest.raises(RefusedError, match="try again in 1 s"):
@@ -59,7 +59,7 @@ def test_a_network_is_told_to_wait_while_another_is_answered():
 
 
 def test_everybody_together_has_a_bound():
-    status = Status(view, by_all=RateLimit(1, 3600.0))
+    status = StatusAnswers(view, by_all=RateLimit(1, 3600.0))
     status.answer(ANN)
     with pytest.raises(RefusedError, match="asked for too often"):
         status.answer(BOB)
@@ -72,6 +72,6 @@ def test_many_who_ask_at_once_cost_one_view():
         made.append(view())
         return made[-1]
 
-    status = Status(make)
+    status = StatusAnswers(make)
     assert len({status.answer(caller) for caller in (ANN, BOB, ANN)}) == 1
     assert len(made) == 1

@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import pytest
 
 from peer.network import reporter
 from peer.network.reporter import MOST_WAITING, Telling
+from peer.telemetry.decisions import EndedEarly, Left, WentOn
 from peer.telemetry.events import (
     Contributed,
     Evaluated,
@@ -185,36 +185,10 @@ def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
     assert kinds == ["group", "broken", "contributed", "loss", "noted", "noted"]
 
 
-@dataclass(frozen=True)
-class WentOn:
-    """A decision as `peer/telemetry/decisions.py` has it: it is known by its name."""
-
-    round: int
-    without: list[str]
-    reason: str
-
-
-@dataclass(frozen=True)
-class EndedEarly:
-    """Another."""
-
-    round: int
-    steps: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Left:
-    """Another."""
-
-    replica: str
-    reason: str
-
-
 def test_decisions_are_told_with_their_reasons():
     teller = Telling(deaf)
     for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
-        teller(each)  # type: ignore[arg-type]
+        teller(each)
     went_on, ended, left = batch_of(teller).happened
     assert isinstance(went_on, NotAwaited)
     assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")

@@ -3,15 +3,18 @@
 import pytest
 
 from peer.process import Listeners
+from peer.telemetry.decisions import Audited, CompressionChosen, Resynchronised, Suspected, Tried
+from peer.telemetry.event_base import EventBase
 from peer.telemetry.events import (
-    Audited,
     Credited,
     Evaluated,
     Failed,
+    Inherited,
+    Progress,
+    Refused,
     RoundDone,
     StepDone,
-    Suspected,
-    Tried,
+    Warned,
     from_line,
     to_line,
 )
@@ -40,6 +43,40 @@ def test_a_line_reads_back(event):
 def test_other_lines_are_no_events(line: str):
     with pytest.raises(ValueError):  # noqa: PT011
         from_line(line)
+
+
+def test_a_warning_is_a_line_of_progress_and_stays_a_warning():
+    warned = Warned("WARNING: the disk is full")
+    assert to_line(warned) == to_line(Progress("WARNING: the disk is full"))
+    assert from_line(to_line(warned)) == warned
+    assert (warned.level, warned.name, warned.words) == ("warning", "Progress", "WARNING: the disk is full")
+    with pytest.raises(ValueError):  # noqa: PT011
+        from_line('{"event": "Warned", "doing": "x"}')
+
+
+def test_an_event_says_nothing_unless_its_class_does():
+    class Quiet(EventBase):
+        pass
+
+    quiet = Quiet()
+    assert (quiet.name, quiet.level, quiet.words, quiet.passing, quiet.cause) == ("Quiet", "info", None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (Refused("QmB", "garbage"), "garbage"),
+        (CompressionChosen(8, "the links are slow"), "the links are slow"),
+        (Failed("no port is free", 4), "no port is free"),
+        (Tried(4, "QmC", 0.25, "a copy"), "a copy"),
+        (Resynchronised("stage-1", 5, 0), "most peers had another state of stage-1"),
+        (Resynchronised("stage-1", 5, 0, True), "the operator attests another state of stage-1"),
+        (Inherited("QmA", True), "a peer of this stage leaves"),
+        (StepDone(1, 0, None, 1), ""),
+    ],
+)
+def test_an_event_tells_why_it_came_about(event, cause: str):
+    assert event.cause == cause
 
 
 def test_every_listener_hears_it():

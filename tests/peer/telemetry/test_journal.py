@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
-from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone
+from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
-from peer.telemetry.sentences import level
+from peer.telemetry.status import Status
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
@@ -17,9 +18,10 @@ LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
 
 def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[JournalEntry]:
     times = iter(range(1, len(events) + 1))
-    journal = Journal(folder, lambda event: None, most_bytes, clock=lambda: float(next(times)))
+    status = Status()
+    journal = Journal(folder, lambda event: None, status, most_bytes, clock=lambda: float(next(times)))
     for event in events:
-        journal(event)
+        Listeners([status, journal])(event)
     return read(folder)
 
 
@@ -49,6 +51,16 @@ def test_what_only_passes_by_is_not_kept_and_the_same_news_once(tmp_path: Path):
     assert [each.event for each in kept(tmp_path, *passing, waiting, *passing, waiting)] == [waiting]
 
 
+def test_a_warning_is_read_back_as_one(tmp_path: Path):
+    waiting, warned = Progress("waiting for a group"), Warned("WARNING: the disk is full")
+    found = kept(tmp_path, waiting, warned)
+    assert [each.event for each in found] == [waiting, warned]
+    assert [(each.row()["event"], each.row()["level"]) for each in found] == [
+        ("Progress", "info"),
+        ("Progress", "warning"),
+    ]
+
+
 def test_it_is_bounded(tmp_path: Path):
     found = kept(tmp_path, *(Progress(f"number {number}") for number in range(300)), most_bytes=2000)
     assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 5000
@@ -70,7 +82,7 @@ def test_long_words_of_others_are_cut(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Path):
     said: list[Event] = []
-    journal = Journal(tmp_path / "missing", said.append)
+    journal = Journal(tmp_path / "missing", said.append, Status())
     journal(DONE)
     journal(LOST)
     assert len(said) == 1
@@ -78,7 +90,8 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path:
 
 
 def test_log_lines_are_of_every_event_and_show_no_ticket(capsys: pytest.CaptureFixture[str]):
-    tell: Callable[[Event], None] = LogLines(clock=lambda: 7.5)
+    status = Status()
+    tell: Callable[[Event], None] = Listeners([status, LogLines(status, clock=lambda: 7.5)])
     for event in (Serving("hetpeer1-secret", "ab"), StepDone(2, 0, float("nan"), 10), Failed("no port is free", 4)):
         tell(event)
     said = capsys.readouterr()
@@ -95,7 +108,7 @@ def test_log_lines_are_of_every_event_and_show_no_ticket(capsys: pytest.CaptureF
 
 
 def test_levels_tell_what_to_look_at():
-    assert [level(each) for each in (DONE, LOST, Progress("WARNING: full"), Progress("x", 1, 2))] == [
+    assert [each.level for each in (DONE, LOST, Warned("WARNING: full"), Progress("x", 1, 2))] == [
         "info",
         "warning",
         "warning",

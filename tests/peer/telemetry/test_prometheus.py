@@ -6,9 +6,11 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, Placed, Pulse
 from peer.telemetry.events import Evaluated, Event, GroupBroken, GroupFormed, Joined, Refused, RoundDone, StepDone
 from peer.telemetry.prometheus import Metrics, served, where
+from peer.telemetry.status import Status
 from protocol.errors import ResourceError, UserError
 
 JOINED = Joined("QmAbcdefghij", "volunteer", 1, 0, "h:1")
@@ -25,9 +27,10 @@ STORY: list[Event] = [
 
 def counted(*events: Event) -> Metrics:
     now = iter(range(1, 1000))
-    metrics = Metrics(lambda: 12345, lambda: float(next(now)))
+    status = Status(lambda: float(next(now)))
+    metrics = Metrics(status, lambda: 12345)
     for event in events:
-        metrics(event)
+        Listeners([status, metrics])(event)
     return metrics
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from peer.telemetry.damage import Damage
-from peer.telemetry.events import Audited, Evaluated, Finished, Joined, RoundDone, Suspected
+from peer.telemetry.decisions import Audited, Suspected
+from peer.telemetry.events import Evaluated, Finished, Joined, RoundDone
 from peer.telemetry.report import LIMIT_NATS, Chaos, Report
 from tests.reference.small_manifest import small_manifest
 

@@ -18,11 +18,11 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.status import Doing
+from peer.telemetry.status import Status
 
 
-def after(*events: Event) -> Doing:
-    made = Doing()
+def after(*events: Event) -> Status:
+    made = Status()
     for second, event in enumerate(events):
         made.take(event, float(second))
     return made
@@ -49,7 +49,7 @@ def test_a_story_from_joining_to_the_end():
         (Finished(3), "finished"),
         (Failed("it broke", 1), "failed"),
     ]
-    made = Doing()
+    made = Status()
     for second, (event, state) in enumerate(story):
         made.take(event, float(second))
         assert made.state == state, event
@@ -76,14 +76,14 @@ def test_the_held_out_losses_are_the_last():
 
 
 def test_credit_adds_up_over_rounds_and_a_rounds_later_word_replaces_the_earlier():
-    doing = Doing()
+    doing = Status()
     for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"], True)):
         doing.take(event, 0.0)
     assert doing.credit == 350
 
 
 def test_credit_goes_on_from_what_the_peer_had_when_it_was_started():
-    doing = Doing()
+    doing = Status()
     for event in (Recalled(9, 1000, [(8, 10), (9, 100)]), Credited(9, 300, ["a"]), Credited(10, 1, ["a"])):
         doing.take(event, 0.0)
     assert doing.credit == 1000 + 10 + 300 + 1

@@ -12,25 +12,25 @@ import termios
 import pytest
 from rich.console import Console
 
-from peer.telemetry.decisions import Placed, Recalled
+from peer.process import Listeners
+from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried
 from peer.telemetry.events import (
-    Audited,
     Credited,
     Evaluated,
+    Event,
     Failed,
     Finished,
     GroupBroken,
     GroupFormed,
     Injected,
     Joined,
+    Paused,
     Progress,
     RoundDone,
     StepDone,
-    Suspected,
-    Tried,
 )
-from peer.telemetry.sentences import say, size
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, passing, sparkline
+from peer.telemetry.status import Status
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline
 from tests.peer.telemetry.test_report import report
 
 EVENTS = [
@@ -49,19 +49,15 @@ def on(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=out, force_terminal=terminal, width=200, highlight=False), out
 
 
-def test_sizes_are_in_words():
-    assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
-
-
 def test_a_sparkline_falls_with_the_loss():
     assert sparkline([3.0, 2.0, 1.0]) == "█▅▁" or sparkline([3.0, 2.0, 1.0]) == "█▄▁"
     assert sparkline([1.0]) == "▁"
 
 
 def test_steps_pass_by_and_rounds_stay():
-    assert say(EVENTS[3]) is None
-    assert passing(EVENTS[3]) == "round 1, step 1, loss 7.500"
-    assert say(EVENTS[4]) == (
+    assert EVENTS[3].words is None
+    assert EVENTS[3].passing == "round 1, step 1, loss 7.500"
+    assert EVENTS[4].words == (
         "Round 1 done in 2.0 s; contributions: embedding 2; "
         "sent so far: 12.3 kB in the pipeline, 678 B in contributions"
     )
@@ -69,44 +65,44 @@ def test_steps_pass_by_and_rounds_stay():
 
 def test_a_broken_group_says_which_step_is_lost_if_any():
     assert (
-        say(GroupBroken("QmL", 3, 4, "gone")) == "Gone. Step 5 of round 3 is rolled back; looking for another member."
+        GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; looking for another member."
     )
-    assert say(GroupBroken("QmL", 0, 0, "gone")) == "Gone. No step was in flight; looking for another member."
+    assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; looking for another member."
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
-    assert say(Joined("lab", "lab", 0, 0, "")) is None
-    assert say(Credited(3, 49152, ["QmA", "QmB"])) == "Credit for round 3: 49,152 tokens, signed by 2 peers."
-    assert (say(Credited(3, 9, ["QmA"], True)) or "").endswith("signed by 1 peer; its contribution counts.")
-    assert say(Credited(3, 0, ["QmA"], True)) == "Credit for round 3: its contribution counts, signed by 1 peer."
-    assert say(Recalled(3, 100, [(7, 20), (8, 3)])) == "Credit until now: 123 tokens in 3 rounds."
+    assert Joined("lab", "lab", 0, 0, "").words is None
+    assert Credited(3, 49152, ["QmA", "QmB"]).words == "Credit for round 3: 49,152 tokens, signed by 2 peers."
+    assert (Credited(3, 9, ["QmA"], True).words or "").endswith("signed by 1 peer; its contribution counts.")
+    assert Credited(3, 0, ["QmA"], True).words == "Credit for round 3: its contribution counts, signed by 1 peer."
+    assert Recalled(3, 100, [(7, 20), (8, 3)]).words == "Credit until now: 123 tokens in 3 rounds."
 
 
 def test_an_audit_tells_the_worst_first():
-    assert say(Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5})) == (
+    assert Audited(4, {"QmGoodgood": 0.02, "QmEvilevil": -0.5}).words == (
         "Audit of round 4, gains in nats: Evilevil -0.5000, Goodgood +0.0200"
     )
-    assert say(Tried(4, "QmNewcomer", 0.02)) == (
+    assert Tried(4, "QmNewcomer", 0.02).words == (
         "Trial of peer Newcomer's contributions: round 4 would gain +0.0200 nats; they count from now on"
     )
-    assert say(Tried(4, "QmNewcomer", -0.5, "it would do harm")) == (
+    assert Tried(4, "QmNewcomer", -0.5, "it would do harm").words == (
         "Trial of peer Newcomer's contributions: round 4 would gain -0.5000 nats; not yet: it would do harm"
     )
-    assert say(Suspected("QmEvilevil", "it does harm", 2)) == "WARNING: peer Evilevil is suspected: it does harm"
+    assert Suspected("QmEvilevil", "it does harm", 2).words == "WARNING: peer Evilevil is suspected: it does harm"
 
 
 def test_without_a_terminal_a_daemon_prints_plain_lines():
     console, out = on(terminal=False)
-    screen = PeerScreen(console)
+    screen = PeerScreen(Status(), console)
     for event in EVENTS:
         screen(event)
     assert "\x1b" not in out.getvalue()
-    assert out.getvalue().splitlines() == [line for line in map(say, EVENTS) if line is not None]
+    assert out.getvalue().splitlines() == [line for line in (each.words for each in EVENTS) if line is not None]
 
 
 def test_the_same_news_is_told_once():
     console, out = on(terminal=False)
-    screen = PeerScreen(console)
+    screen = PeerScreen(Status(), console)
     screen(EVENTS[0])
     screen(EVENTS[0])
     assert len(out.getvalue().splitlines()) == 1
@@ -114,7 +110,7 @@ def test_the_same_news_is_told_once():
 
 def test_an_error_is_one_line():
     console, out = on(terminal=False)
-    PeerScreen(console)(Failed("there is no stage 7", 2))
+    PeerScreen(Status(), console)(Failed("there is no stage 7", 2))
     assert out.getvalue() == "hetpeer: there is no stage 7\n"
 
 
@@ -183,7 +179,7 @@ def test_what_chaos_does_is_a_line_and_a_rows_state():
     ],
 )
 def test_what_chaos_does_is_said_in_words(event: Injected, line: str):
-    assert say(event) == line
+    assert event.words == line
 
 
 def test_a_newcomer_has_a_row():
@@ -217,14 +213,16 @@ class Terminal:
 
 def played(width: int = 100) -> str:
     terminal = Terminal(width)
-    screen = PeerScreen(terminal.console)
+    status = Status()
+    screen = PeerScreen(status, terminal.console)
+    tell = Listeners([status, screen])
     for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
-        screen(event)
+        tell(event)
     screen._panel.refresh()
-    screen(EVENTS[4])
-    screen(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
+    tell(EVENTS[4])
+    tell(GroupBroken("QmL", 2, 0, "stage 0 is gone"))
     screen._panel.refresh()
-    screen(EVENTS[6])
+    tell(EVENTS[6])
     return terminal.drawn()
 
 
@@ -258,7 +256,59 @@ def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypa
 def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal(80)
-    screen = PeerScreen(terminal.console)
+    screen = PeerScreen(Status(), terminal.console)
     for event in EVENTS:
         screen(event)
     assert "\x1b" not in terminal.drawn()
+
+
+# The panel, line by line
+
+ME = "QmAbcdefghij"
+TRAINING: list[Event] = [
+    Joined(ME, "volunteer", 1, 0, "h:1"),
+    Placed(1, 12, 20, "its owner asked for this stage"),
+    GroupFormed("QmLeaderleader", 0, ["QmLeaderleader", ME]),
+    Pulse(0, 0, 0, 0, 5, 1),
+    StepDone(3, 8, 5.25, 1000),
+    Pulse(2_000_000, 0, 500_000, 0, 5, 1),
+    StepDone(3, 9, 5.125, 1000),
+]
+
+
+def status_of(*events: Event) -> Status:
+    made = Status()
+    for second, event in enumerate(events):
+        made.take(event, float(second))
+    return made
+
+
+def test_a_bar_is_as_full_as_the_round():
+    assert [bar(done, 4, 8) for done in (0, 1, 4, 9)] == ["░" * 8, "██░░░░░░", "█" * 8, "█" * 8]
+    assert bar(0, 0, 4) == "░░░░"
+
+
+def test_a_member_that_trains_sees_where_it_is():
+    place, round, rates, life = panel(status_of(*TRAINING), 60.0, 100)
+    assert place == "stage 1 · training · group: erleader [cdefghij]"
+    assert round.startswith("round 3 of 12 ███")
+    assert round.endswith("░ step 10 of 20 · loss 5.125")
+    assert rates == "500 tokens/s · up 1.0 MB/s · down 250.0 kB/s · credit 0 tokens"
+    assert life == "joined 1:00 ago · 5 peers, 1 silent"
+
+
+def test_one_that_waits_says_for_what():
+    waiting = status_of(*TRAINING, Progress("looking for volunteers of the other stages"))
+    place, _, rates, life = panel(waiting, 60.0, 100)
+    assert "· waiting ·" in place
+    assert rates.startswith("0 tokens/s")
+    assert life.endswith("waiting: looking for volunteers of the other stages")
+    waiting = status_of(*TRAINING, Progress("waiting for a group"))
+    assert panel(waiting, 60.0, 100)[3].endswith(" · waiting: for a group")
+    paused = status_of(*TRAINING, Paused("until 23:00, for these are quiet hours"))
+    assert panel(paused, 60.0, 100)[0] == "stage 1 · paused · no group"
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 40, 79, 200])
+def test_no_line_is_wider_than_the_terminal(width: int):
+    assert all(len(line) <= width for line in panel(status_of(*TRAINING), 60.0, width))

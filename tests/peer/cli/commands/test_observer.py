@@ -11,7 +11,8 @@ from peer.cli.commands import observer
 from peer.cli.commands.bootstrap import BootstrapOptions, _name_attester, bootstrap
 from peer.cli.commands.observer import observe
 from peer.process import Terminal, first_error
-from peer.telemetry.events import Event, Failed, Finished, Progress, Suspected, Tried, to_line
+from peer.telemetry.decisions import Suspected, Tried
+from peer.telemetry.events import Event, Failed, Finished, Progress, to_line
 from peer.testnet.launch import arguments
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm

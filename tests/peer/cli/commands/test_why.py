@@ -7,7 +7,7 @@ import pytest
 
 from bootstrap.admission.audit_log import AuditEntry, write
 from peer.cli.commands.why import why
-from peer.process import Terminal
+from peer.process import Listeners, Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import deadline
 from peer.swarm.rounds.own_credit import TOO_LATE
@@ -24,6 +24,7 @@ from peer.telemetry.events import (
     StepDone,
 )
 from peer.telemetry.journal import Journal
+from peer.telemetry.status import Status
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
 from tests.peer.swarm.rounds.test_outer_round import BAD, honest, play, publish
@@ -45,9 +46,10 @@ def logged(folder: Path, events: list[Event]) -> Path:
     """A peer's folder in which these were said, a second apart."""
     folder.mkdir(parents=True, exist_ok=True)
     times = iter(range(1_700_000_000, 1_700_000_000 + len(events)))
-    journal = Journal(folder, lambda event: None, clock=lambda: float(next(times)))
+    status = Status()
+    journal = Journal(folder, lambda event: None, status, clock=lambda: float(next(times)))
     for event in events:
-        journal(event)
+        Listeners([status, journal])(event)
     return folder
 
 

@@ -15,7 +15,8 @@ from peer.data.batches import held_out_batch
 from peer.swarm.audit import auditing
 from peer.swarm.audit.auditing import Auditor, overlaps
 from peer.swarm.audit.verdicts import HARMFUL_AUDITS
-from peer.telemetry.events import Audited, Event, Suspected
+from peer.telemetry.decisions import Audited, Suspected
+from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, PeerId

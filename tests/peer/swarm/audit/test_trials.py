@@ -11,7 +11,8 @@ import torch
 from peer.compute.audit import held_out_loss
 from peer.optim.outer import outer_term
 from peer.swarm.audit.trials import hold_trials
-from peer.telemetry.events import Contributed, Event, Tried
+from peer.telemetry.decisions import Tried
+from peer.telemetry.events import Contributed, Event
 from protocol.codec.contribution import decode
 from protocol.identity import PeerId
 from protocol.layout import part_layout

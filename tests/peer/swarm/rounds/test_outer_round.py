@@ -14,8 +14,8 @@ from peer.store.contributions import BLOCK_BYTES
 from peer.swarm.rounds import deadline
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
-from peer.telemetry.decisions import CaughtUp
-from peer.telemetry.events import Progress, Refused, Resumed, Resynchronised
+from peer.telemetry.decisions import CaughtUp, Resynchronised
+from peer.telemetry.events import Progress, Refused, Resumed
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import decode, digest

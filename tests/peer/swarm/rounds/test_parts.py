@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 from peer.swarm.rounds.catch_up import agree, catch_up
-from peer.telemetry.events import Contributed, Resynchronised
+from peer.telemetry.decisions import Resynchronised
+from peer.telemetry.events import Contributed
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.set_difference import KEPT_ROUNDS
 from tests.reference.loopback_peers import LoopbackPeer, Village, village

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from peer.swarm.rounds.catch_up import agree, catch_up
-from peer.telemetry.decisions import Adopted
-from peer.telemetry.events import Progress, Refused, Resynchronised
-from peer.telemetry.sentences import level, say
+from peer.telemetry.decisions import Adopted, Resynchronised
+from peer.telemetry.events import Progress, Refused
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Revocation
 from protocol.trust.attestations import GRANTED, grant
@@ -78,7 +77,7 @@ def test_a_majority_of_lying_donors_does_not_give_a_newcomer_another_past_than_t
         await catch_up(newcomer.outer)
         assert digests([newcomer]) == digests(honest)
         assert newcomer.outer.clock == 9
-        assert [(event.attested, event.since, say(event)) for event in begun(newcomer)] == [
+        assert [(event.attested, event.since, event.words) for event in begun(newcomer)] == [
             (True, 0, "Began with the state after round 2, which the operator's observer attests.")
         ]
         refused = {event.peer for event in newcomer.said if isinstance(event, Refused) and "attests" in event.reason}
@@ -124,8 +123,8 @@ def test_where_nobody_attests_a_newcomer_is_told_whose_word_it_takes(tmp_path: P
         assert digests([newcomer]) == digests(liars)  # more lie than the run takes for granted
         word = f"the state after round 2 is the word of {len(liars)} peers."
         told = [f"Nobody whom the operator trusts has seen this run's past: {word}"]
-        assert [say(event) for event in begun(newcomer)] == told
-        assert [level(event) for event in begun(newcomer)] == ["warning"]
+        assert [event.words for event in begun(newcomer)] == told
+        assert [event.level for event in begun(newcomer)] == ["warning"]
 
     play(tmp_path, scene)
 
