@@ -9,7 +9,7 @@ The median of M numbers is the ⌈M/2⌉-th smallest, the lower one of two: so w
 contribution has in any chunk a larger norm, or a larger value, than the largest of the others'.
 
 The cap comes first, lest one large value scale down all that its author has to say besides. Who sent only zeros counts
-with a norm of 0: else who is alone in a chunk would be its own measure. `docs/architecture.md` says more.
+with a norm of 0: else who is alone in a chunk would be its own measure. `docs/design/outer-state.md` says more.
 """
 
 import numpy as np

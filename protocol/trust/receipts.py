@@ -6,7 +6,7 @@ them without asking anybody.
   one stands in the place of an earlier one, and a group that breaks loses little.
 - *Counted*, by a peer that has closed a round: this contribution of the receiver's is in it for ever.
 
-Nobody's receipt for itself is one, nor that of who is on trial. `docs/architecture.md` says what they prove.
+Nobody's receipt for itself is one, nor that of who is on trial. `docs/design/credit.md` says what they prove.
 """
 
 import base64
