@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from peer.network.blob_fetcher import Fetcher
-from peer.network.discovery import News
 from peer.network.turns import Turns
 from peer.store.contributions import Shelf
 from protocol.codec.contribution import digest, max_bytes, slot_of
@@ -17,6 +16,7 @@ from protocol.identity import ContributionName, Part, PeerId
 from protocol.layout import model_layout, parts_followed
 from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
 from protocol.manifest import Manifest
+from protocol.net.tasks import Notifier
 from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation
 from protocol.outer.set_difference import lacking
 from protocol.outer.standing import Standing
@@ -60,7 +60,7 @@ class Acceptance:
     fetcher: Fetcher
     shelf: Shelf
     ledgers: dict[Part, Ledger]
-    news: News
+    news: Notifier
     check: Check = nothing_is_valid
     revoked: Callable[[PeerId], None] = lambda author: None
     """Is told whom the operator has taken out."""
