@@ -56,6 +56,7 @@ from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
+from protocol.net.backoff import pause_after
 from protocol.net.blobs import Blob, BlobService
 from protocol.net.channels import listen, options
 from protocol.net.guard import Guard
@@ -78,7 +79,7 @@ from protocol.trust.records import PeerRecord, Register
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
-MOST_PAUSE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """Between two attempts of a peer to come back to its run."""
 
 GRACE_SECONDS = 2.0
@@ -127,7 +128,7 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
     Raises:
         HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
     """
-    pause = 1.0
+    failures = 0
     while True:
         emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
@@ -137,9 +138,10 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
                 raise
+            failures += 1
+            pause = pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             emit(Progress(f"{error}; trying again in {pause:.0f} s"))
             await asyncio.sleep(pause)
-            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import LIBP2P_BYTES, RECORDS_READ
 from protocol.net import libp2p
+from protocol.net.backoff import pause_after
 from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks
 from protocol.net.dht_rules import Rules
@@ -42,7 +43,7 @@ BEATS_MISSED = 2
 STARTS = 5
 """A daemon that cannot be started so many times in a row is given up."""
 
-MOST_PAUSE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
 """Before another daemon is started where one has died at once: training goes on meanwhile."""
 
 
@@ -147,14 +148,14 @@ class Dht:
 
     async def _keep_alive(self) -> None:
         """Another daemon for each that dies, or falls silent, or holds too much."""
-        pause = 0.0
+        failures = 0
         while True:
             began = time.monotonic()
             trouble = await self._trouble()
             lived = time.monotonic() - began
-            pause = 0.0 if lived > MOST_PAUSE_SECONDS else min(MOST_PAUSE_SECONDS, max(1.0, 2 * pause))
+            failures = 0 if lived > MOST_PAUSE_SECONDS else failures + 1
             self.say(f"libp2p's daemon {trouble}: another is started")
-            await self._start_again(trouble, pause)
+            await self._start_again(trouble, pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
 
     async def _trouble(self) -> str:
         """What is wrong with the daemon, as soon as something is."""

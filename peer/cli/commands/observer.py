@@ -10,6 +10,7 @@ from pathlib import Path
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.events import Progress, Suspected, Tried
 from protocol.errors import HetpeerError, LostMemberError
+from protocol.net.backoff import pause_after
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 
 LAST_WORDS_SECONDS = 2.0
@@ -84,11 +85,11 @@ async def observe(
 
 async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
     """Try until it is done: an observer tells of each peer once."""
-    pause = RETRY_SECONDS
+    failures = 0
     while True:
         try:
             return await act()
         except HetpeerError as error:
             terminal.emit(Progress(f"{otherwise}: {error}"))
-        await asyncio.sleep(pause)
-        pause = min(MOST_RETRY_SECONDS, 2 * pause)
+        failures += 1
+        await asyncio.sleep(pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS))
