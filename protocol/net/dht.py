@@ -22,6 +22,7 @@ from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks
 from protocol.net.dht_rules import Rules
 from protocol.net.streams import BROKEN, Streams
+from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
@@ -135,16 +136,7 @@ class Dht:
         Raises:
             ResourceError: libp2p's daemon is gone, and no other can be started.
         """
-        tasks = [asyncio.create_task(work), asyncio.create_task(self._keep_alive())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await first_of(work, self._keep_alive())
 
     async def _keep_alive(self) -> None:
         """Another daemon for each that dies, or falls silent, or holds too much."""
@@ -159,21 +151,19 @@ class Dht:
 
     async def _trouble(self) -> str:
         """What is wrong with the daemon, as soon as something is."""
-        died = asyncio.ensure_future(self.p2p._child.wait())
         missed = large = 0
-        try:
+        async with Children() as watching:
+            died = watching.spawn(self.p2p._child.wait())
             while max(missed, large) < BEATS_MISSED:
                 await asyncio.wait((died,), timeout=BEAT_SECONDS)
                 if died.done():
                     return f"died (exit code {self.p2p._child.returncode})"
-                missed = 0 if await libp2p.answers(self.p2p) else missed + 1
+                missed = 0 if await libp2p.answers(self.p2p, self.calls.tasks) else missed + 1
                 large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
                 if large:
                     await self._hang_up_on_strangers()
                 libp2p.forget_ended(self.p2p)
                 self.calls.let_go_of_silent()
-        finally:
-            died.cancel()
         return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
 
     async def _hang_up_on_strangers(self) -> None:
