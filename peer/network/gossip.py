@@ -42,6 +42,7 @@ from protocol.limits import (
 )
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake
+from protocol.net.tasks import Children
 from protocol.outer.claims import Claim
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import summary
@@ -68,7 +69,7 @@ class Reconciler:
     attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """Those of them that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
@@ -142,17 +143,17 @@ class Reconciler:
         """Compare with others again and again, for as long as this peer lives."""
         busy: dict[PeerId, asyncio.Task[bool]] = {}
         try:
-            while True:
-                for peer in self._contacts_now():
-                    if peer.peer_id not in busy or busy[peer.peer_id].done():
-                        busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
-                pause = compare_seconds(len(self.discovery.others()))
-                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            async with Children() as comparing:
+                while True:
+                    for peer in self._contacts_now():
+                        if peer.peer_id not in busy or busy[peer.peer_id].done():
+                            busy[peer.peer_id] = comparing.spawn(self.compare(peer))
+                    pause = compare_seconds(len(self.discovery.others()))
+                    await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         finally:
             if self.telling is not None:
                 self.telling.cancel()
-            for task in (*busy.values(), *self.tasks):
-                task.cancel()
+            await self.tasks.end()
 
     def _contacts_now(self) -> list[PeerRecord]:
         """In a large swarm, some of those who follow one of this peer's parts, each time another."""
@@ -279,7 +280,4 @@ class Reconciler:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside everything else."""
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return self.tasks.spawn(work)

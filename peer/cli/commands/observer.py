@@ -11,6 +11,7 @@ from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.events import Progress, Suspected, Tried
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.net.backoff import pause_after
+from protocol.net.tasks import first_of
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 
 LAST_WORDS_SECONDS = 2.0
@@ -69,13 +70,11 @@ async def observe(
                     acting.add(tasks.create_task(work))
 
         listening = tasks.create_task(listen(observer.stdout))
-        ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await first_of(observer.wait(), stop.wait())
         finally:
-            stopping.cancel()
             observer.stdin.close()
-            code = await ended
+            code = await observer.wait()
             await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
             for task in (listening, *acting):
                 task.cancel()
