@@ -18,7 +18,6 @@ from peer.network.gossip_policy import (
     compare_seconds,
     favoured,
     first_hearers,
-    follows,
     partners,
     some,
 )
@@ -35,6 +34,7 @@ from peer.network.learning import Learner
 from peer.network.witnesses import Witnesses
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
+from protocol.layout import follows
 from protocol.limits import (
     CALL_SECONDS,
     ENTRIES_NAMED,
@@ -165,7 +165,7 @@ class Reconciler:
 
     def followers(self, part: Part) -> list[PeerRecord]:
         """Others that hold a part."""
-        return [peer for peer in self.discovery.others() if follows(peer, part, self.manifest)]
+        return [peer for peer in self.discovery.others() if follows(peer.role, peer.stage, part, self.manifest)]
 
     def _sorted(self, peers: Iterable[PeerRecord]) -> tuple[list[PeerRecord], list[PeerRecord]]:
         """Those whose contributions count, and the others."""
@@ -201,7 +201,7 @@ class Reconciler:
             await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
-            followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
+            followed = [part for part in self.acceptance.ledgers if follows(said.role, said.stage, part, self.manifest)]
             for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
                 self.acceptance.note_spoken(part, said.peer_id)
             return self._held(followed) <= keys_of(told.parts)
