@@ -56,10 +56,12 @@ from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
+from protocol.net.backoff import pause_after
 from protocol.net.blobs import Blob, BlobService
 from protocol.net.channels import listen, options
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
+from protocol.net.tasks import Children, first_of
 from protocol.run.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
@@ -78,7 +80,7 @@ from protocol.trust.records import PeerRecord, Register
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
-MOST_PAUSE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """Between two attempts of a peer to come back to its run."""
 
 GRACE_SECONDS = 2.0
@@ -109,16 +111,13 @@ async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
     """Raises RefusedError as soon as the operator takes this peer out, or the gateway that let it in: nobody talks to
     it any longer; and ResourceError when there is no room for what counts: this peer would not have the others' state.
     """
-    task = asyncio.create_task(work)
-    try:
+    async with Children() as children:
+        task = children.spawn(work)
         await asyncio.wait((task, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
         if node.shut_out.done():
             itself = node.shut_out.result() == node.discovery.record.peer_id
             raise RefusedError(SHUT_OUT if itself else GATEWAY_SHUT_OUT)
         await task
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
 
 
 async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
@@ -127,19 +126,21 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
     Raises:
         HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
     """
-    pause = 1.0
+    failures, tasks = 0, await place.enter_async_context(Children())
     while True:
         emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
             descriptor, remembered = await learn(settings, identity, emit)
             device = await asyncio.to_thread(require_fit, settings, descriptor)
-            return await place.enter_async_context(_joined(settings, identity, descriptor, remembered, device, emit))
+            node = _joined(settings, identity, descriptor, remembered, device, tasks, emit)
+            return await place.enter_async_context(node)
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
                 raise
+            failures += 1
+            pause = pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             emit(Progress(f"{error}; trying again in {pause:.0f} s"))
             await asyncio.sleep(pause)
-            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
 
 
 @asynccontextmanager
@@ -149,15 +150,16 @@ async def _joined(
     descriptor: Descriptor,
     remembered: Remembered | None,
     device: torch.device,
+    tasks: Children,
     emit: Listener,
 ) -> AsyncIterator[Node]:
-    """A place in the run, sockets open and files here; all closed again at the end."""
+    """A place in the run, sockets open and files here; all closed again at the end. `tasks` end afterwards."""
     manifest, directory = descriptor.manifest, settings.directory
 
     async def renew() -> bytes:
         return (await register(settings, descriptor, identity)).credentials.chain
 
-    warming = asyncio.create_task(asyncio.to_thread(warm_up))
+    warming = tasks.spawn(asyncio.to_thread(warm_up))
     place = remembered or await register(settings, descriptor, identity)
     card, credentials = place.card, place.credentials
     space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
@@ -209,7 +211,7 @@ async def _joined(
         reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
         if isinstance(place, Admitted):
             attested.hear(place.attestation, place.node.peer_id)
-        succession = SuccessionService(reconciler, card.stage)
+        succession = SuccessionService(reconciler, card.stage, tasks)
 
         def served(sha256: str) -> Blob | None:
             return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)
@@ -295,18 +297,13 @@ async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, 
     """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
     contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(run(settings, emit, joined, work))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    async with Children() as children:
+        serving = children.spawn(run(settings, emit, joined, work))
+        await first_of(asyncio.wait((serving,)), stop.wait())
         if not serving.done() and joined.done():
             emit(Progress("leaving: the inner step ends, and what is done is contributed"))
             joined.result().leave()
             await asyncio.wait((serving,), timeout=LEAVE_SECONDS)
-    finally:
-        stopping.cancel()
-        if not serving.done():
-            serving.cancel()
     try:
         await serving
     except asyncio.CancelledError:

@@ -7,9 +7,8 @@ place and its state, and from there it goes on.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from peer.compute.machine import family_bytes, gigabytes, give_memory_back
 from peer.daemon import run_until
@@ -18,6 +17,7 @@ from peer.pausing import Pauses
 from peer.process import first_error
 from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress, Warned
 from protocol.errors import HetpeerError
+from protocol.net.tasks import Children, first_of
 
 MEMORY_SECONDS = 10.0
 """How often the process's memory is looked at."""
@@ -32,20 +32,18 @@ async def serve_as_guest(
         HetpeerError: with a message that a volunteer can act on.
     """
     pauses = Pauses(settings.directory, settings.manners.quiet, now)
-    watching = asyncio.create_task(_watch_memory(settings.manners.max_memory, emit))
-    try:
+    async with Children() as children:
+        children.spawn(_watch_memory(settings.manners.max_memory, emit))
         while not stop.is_set():
             if reason := pauses.reason():
                 emit(Paused(reason))
-                await _first_of(stop.wait(), pauses.wait_until_over())
+                await first_of(stop.wait(), pauses.wait_until_over())
                 if stop.is_set():
                     return
                 emit(PauseEnded())
             if not await _serve_until_paused(stop, pauses, settings, emit):
                 return
             give_memory_back()
-    finally:
-        watching.cancel()
 
 
 async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerOptions, emit: Listener) -> bool:
@@ -58,30 +56,19 @@ async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: Pee
         emit(event)
 
     async def watch() -> None:
-        await _first_of(stop.wait(), pauses.wait_until_due())
+        await first_of(stop.wait(), pauses.wait_until_due())
         leave.set()
 
-    watching = asyncio.create_task(watch())
-    try:
-        await run_until(leave, settings, tell)
-    except (HetpeerError, BaseExceptionGroup) as error:
-        if stop.is_set() or not leave.is_set():
-            raise
-        what = error if isinstance(error, HetpeerError) else first_error(error)
-        emit(Progress(f"leaving was cut short: {what}"))
-    finally:
-        watching.cancel()
+    async with Children() as children:
+        children.spawn(watch())
+        try:
+            await run_until(leave, settings, tell)
+        except (HetpeerError, BaseExceptionGroup) as error:
+            if stop.is_set() or not leave.is_set():
+                raise
+            what = error if isinstance(error, HetpeerError) else first_error(error)
+            emit(Progress(f"leaving was cut short: {what}"))
     return leave.is_set() and not (stop.is_set() or finished)
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them is over; the others are given up."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _watch_memory(most: int | None, emit: Listener) -> None:

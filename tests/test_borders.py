@@ -254,6 +254,82 @@ def test_the_check_sees_what_is_not_tls(line: str) -> None:
     assert list(names_insecure(ast.parse(line)))
 
 
+# Every task has a parent
+
+PARENTLESS = ("create_task", "ensure_future")
+MAY_START_TASKS = {
+    "protocol/net/tasks.py",  # where the other parent is made
+    "peer/network/reporter.py",  # its one task: it is being rewritten
+}
+
+
+def bare_tasks(tree: ast.AST) -> Iterator[str]:
+    """Each way in `tree` to a task without a parent, as `line: what`. A task group that was made elsewhere is known by
+    its name, `tasks`."""
+    groups = {"tasks"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.withitem(context_expr=ast.Call(func=made), optional_vars=ast.Name(id=bound)):
+                groups |= {bound} if ast.unparse(made) == "asyncio.TaskGroup" else set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="create_task", value=ast.Name(id=parent) | ast.Attribute(attr=parent)):
+                found = parent not in groups
+            case ast.Attribute(attr=started) | ast.Name(id=started):
+                found = started in PARENTLESS
+            case ast.ImportFrom(names=names):
+                found = any(alias.name in PARENTLESS for alias in names)
+            case ast.Call(func=called):
+                found = ast.unparse(called) == "asyncio.Task"
+            case _:
+                found = False
+        if found:
+            yield f"{node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
+
+
+def test_every_task_has_a_parent() -> None:
+    found = [
+        f"{name(path)}:{what}"
+        for path in MODULES
+        if name(path) not in MAY_START_TASKS
+        for what in bare_tasks(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, f"start it in an asyncio.TaskGroup, or as one of the Children of protocol/net/tasks.py: {found}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "asyncio.create_task(work())",
+        "asyncio.ensure_future(work())",
+        "from asyncio import create_task",
+        "from asyncio import ensure_future as start",
+        "start = asyncio.create_task",
+        "loop.create_task(work())",
+        "asyncio.get_running_loop().create_task(work())",
+        "asyncio.Task(work())",
+        "create_task(work())",
+        "tasks.ensure_future(work())",
+    ],
+)
+def test_the_check_sees_a_task_without_a_parent(line: str) -> None:
+    assert list(bare_tasks(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "async def f():\n    async with asyncio.TaskGroup() as both:\n        both.create_task(work())",
+        "self.here.tasks.create_task(work())",
+        "children.spawn(work())",
+        "task: asyncio.Task[None]",
+        "asyncio.gather(work())",
+    ],
+)
+def test_the_check_lets_a_task_with_a_parent_pass(line: str) -> None:
+    assert not list(bare_tasks(ast.parse(line)))
+
+
 # The command line answers at once
 
 

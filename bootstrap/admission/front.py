@@ -24,6 +24,7 @@ from protocol.limits import (
     DOOR_WAITING,
     DOOR_WAITING_OF_NETWORK,
 )
+from protocol.net.tasks import Children
 
 BUFFER = 2**16
 BACKLOG = 256
@@ -59,7 +60,7 @@ class Front:
     clock: Callable[[], float] = time.monotonic
     callers: dict[str, str] = field(default_factory=dict)
     """Of connections on loopback, as gRPC names them: who is behind them."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: Children = field(default_factory=Children)
 
     def caller(self, named: str) -> str:
         """Who calls, where gRPC names a connection of this front's."""
@@ -79,21 +80,16 @@ class Front:
             raise ResourceError(
                 f"cannot listen on {where}: the port is taken or the address is not ours; try --listen"
             ) from None
-        seating = asyncio.create_task(self._keep_seating())
+        self.tasks.spawn(self._keep_seating())
         try:
             yield int(server.sockets[0].getsockname()[1])
         finally:
             server.close()
-            seating.cancel()
-            for task in (*self.tasks,):
-                task.cancel()
-            await asyncio.gather(seating, *self.tasks, return_exceptions=True)
+            await self.tasks.end()
 
     def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # who waits is not listened to
-        task = asyncio.create_task(self._serve(reader, writer))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks.spawn(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = caller_at(*(writer.get_extra_info("peername") or ("", 0))[:2])  # without, it has gone already

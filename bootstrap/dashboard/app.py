@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import is_ip, read_host
 from protocol.errors import FormatError
 from protocol.monitor.view import View
+from protocol.net.tasks import first_of
 
 PAGE = Path(__file__).with_name("page")
 CHARTS = ("plotly", "package_data")
@@ -59,7 +60,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def app(
     view: Callable[[], View],
-    until_changed: Callable[[float], Awaitable[None]],
+    until_changed: Callable[[float], Coroutine[Any, Any, None]],
     metrics: Callable[[], bytes] | None,
     names: Collection[str] = (),
     stop: asyncio.Event | None = None,
@@ -176,7 +177,7 @@ class Latest:
 
 
 async def _events(
-    latest: Latest, until_changed: Callable[[float], Awaitable[None]], stop: asyncio.Event
+    latest: Latest, until_changed: Callable[[float], Coroutine[Any, Any, None]], stop: asyncio.Event
 ) -> AsyncIterator[str]:
     """The view, now and when it has changed, and beats in between."""
     sent = ""
@@ -184,22 +185,10 @@ async def _events(
         text = latest.read()
         yield _event("view", text) if text != sent else _event("beat", json.dumps(time.time()))
         sent = text
-        await _either(asyncio.sleep(PAUSE_SECONDS), stop.wait())
+        await first_of(asyncio.sleep(PAUSE_SECONDS), stop.wait())
         if latest.read() == sent:
-            await _either(until_changed(BEAT_SECONDS), stop.wait())
+            await first_of(until_changed(BEAT_SECONDS), stop.wait())
 
 
 def _event(kind: str, line: str) -> str:
     return f"event: {kind}\ndata: {line}\n\n"
-
-
-async def _either(*each: Awaitable[object]) -> None:
-    """Wait for the first of these; the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in each]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -2,9 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -83,7 +84,7 @@ def taken(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
 async def serve(
     place: DashboardPort,
     view: Callable[[], View],
-    until_changed: Callable[[float], Awaitable[None]],
+    until_changed: Callable[[float], Coroutine[Any, Any, None]],
     metrics: Callable[[], bytes] | None,
     stop: asyncio.Event,
 ) -> None:

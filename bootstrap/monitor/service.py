@@ -13,6 +13,7 @@ from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
+from protocol.net.tasks import Children, first_of
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
 from protocol.trust.certificates import Caller
@@ -41,14 +42,13 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             await refuse(context, f"a peer tells on {STREAMS_OF_PEER} streams at most")
         self.streams[peer] = self.streams.get(peer, 0) + 1
         self.monitor.begin(peer)
-        reading, stopping = asyncio.create_task(self._hear(who, context)), asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and (reason := reading.result()):
+            async with Children() as children:
+                reading = children.spawn(self._hear(who, context))
+                await first_of(asyncio.wait((reading,)), self._stopping.wait())
+            if not reading.cancelled() and (reason := reading.result()):
                 await refuse(context, reason)
         finally:
-            reading.cancel()
-            stopping.cancel()
             self.monitor.end(peer)
             self.streams[peer] -= 1
             if not self.streams[peer]:

@@ -18,6 +18,7 @@ from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import unpack
 from protocol.monitor.view import LineView, RoundView, View
+from protocol.net.tasks import Notifier
 from protocol.trust.records import PeerRecord
 
 KEPT = "monitor.json"
@@ -48,7 +49,7 @@ class Monitor:
     folder: Path | None = None
     clock: Callable[[], float] = time.time
     batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: Notifier = field(default_factory=Notifier)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     """The run has ended: that is written down at once."""
@@ -77,7 +78,7 @@ class Monitor:
 
     async def until_changed(self, seconds: float) -> None:
         """Until somebody has told something new, or so long."""
-        await _until(self._changed, seconds)
+        await self._changed.wait(seconds)
 
     async def until_stranger(self, seconds: float) -> None:
         """Until somebody tells whose record is not known here, or so long."""
@@ -149,8 +150,7 @@ class Monitor:
         if self.fold.over and not self._told_over:
             self._told_over = True
             self._over.set()
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.ring()
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

@@ -8,6 +8,7 @@ from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Listener, Refused
 from protocol.errors import HetpeerError, PeerError
 from protocol.identity import NO_PEER, PeerId
+from protocol.net.backoff import pause_after
 
 FIRST_SECONDS = 10.0
 """After a first offence: a moment, for who has a broken link or memory, or another version."""
@@ -58,7 +59,7 @@ class Distrust:
         self.emit(Refused(peer, str(error)))
         known = self.offenders.pop(peer, None) or Offences()
         known.count += 1
-        seconds = min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(known.count - 1, 16))
+        seconds = pause_after(known.count, FIRST_SECONDS, MOST_SECONDS)
         known.until = self.clock() + seconds
         known.reason = str(error)[:200]
         self.emit(Avoided(peer, seconds, f"offence {known.count}: {known.reason}"))

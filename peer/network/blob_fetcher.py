@@ -15,6 +15,7 @@ from protocol.errors import HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import PEERS_KEPT
 from protocol.net.blobs import Patience, fetch
+from protocol.net.tasks import Children
 from protocol.outer.ledger import Entry
 from protocol.trust.records import PeerRecord
 
@@ -25,7 +26,6 @@ class FetchAttempt:
 
     source: PeerId
     patience: Patience = field(default_factory=Patience)
-    task: asyncio.Task[None] | None = None
     late: bool = False
     ended: bool = False
     """Whether `Wanted` has heard how."""
@@ -53,6 +53,7 @@ class Bringing:
     entry: Entry
     blob: asyncio.Future[bytes | None]
     attempts: list[FetchAttempt] = field(default_factory=list)
+    tasks: Children = field(default_factory=Children)
 
 
 @dataclass(slots=True)
@@ -94,18 +95,17 @@ class Fetcher:
             raise
         finally:
             del self.bringing[entry.key]
-            for attempt in wanted.attempts:
-                if attempt.task is not None:
-                    attempt.task.cancel()
+            wanted.tasks.cancel()
             self._go_on()
+            await wanted.tasks.end()
 
     def _go_on(self) -> None:
         while (choice := self.wanted.choose(random)) is not None:
             key, source = choice
             attempt, wanted = FetchAttempt(source), self.bringing[key]
             wanted.attempts.append(attempt)
-            attempt.task = asyncio.create_task(self._try(attempt, wanted))
-            attempt.task.add_done_callback(partial(self._end, attempt, wanted))
+            task = wanted.tasks.spawn(self._try(attempt, wanted))
+            task.add_done_callback(partial(self._end, attempt, wanted))
 
     def _end(self, attempt: FetchAttempt, wanted: Bringing, _: object) -> None:
         """Another was quicker, or nobody waits any longer: also before it began."""
@@ -117,7 +117,7 @@ class Fetcher:
     async def _try(self, attempt: FetchAttempt, wanted: Bringing) -> None:
         """Fetch from one source, to its end or to that of another."""
         clock, key = asyncio.get_running_loop().time, wanted.entry.key
-        fetching = asyncio.create_task(self._fetch(attempt, wanted.entry))
+        fetching = wanted.tasks.spawn(self._fetch(attempt, wanted.entry))
         begun = clock()
         try:
             while not fetching.done():

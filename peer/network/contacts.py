@@ -15,6 +15,7 @@ from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Credentials, Reachable, channel_to, translated
+from protocol.net.tasks import Children
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Contacts:
     """Each with the certificate that it was opened with."""
     streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
     """The channels that have one stream each."""
-    closing: set[asyncio.Task[None]] = field(default_factory=set)
+    closing: Children = field(default_factory=Children)
 
     @contextlib.asynccontextmanager
     async def to(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
@@ -115,15 +116,12 @@ class Contacts:
             self._close(channel, None if at_once else CALL_SECONDS)  # others' calls on it may still end well
 
     def _close(self, channel: grpc.aio.Channel, grace: float | None) -> None:
-        task = asyncio.create_task(channel.close(grace))
-        self.closing.add(task)
-        task.add_done_callback(self.closing.discard)
+        self.closing.spawn(channel.close(grace))
 
     async def close(self) -> None:
         """Hang up everywhere."""
         if self.routes is not None:
             await self.routes.close()
-        for task in self.closing:
-            task.cancel()
+        self.closing.cancel()
         channels, self.channels = [channel for _, channel in self.channels.values()], {}
-        await asyncio.gather(*(channel.close(None) for channel in channels), *self.closing, return_exceptions=True)
+        await asyncio.gather(*(channel.close(None) for channel in channels), self.closing.end(), return_exceptions=True)

@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,34 +13,12 @@ from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.net import known_peers
 from protocol.net.dht import Dht
+from protocol.net.tasks import Notifier
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
 
 WRITE_SECONDS = 5.0
 """Who comes and goes is written down this often at most."""
-
-
-class News:
-    """Something has changed: whoever waits looks again."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        """Wake everybody who waits."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, seconds: float) -> None:
-        """Until the next ring, at most so long. Whatever was looked at just before cannot be missed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Until a condition holds."""
-        while not holds():
-            await self._event.wait()
 
 
 @dataclass(slots=True)
@@ -62,7 +39,7 @@ class Discovery:
     """Peers that did not answer, and the sequence number of the last record they had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)
     """Round trips to others, in seconds, as far as they were measured (`peer.network.distance`)."""
-    news: News = field(default_factory=News)
+    news: Notifier = field(default_factory=Notifier)
     objection: Callable[[PeerId], str] = lambda peer: ""
     """Why this peer does not talk to another; empty: it does. Who is avoided is not there: nobody waits for it."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -13,6 +13,7 @@ from protocol.identity import PeerId
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import EOF
 from protocol.net.lenient import NO_MESSAGE
+from protocol.net.tasks import Children
 
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
@@ -42,8 +43,8 @@ class BreachError(PeerError):
 class Call(Protocol):
     """What both ends of a gRPC stream can do."""
 
-    def read(self) -> Awaitable[Any]: ...
-    def write(self, message: Any) -> Awaitable[None]: ...
+    def read(self) -> Coroutine[Any, Any, Any]: ...
+    def write(self, message: Any) -> Coroutine[Any, Any, None]: ...
 
 
 class Duplex(Generic[Outgoing, Received]):
@@ -79,6 +80,7 @@ class Duplex(Generic[Outgoing, Received]):
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
+        self._tasks = Children()
 
     @property
     def unsent(self) -> int:
@@ -135,16 +137,16 @@ class Duplex(Generic[Outgoing, Received]):
     async def carry(self, call: Call) -> None:
         """Move messages between the queues and a gRPC stream until both sides have ended it, or this one has hung up:
         who does not read, or does not end it in its turn, keeps nobody."""
-        reader, writer = asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))
-        hung_up = asyncio.create_task(self._hung_up.wait())
+        reader, writer = self._tasks.spawn(self._read(call)), self._tasks.spawn(self._write(call))
+        hung_up = self._tasks.spawn(self._hung_up.wait())
         try:
             await asyncio.wait((writer, hung_up), return_when=asyncio.FIRST_COMPLETED)
             if not self._hung_up.is_set() and (isinstance(call, grpc.aio.StreamStreamCall) or writer.result()):
                 await asyncio.wait((reader, hung_up), timeout=PARTING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reader, writer, hung_up):
-                task.cancel()
+            self._tasks.cancel()
             self._end(LostMemberError(f"{self.with_whom} is gone"))
+            await self._tasks.end()
 
     async def _write(self, call: Call) -> bool:
         """Write what is queued, until there is nothing more to say; whether the stream broke before."""
@@ -203,7 +205,7 @@ class Duplex(Generic[Outgoing, Received]):
     async def _heard(self, call: Call) -> Any:
         if self.beat is None:
             return await call.read()
-        reading = asyncio.ensure_future(call.read())
+        reading = self._tasks.spawn(call.read())
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits any longer
         try:
             for _ in range(SILENT_BEATS):

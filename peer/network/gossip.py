@@ -18,7 +18,6 @@ from peer.network.gossip_policy import (
     compare_seconds,
     favoured,
     first_hearers,
-    follows,
     partners,
     some,
 )
@@ -35,6 +34,7 @@ from peer.network.learning import Learner
 from peer.network.witnesses import Witnesses
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
+from protocol.layout import follows
 from protocol.limits import (
     CALL_SECONDS,
     ENTRIES_NAMED,
@@ -42,6 +42,7 @@ from protocol.limits import (
 )
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake
+from protocol.net.tasks import Children
 from protocol.outer.claims import Claim
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import summary
@@ -68,7 +69,7 @@ class Reconciler:
     attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """Those of them that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
@@ -142,17 +143,17 @@ class Reconciler:
         """Compare with others again and again, for as long as this peer lives."""
         busy: dict[PeerId, asyncio.Task[bool]] = {}
         try:
-            while True:
-                for peer in self._contacts_now():
-                    if peer.peer_id not in busy or busy[peer.peer_id].done():
-                        busy[peer.peer_id] = asyncio.create_task(self.compare(peer))
-                pause = compare_seconds(len(self.discovery.others()))
-                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            async with Children() as comparing:
+                while True:
+                    for peer in self._contacts_now():
+                        if peer.peer_id not in busy or busy[peer.peer_id].done():
+                            busy[peer.peer_id] = comparing.spawn(self.compare(peer))
+                    pause = compare_seconds(len(self.discovery.others()))
+                    await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         finally:
             if self.telling is not None:
                 self.telling.cancel()
-            for task in (*busy.values(), *self.tasks):
-                task.cancel()
+            await self.tasks.end()
 
     def _contacts_now(self) -> list[PeerRecord]:
         """In a large swarm, some of those who follow one of this peer's parts, each time another."""
@@ -164,7 +165,7 @@ class Reconciler:
 
     def followers(self, part: Part) -> list[PeerRecord]:
         """Others that hold a part."""
-        return [peer for peer in self.discovery.others() if follows(peer, part, self.manifest)]
+        return [peer for peer in self.discovery.others() if follows(peer.role, peer.stage, part, self.manifest)]
 
     def _sorted(self, peers: Iterable[PeerRecord]) -> tuple[list[PeerRecord], list[PeerRecord]]:
         """Those whose contributions count, and the others."""
@@ -200,7 +201,7 @@ class Reconciler:
             await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
-            followed = [part for part in self.acceptance.ledgers if follows(said, part, self.manifest)]
+            followed = [part for part in self.acceptance.ledgers if follows(said.role, said.stage, part, self.manifest)]
             for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
                 self.acceptance.note_spoken(part, said.peer_id)
             return self._held(followed) <= keys_of(told.parts)
@@ -279,7 +280,4 @@ class Reconciler:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside everything else."""
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return self.tasks.spawn(work)

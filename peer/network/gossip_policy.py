@@ -6,10 +6,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from protocol.identity import Part
-from protocol.layout import parts_followed
 from protocol.limits import RECORD_SECONDS
-from protocol.manifest import Manifest
 from protocol.trust.records import PeerRecord
 
 COMPARE_SECONDS = 1.0
@@ -74,11 +71,6 @@ def compare_seconds(known: int) -> float:
 def read_seconds(known: int) -> float:
     """How long to wait until the directory is read again, knowing so many peers."""
     return min(max(READ_SECONDS, known / RECORDS_A_SECOND), RECORD_SECONDS / 2)
-
-
-def follows(peer: PeerRecord, part: Part, manifest: Manifest) -> bool:
-    """Whether a peer of this role and stage holds the outer state of a part."""
-    return peer.role != "volunteer" or part in parts_followed(manifest, peer.stage)
 
 
 def first_hearers(

@@ -10,6 +10,7 @@ from protocol.identity import PeerId
 from protocol.net.blobs import fetch
 from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
 from protocol.net.places import Places
+from protocol.net.tasks import Children
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
 from protocol.trust.handover import Bequest, Heritage, answer, largest, offer, read, read_answer
@@ -37,7 +38,8 @@ class Offered:
 class SuccessionService(succession_pb2_grpc.SuccessionServicer):
     """A volunteer, as leavers of its stage see it. What it accepts waits for the peer's own loop, in `next`."""
 
-    def __init__(self, reconciler: Reconciler, stage: int) -> None:
+    def __init__(self, reconciler: Reconciler, stage: int, tasks: Children) -> None:
+        """`tasks` are those that end with this peer: what is considered outlives the call that asked for it."""
         self.reconciler = reconciler
         self.stage = stage
         self.heritage: Heritage | None = None
@@ -45,7 +47,7 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
         self.open = False
         """Whether bequests are taken now."""
         self.waiting: Offered | None = None
-        self._considering: set[asyncio.Task[str]] = set()
+        self.tasks = tasks
         self._one_at_a_time = asyncio.Lock()
         self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
         """For offers that are looked at, or wait for it."""
@@ -74,9 +76,7 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
         await speaks(context, bequest.giver, "its own bequests")
         if not self.places.take(bequest.giver):
             await refuse(context, "what you offered before is still looked at")
-        considering = asyncio.create_task(self._consider(bequest, self.heritage))
-        self._considering.add(considering)
-        considering.add_done_callback(self._considering.discard)
+        considering = self.tasks.spawn(self._consider(bequest, self.heritage))
         considering.add_done_callback(lambda _: self.places.give_back(bequest.giver))
         reason = await asyncio.shield(considering)  # a giver that hangs up and calls again waits for the end of this
         return pb.BequestReply(answer=answer(signer, bequest, reason))

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from peer.network.blob_fetcher import Fetcher
-from peer.network.discovery import News
 from peer.network.turns import Turns
 from peer.store.contributions import Shelf
 from protocol.codec.contribution import digest, max_bytes, slot_of
 from protocol.errors import FormatError, PeerError, ResourceError
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.layout import model_layout, parts_followed
+from protocol.layout import follows, model_layout
 from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
 from protocol.manifest import Manifest
+from protocol.net.tasks import Notifier
 from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation
 from protocol.outer.set_difference import lacking
 from protocol.outer.standing import Standing
@@ -60,7 +60,7 @@ class Acceptance:
     fetcher: Fetcher
     shelf: Shelf
     ledgers: dict[Part, Ledger]
-    news: News
+    news: Notifier
     check: Check = nothing_is_valid
     revoked: Callable[[PeerId], None] = lambda author: None
     """Is told whom the operator has taken out."""
@@ -361,6 +361,5 @@ class Acceptance:
 
 def ledgers_of(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
     """One for each part that a peer follows."""
-    volunteer = record.role == "volunteer"
-    parts = parts_followed(manifest, record.stage) if volunteer else list(model_layout(manifest))
-    return {part: Ledger(part, record.peer_id, Window.of(manifest)) for part in parts}
+    followed = (part for part in model_layout(manifest) if follows(record.role, record.stage, part, manifest))
+    return {part: Ledger(part, record.peer_id, Window.of(manifest)) for part in followed}

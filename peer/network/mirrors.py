@@ -17,6 +17,7 @@ from peer.network.web import Client, header
 from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
 from protocol.manifest import Manifest
+from protocol.net.backoff import pause_after
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch
 from protocol.net.channels import Credentials, Reachable, connect
@@ -172,8 +173,8 @@ class SourceRecord:
 
     def failed(self, reason: str, now: float) -> None:
         self.reason = reason[:200]
-        self.avoided_until = now + min(MOST_AVOIDED_SECONDS, AVOIDED_SECONDS * 2**self.failures)
-        self.failures = min(self.failures + 1, 16)
+        self.failures += 1
+        self.avoided_until = now + pause_after(self.failures, AVOIDED_SECONDS, MOST_AVOIDED_SECONDS)
 
 
 class Mirrors:
@@ -197,7 +198,7 @@ class Mirrors:
                 there is nobody to ask.
         """
         clock = asyncio.get_running_loop().time
-        begun, pause = clock(), FIRST_PAUSE_SECONDS
+        begun, turns = clock(), 0
         while True:
             for standing in await self._in_turn():
                 asked = clock()
@@ -213,11 +214,12 @@ class Mirrors:
             if not self._standings:
                 raise UnreachableError(f"{block} of the run's text is not on this machine, and the run has no mirrors")
             reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._standings.items())
+            turns += 1
+            pause = pause_after(turns, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             if clock() + pause > max(begun, self._came) + self.patience:
                 raise UnreachableError(f"no mirror gives {block} of the run's text: {reasons}")
             self._say(f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})", clock())
             await asyncio.sleep(pause)
-            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
 
     def _say(self, what: str, now: float) -> None:
         """Once for all blocks that wait."""

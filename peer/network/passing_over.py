@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from protocol.limits import PEERS_KEPT
+from protocol.net.backoff import pause_after
 
 Source = TypeVar("Source", bound=Hashable)
 
@@ -30,7 +31,7 @@ class PassedOver(Generic[Source]):
     def note(self, source: Source) -> None:
         """It did it again."""
         count, _ = self.faults.pop(source, (0.0, 0.0))
-        self.faults[source] = count + 1, self.clock() + min(self.most, self.first * 2 ** min(count, 16))
+        self.faults[source] = count + 1, self.clock() + pause_after(count + 1, self.first, self.most)
         if len(self.faults) > PEERS_KEPT:
             self.faults.popitem(last=False)
 

@@ -19,7 +19,7 @@ from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
-from protocol.layout import parts_authored
+from protocol.layout import contributes_to
 from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
@@ -246,6 +246,4 @@ def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
 
 def _may_witness(peer: PeerRecord, part: Part) -> bool:
     """Whether a peer's word for a part counts: of those who may contribute to it."""
-    if peer.on_trial:
-        return False
-    return peer.role == "datacenter" or (peer.role == "volunteer" and part in parts_authored(peer.stage))
+    return not peer.on_trial and contributes_to(peer.role, peer.stage, part)

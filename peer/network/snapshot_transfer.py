@@ -22,6 +22,7 @@ from protocol.manifest import Manifest
 from protocol.net.blobs import fetch
 from protocol.net.channels import handshake, require_manifest
 from protocol.net.guard import charge
+from protocol.net.tasks import Children
 from protocol.schemas import snapshots_pb2 as pb
 from protocol.schemas import snapshots_pb2_grpc
 from protocol.trust.records import PeerRecord
@@ -141,8 +142,8 @@ async def fetch_snapshot(
 async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
     """Fetch from all at once, until every piece is here, or none of them gives any: who is slow keeps nobody when the
     others have given what it was asked for."""
-    taking = {asyncio.create_task(fetching.take_from(peer)): peer for peer in [*sources] * PIECES_IN_FLIGHT}
-    try:
+    async with Children() as children:
+        taking = {children.spawn(fetching.take_from(peer)): peer for peer in [*sources] * PIECES_IN_FLIGHT}
         while taking and not fetching.complete:
             await asyncio.wait(taking, timeout=LAG_SECONDS / 8, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in taking if task.done()]:
@@ -150,11 +151,7 @@ async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
                 task.result()
             for peer in sources:  # who has nothing to do may have a slow one's piece
                 if taking and peer not in taking.values():
-                    taking[asyncio.create_task(fetching.take_from(peer))] = peer
-    finally:
-        for task in taking:
-            task.cancel()
-        await asyncio.gather(*taking, return_exceptions=True)
+                    taking[children.spawn(fetching.take_from(peer))] = peer
 
 
 async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: OnFailure) -> Header:

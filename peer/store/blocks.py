@@ -9,6 +9,7 @@ from peer.data.tokens import Tokens
 from peer.store.block_cache import BlockCache
 from peer.telemetry.events import Listener, Warned
 from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.net.tasks import Children
 from protocol.run.dataset import Block, Dataset
 from protocol.run.prepared import read_block
 
@@ -31,6 +32,7 @@ class BlockStore:
     ) -> None:
         self.dataset, self.folder, self.cache, self.fetch, self.emit = dataset, folder, cache, fetch, emit
         self._brought: OrderedDict[int, asyncio.Task[Tokens]] = OrderedDict()
+        self._tasks = Children()
         self._soon: set[int] = set()
         self._turns = asyncio.Semaphore(FETCHES)
         self._damaged = False
@@ -57,17 +59,14 @@ class BlockStore:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        tasks = list(self._brought.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()
 
     def _wanted(self, number: int) -> "asyncio.Task[Tokens]":
         """Under way, or here."""
         if number in self._brought and not self._brought[number].cancelling():
             self._brought.move_to_end(number)
         else:
-            task = self._brought[number] = asyncio.create_task(self._bring(self.dataset.block(number)))
+            task = self._brought[number] = self._tasks.spawn(self._bring(self.dataset.block(number)))
             task.add_done_callback(lambda done: self._note(number, done))
         return self._brought[number]
 

@@ -1,7 +1,7 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
 from protocol.identity import Part, ReplicaId
-from protocol.layout import parts_authored
+from protocol.layout import contributes_to
 from protocol.trust.records import PeerRecord, Peers
 
 
@@ -12,14 +12,9 @@ def replicas(peers: Peers) -> frozenset[ReplicaId]:
 
 def authors(peers: Peers, part: Part) -> Peers:
     """Peers that make contributions to a part that count, one of each replica."""
-    return tuple(peer for peer in peers if peer.replica and writes(peer, part) and not peer.on_trial)
-
-
-def writes(peer: PeerRecord, part: Part) -> bool:
-    """Whether a peer of this role and stage makes contributions to a part."""
-    if peer.role == "volunteer":
-        return part in parts_authored(peer.stage)
-    return peer.role == "datacenter"
+    return tuple(
+        peer for peer in peers if peer.replica and not peer.on_trial and contributes_to(peer.role, peer.stage, part)
+    )
 
 
 def free(peers: Peers, stage: int) -> Peers:

@@ -19,6 +19,7 @@ from peer.telemetry.decisions import EndedEarly
 from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
 from protocol.errors import LostMemberError
 from protocol.layout import model_layout
+from protocol.net.tasks import Children
 from protocol.outer.data_plan import Spans
 
 MEND_SECONDS = 2.0
@@ -52,12 +53,12 @@ async def _replica(node: Node) -> AsyncIterator[Replica]:
             await node.torch_thread.run(replica.mend)
 
     replica = ShardedReplica(node.manifest, node.device, node.split, say)
-    mending = asyncio.create_task(keep_mending())
     try:
-        await node.torch_thread.run(replica.start)
-        yield replica
+        async with Children() as children:
+            children.spawn(keep_mending())
+            await node.torch_thread.run(replica.start)
+            yield replica
     finally:
-        mending.cancel()
         await asyncio.to_thread(replica.stop)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from peer.process import INTERRUPTED
 from peer.telemetry.events import Event, Failed, Joined, Progress, to_line
 from protocol.errors import HetpeerError, LostMemberError, UnreachableError
+from protocol.net.tasks import Children, first_of
 
 LAST_WORDS_SECONDS = 2.0
 """For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
@@ -61,13 +62,7 @@ class Child:
 
     async def wait_until_serving(self) -> bool:
         """Wait until it serves; False: it has ended instead."""
-        serving = asyncio.ensure_future(self.serving.wait())
-        ending = asyncio.ensure_future(self.wait_until_ended())
-        try:
-            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            serving.cancel()
-            ending.cancel()
+        await first_of(self.serving.wait(), self.wait_until_ended())
         return self.serving.is_set()
 
     @property
@@ -128,7 +123,8 @@ async def stop(children: Iterable[Child]) -> None:
         for child in left:
             if end is not None:  # SIGTERM is for the child, which then ends its own
                 child.send(end, to_its_own=end is signal.SIGKILL)
-        await asyncio.wait([asyncio.ensure_future(child.process.wait()) for child in left], timeout=seconds)
+        async with Children() as ending:
+            await asyncio.wait([ending.spawn(child.process.wait()) for child in left], timeout=seconds)
 
 
 def all_finished(children: Iterable[Child]) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from peer.telemetry.events import RoundDone, from_line
 from protocol.errors import HetpeerError
+from protocol.net.tasks import first_of
 
 
 class CompareError(HetpeerError):
@@ -30,13 +31,9 @@ async def lab_loss(directory: Path, rounds: int, console: Console, stop: asyncio
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    stopping = asyncio.ensure_future(stop.wait())
-    watching = asyncio.ensure_future(_follow(process, rounds, console))
     try:
-        await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await first_of(_follow(process, rounds, console), stop.wait())
     finally:
-        stopping.cancel()
-        watching.cancel()
         with suppress(ProcessLookupError):
             process.kill()
         code = await process.wait()

@@ -28,6 +28,7 @@ from peer.testnet.faults import (
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.random_faults import draw
 from peer.testnet.swarm import ATTACKER, Swarm
+from protocol.net.tasks import Notifier
 
 CHAOS = "chaos"
 """Who says `Injected`, where processes have names."""
@@ -62,7 +63,7 @@ class Injection:
     namespaces: Namespaces | None
     tell: Callable[[Injected], None]
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: Notifier = field(default_factory=Notifier)
     began: float | None = None
     under_way: int = 0
 
@@ -70,8 +71,7 @@ class Injection:
         """Something was said: some fault may be due."""
         if self.began is None and self.swarm.has_reached(Moment(1)):
             self.began = asyncio.get_running_loop().time()
-        self.news.set()
-        self.news = asyncio.Event()
+        self.news.ring()
 
     async def run(self) -> None:
         """Do everything at its time, until cancelled; then everything is undone that ends."""

@@ -35,6 +35,7 @@ from peer.testnet.launch import arguments, attack, spawn, two_free_ports
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm, is_hostile
+from protocol.net.tasks import first_of
 
 BLAME_SECONDS = 8.0
 """Who dies takes its neighbours along within milliseconds; in this time all of them have ended."""
@@ -91,16 +92,10 @@ class Testnet:
             TestnetError: a process died.
         """
         async with self.tasks:
-            stopping, watching = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._watch())
             try:
-                await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+                await first_of(self._watch(), stop.wait())
             finally:
-                stopping.cancel()
-                watching.cancel()
-                await asyncio.wait((watching,))
                 await stop_all(self.children)
-            if not watching.cancelled():
-                await watching
 
     async def _watch(self) -> None:
         """Start everybody, and wait until all have finished or one died."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import UserError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.net.tasks import Notifier
 
 LEAST_MEGABITS = 1.0
 """Below this, others may take a peer for one that hangs: each of eight transfers at once (`FETCHES`) then takes 17 s
@@ -79,7 +80,7 @@ class Direction:
     _bulk: deque[tuple[float, asyncio.Future[None]]] = field(default_factory=deque)
     _timer: asyncio.TimerHandle | None = None
     _one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: Notifier = field(default_factory=Notifier)
     _bulk_free_at: float = 0.0
     _began: float = 0.0
     _frame_bytes: int = 0
@@ -155,8 +156,7 @@ class Direction:
             self._look_again()
 
     def _look_again(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.ring()
 
     async def _give_way(self) -> None:
         """While steps run: until this piece's time, and until no frame is unsent, or too long."""
@@ -166,9 +166,7 @@ class Direction:
             left = until - _now()
             if left <= 0:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
+            await self._changed.wait(left)
 
     async def _pay(self, count: int, queue: deque[tuple[float, asyncio.Future[None]]]) -> None:
         if self.rate is None:

@@ -17,10 +17,12 @@ from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import LIBP2P_BYTES, RECORDS_READ
 from protocol.net import libp2p
+from protocol.net.backoff import pause_after
 from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks
 from protocol.net.dht_rules import Rules
 from protocol.net.streams import BROKEN, Streams
+from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
@@ -42,7 +44,7 @@ BEATS_MISSED = 2
 STARTS = 5
 """A daemon that cannot be started so many times in a row is given up."""
 
-MOST_PAUSE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
 """Before another daemon is started where one has died at once: training goes on meanwhile."""
 
 
@@ -134,45 +136,34 @@ class Dht:
         Raises:
             ResourceError: libp2p's daemon is gone, and no other can be started.
         """
-        tasks = [asyncio.create_task(work), asyncio.create_task(self._keep_alive())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await first_of(work, self._keep_alive())
 
     async def _keep_alive(self) -> None:
         """Another daemon for each that dies, or falls silent, or holds too much."""
-        pause = 0.0
+        failures = 0
         while True:
             began = time.monotonic()
             trouble = await self._trouble()
             lived = time.monotonic() - began
-            pause = 0.0 if lived > MOST_PAUSE_SECONDS else min(MOST_PAUSE_SECONDS, max(1.0, 2 * pause))
+            failures = 0 if lived > MOST_PAUSE_SECONDS else failures + 1
             self.say(f"libp2p's daemon {trouble}: another is started")
-            await self._start_again(trouble, pause)
+            await self._start_again(trouble, pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
 
     async def _trouble(self) -> str:
         """What is wrong with the daemon, as soon as something is."""
-        died = asyncio.ensure_future(self.p2p._child.wait())
         missed = large = 0
-        try:
+        async with Children() as watching:
+            died = watching.spawn(self.p2p._child.wait())
             while max(missed, large) < BEATS_MISSED:
                 await asyncio.wait((died,), timeout=BEAT_SECONDS)
                 if died.done():
                     return f"died (exit code {self.p2p._child.returncode})"
-                missed = 0 if await libp2p.answers(self.p2p) else missed + 1
+                missed = 0 if await libp2p.answers(self.p2p, self.calls.tasks) else missed + 1
                 large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
                 if large:
                     await self._hang_up_on_strangers()
                 libp2p.forget_ended(self.p2p)
                 self.calls.let_go_of_silent()
-        finally:
-            died.cancel()
         return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
 
     async def _hang_up_on_strangers(self) -> None:

@@ -32,6 +32,7 @@ from protocol.limits import (
 )
 from protocol.net.dht_checks import Checks
 from protocol.net.dht_rules import DhtEntry, is_plausible, packed, unpacked
+from protocol.net.tasks import Children
 
 KEY_BYTES = 20
 
@@ -56,7 +57,8 @@ class Calls:
     refused: Counter[str] = field(default_factory=Counter)
     asked: dict[asyncio.Task[Any], tuple[str, float]] = field(default_factory=dict)
     """Calls of ours that are not answered yet: of whom, and since when."""
-    hanging_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    hanging_up: set[str] = field(default_factory=set)
+    tasks: Children = field(default_factory=Children)
     keys: dict[bytes, str] = field(init=False)
     """What may be asked for: its names by hivemind's ids."""
 
@@ -67,8 +69,7 @@ class Calls:
 
     def stop(self) -> None:
         """Wait for nothing more."""
-        for task in (*self.asked, *self.hanging_up.values()):
-            task.cancel()
+        self.tasks.cancel()
 
     # What others ask
 
@@ -113,8 +114,8 @@ class Calls:
         """Hang up on a peer, soon."""
         self.refused.pop(source, None)
         if source not in self.hanging_up:
-            task = self.hanging_up[source] = asyncio.create_task(self.hang_up(source))
-            task.add_done_callback(lambda _: self.hanging_up.pop(source, None))
+            self.hanging_up.add(source)
+            self.tasks.spawn(self.hang_up(source)).add_done_callback(lambda _: self.hanging_up.discard(source))
 
     def _meet(self, said: Any, peer: Any, source: str) -> None:
         """A caller says under which id it is a node. Who changes it pays; of too many, one goes."""
@@ -182,7 +183,7 @@ class Calls:
 
     # What this node asks
 
-    async def ask(self, call: Callable[[], Awaitable[Any]], peer: str, request: Any) -> Any:
+    async def ask(self, call: Callable[[], Coroutine[Any, Any, Any]], peer: str, request: Any) -> Any:
         """Ask another node; what of its answer can be believed.
 
         A call that was sent is never cancelled: an answer that comes in the same moment would end hivemind's reading
@@ -198,7 +199,7 @@ class Calls:
             return dht_pb2.StoreResponse(store_ok=[False] * len(request.keys))
         if sum(other == peer for other, _ in self.asked.values()) >= DHT_ASKED_OF_PEER:
             raise RefusedError(f"node {peer[-8:]} does not answer")
-        task = asyncio.ensure_future(call())
+        task = self.tasks.spawn(call())
         self.asked[task] = peer, time.monotonic()
         task.add_done_callback(self._ended)
         try:

@@ -29,6 +29,7 @@ from protocol.limits import (
     CERTIFICATE_SLACK_SECONDS,
 )
 from protocol.net.channels import caller, refuse
+from protocol.net.tasks import Children
 from protocol.trust.certificates import Caller
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -223,19 +224,19 @@ async def _writing(context: Any) -> AsyncIterator[Callable[[Any], Awaitable[None
     gRPC cannot end a call while something is on its way, so the end waits for that, however long it takes: this call
     still counts among the caller's, but holds no more than the one chunk.
     """
-    pending: list[asyncio.Future[None]] = []
+    writes = Children()
 
     async def write(chunk: Any) -> None:
-        pending.append(asyncio.ensure_future(context.write(chunk)))
-        taken, _ = await asyncio.wait(pending, timeout=CALL_SECONDS)
-        if not taken:
+        writing = writes.spawn(context.write(chunk))
+        await asyncio.wait((writing,), timeout=CALL_SECONDS)
+        if not writing.done():
             raise TimeoutError
-        pending.pop().result()
+        writing.result()
 
     try:
         yield write
     finally:
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*writes, return_exceptions=True)  # which ends them if this call is cancelled
 
 
 async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:

@@ -13,6 +13,7 @@ import psutil
 from protocol.addresses import WILDCARDS, is_ip, join, multiaddress
 from protocol.errors import ResourceError
 from protocol.limits import DHT_MESSAGE_BYTES, LIBP2P_BYTES, LIBP2P_GRACE_SECONDS, LIBP2P_MOST_BYTES
+from protocol.net.tasks import Children
 from protocol.trust.keys import Identity
 
 START_SECONDS = 60.0
@@ -56,16 +57,16 @@ async def end(p2p: Any) -> None:
     await p2p.shutdown()
 
 
-async def answers(p2p: Any) -> bool:
+async def answers(p2p: Any, tasks: Children) -> bool:
     """Whether the daemon is there for hivemind: over the one connection between the two, by which all calls go, both
     ways. If either end has ceased to read it, the daemon and this process both live, and nobody finds this node.
 
     It is asked to call somebody whose id is none. To any other, to itself too, it would look for a way: among peers
-    that may all be cut off."""
+    that may all be cut off. A question without an answer stays among `tasks`."""
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 
-    asked = asyncio.ensure_future(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
+    asked = tasks.spawn(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
     asked.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait((asked,), timeout=ANSWER_SECONDS)  # and not cancelled: see `Calls.ask`
     if not asked.done():

@@ -40,6 +40,7 @@ from protocol.limits import (
 )
 from protocol.net.guard import Objection, nobody
 from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
+from protocol.net.tasks import Children
 from protocol.trust.membership import Authority
 
 RELAY = "hetpeer/relay/1"
@@ -202,17 +203,14 @@ class Relay:
                 await asyncio.sleep(wait)
             await self.pay(count)
 
-        carrying = asyncio.create_task(splice(stream, tunnel, spend))
-        try:
+        async with Children() as children:
+            carrying = children.spawn(splice(stream, tunnel, spend))
             while not carrying.done():
                 await asyncio.wait((carrying,), timeout=RELAY_LOOK_SECONDS)
                 now = self.clock()
                 idle, old = now - heard > RELAY_IDLE_SECONDS, now - began > RELAY_STREAM_SECONDS
                 if idle or old or any(self.objection(each) for each in pair):
                     break
-        finally:
-            carrying.cancel()
-            await asyncio.wait((carrying,))
 
     def _budget(self, pair: PeerPair) -> Budget:
         budget = self.budgets.get(pair)

@@ -14,6 +14,7 @@ from typing import Any
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES, RELAY_OPEN_SECONDS
+from protocol.net.tasks import first_of
 
 TUNNEL = "hetpeer/tunnel/1"
 
@@ -227,12 +228,8 @@ async def splice(one: Stream, other: Stream, spend: Spend = free) -> None:
                 sink.writer.write(piece)
                 await sink.writer.drain()
 
-    pumps = [asyncio.create_task(pump(one, other)), asyncio.create_task(pump(other, one))]
     try:
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(pump(one, other), pump(other, one))
     finally:
-        for each in pumps:
-            each.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
         one.close()
         other.close()

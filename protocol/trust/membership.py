@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, PeerId, RunId
-from protocol.layout import parts_authored
+from protocol.layout import contributes_to
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 
@@ -39,7 +39,7 @@ class Card:
 
     def authors(self, part: str) -> bool:
         """Whether this peer's place is one that contributes to a part."""
-        return self.role == "datacenter" or (self.role == "volunteer" and part in parts_authored(self.stage))
+        return contributes_to(self.role, self.stage, part)
 
     def may_author(self, part: str) -> bool:
         """Whether contributions of this peer to a part count."""

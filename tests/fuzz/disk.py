@@ -22,7 +22,6 @@ from peer.lab.experiment import Case
 from peer.lab.sweep import _text
 from peer.lab.switches import Switches
 from peer.model.genesis import read_part
-from peer.network.discovery import News
 from peer.network.intake import Acceptance
 from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
@@ -37,6 +36,7 @@ from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, RunId
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.net.known_peers import PEERS
+from protocol.net.tasks import Notifier
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
 from protocol.outer.ledger import Entry, Ledger
@@ -76,7 +76,7 @@ def restore(path: Path) -> list[Entry]:
     """What a peer takes up from its shelf when it starts."""
     ledgers = {EMBEDDING: ledger()}
     unused: Any = None
-    Acceptance(MANIFEST, signer(AUTHOR), unused, Shelf(path.parent.parent), ledgers, News()).restore()
+    Acceptance(MANIFEST, signer(AUTHOR), unused, Shelf(path.parent.parent), ledgers, Notifier()).restore()
     return ledgers[EMBEDDING].all_entries()
 
 

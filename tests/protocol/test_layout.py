@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import (
+    contributes_to,
+    follows,
     layers_of_stage,
     model_layout,
     parameter_count,
@@ -13,6 +15,7 @@ from protocol.layout import (
     parts_followed,
 )
 from protocol.manifest import check
+from tests.reference.small_manifest import small_manifest
 
 
 @given(st.integers(1, 64), st.data())
@@ -47,3 +50,19 @@ def test_every_compressed_stage_follows_the_embedding_and_only_the_first_authors
     assert parts_followed(whole, 1) == [stage_part(1)]
     assert parts_authored(0) == [EMBEDDING, stage_part(0)]
     assert parts_authored(1) == [stage_part(1)]
+
+
+@pytest.mark.parametrize(("compression", "needs_embedding"), [(1, False), (2, True)])
+def test_a_compressed_groups_stages_all_follow_the_embedding(compression: int, needs_embedding: bool):
+    manifest = small_manifest(replicas={"compression": compression})
+    assert follows("volunteer", 1, EMBEDDING, manifest) == needs_embedding
+    assert follows("datacenter", 0, EMBEDDING, manifest)
+    assert not follows("volunteer", 1, stage_part(0), manifest)
+
+
+def test_a_volunteer_contributes_to_its_stage_a_datacenter_to_all_and_nobody_else_to_any():
+    assert contributes_to("volunteer", 1, stage_part(1))
+    assert not contributes_to("volunteer", 1, EMBEDDING)
+    assert contributes_to("volunteer", 0, EMBEDDING)
+    assert all(contributes_to("datacenter", 0, part) for part in (EMBEDDING, stage_part(0), stage_part(1)))
+    assert not any(contributes_to(role, 0, stage_part(0)) for role in ("observer", "gateway"))

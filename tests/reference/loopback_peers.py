@@ -36,6 +36,7 @@ from protocol.layout import model_layout, part_layout, parts_authored, parts_fol
 from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, BlobService
 from protocol.net.channels import listen, options
+from protocol.net.tasks import Children
 from protocol.outer.ledger import Ledger
 from protocol.outer.window import Window
 from protocol.schemas import (
@@ -249,7 +250,7 @@ class Village:
         followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread, closed=earned.close)
         acceptance.check = followed.check
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
-        succession = SuccessionService(reconciler, place)
+        succession = SuccessionService(reconciler, place, Children())
 
         def served(sha256: str) -> Blob | None:
             return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)

@@ -2,10 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -24,6 +23,7 @@ from peer.telemetry.events import Progress
 from peer.telemetry.units import size
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.net.bandwidth import Bandwidth
+from protocol.net.tasks import first_of
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, MANIFEST_BYTES, Dataset, check_block, checked_mirror, parse
 from protocol.run.prepared import check_tokenizer, open_folder, read_block
 
@@ -112,7 +112,7 @@ def verify(place: str, blocks: int, terminal: Terminal) -> int:
             url = checked_mirror(place)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return run(lambda stop: _unless_stopped(stop, _verify_mirror(url, blocks, terminal)), terminal)
+        return run(lambda stop: first_of(_verify_mirror(url, blocks, terminal), stop.wait()), terminal)
 
     return told(terminal.emit, work)
 
@@ -147,18 +147,6 @@ def _verify_folder(folder: Path, terminal: Terminal) -> int:
     if wrong:  # outside the blocks
         raise FormatError(wrong)
     return dataset.blocks
-
-
-async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Carry out `work`; Ctrl-C ends it."""
-    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-    finally:
-        working.cancel()
-        stopping.cancel()
 
 
 async def _verify_mirror(url: str, blocks: int, terminal: Terminal) -> None:

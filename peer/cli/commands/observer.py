@@ -11,6 +11,8 @@ from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Progress
 from protocol.errors import HetpeerError, LostMemberError
+from protocol.net.backoff import pause_after
+from protocol.net.tasks import first_of
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 
 LAST_WORDS_SECONDS = 2.0
@@ -69,13 +71,11 @@ async def observe(
                     acting.add(tasks.create_task(work))
 
         listening = tasks.create_task(listen(observer.stdout))
-        ended, stopping = asyncio.ensure_future(observer.wait()), asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await first_of(observer.wait(), stop.wait())
         finally:
-            stopping.cancel()
             observer.stdin.close()
-            code = await ended
+            code = await observer.wait()
             await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
             for task in (listening, *acting):
                 task.cancel()
@@ -85,11 +85,11 @@ async def observe(
 
 async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
     """Try until it is done: an observer tells of each peer once."""
-    pause = RETRY_SECONDS
+    failures = 0
     while True:
         try:
             return await act()
         except HetpeerError as error:
             terminal.emit(Progress(f"{otherwise}: {error}"))
-        await asyncio.sleep(pause)
-        pause = min(MOST_RETRY_SECONDS, 2 * pause)
+        failures += 1
+        await asyncio.sleep(pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS))

@@ -15,6 +15,7 @@ from protocol.identity import PeerId
 from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
 from protocol.net.relay import be_held, ping
 from protocol.net.streams import BROKEN, TUNNEL, Stream, Streams, splice
+from protocol.net.tasks import Children
 from protocol.trust.records import is_relay
 
 AGAIN_SECONDS = 20.0
@@ -46,7 +47,7 @@ class Hidden:
     open: Counter[PeerId] = field(default_factory=Counter)
     told: list[str] | None = None
     """The relays that this peer's user has heard of last."""
-    pinging: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: Children = field(default_factory=Children)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def begin(self) -> None:
@@ -58,7 +59,7 @@ class Hidden:
 
     async def keep(self) -> None:
         """Be reached for as long as this peer lives: another relay for each that is lost."""
-        meeting = asyncio.create_task(self._keep_meeting())
+        self.tasks.spawn(self._keep_meeting())
         try:
             while True:
                 self.changed.clear()
@@ -67,8 +68,7 @@ class Hidden:
                     await self.discovery.publish(via=self._named())
                 await self._look()
         finally:
-            for task in (meeting, *self.pinging):
-                task.cancel()
+            await self.tasks.end()
 
     async def _look(self) -> None:
         """Until a relay is lost, or it is time to look for one."""
@@ -110,9 +110,7 @@ class Hidden:
                 self.avoided[address] = time.monotonic() + AGAIN_SECONDS
                 continue
             self.held[address] = relay
-            task = asyncio.create_task(self._ping(address, relay, stream))
-            self.pinging.add(task)
-            task.add_done_callback(self.pinging.discard)
+            self.tasks.spawn(self._ping(address, relay, stream))
         if self.told != list(self.held):
             self.told = list(self.held)
             self.emit(Reached([str(relay) for relay in self.held.values()]))

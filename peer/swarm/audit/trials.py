@@ -6,11 +6,11 @@ from peer.compute.audit import Sets, overlap, trial_gain
 from peer.compute.evaluation import Evaluates
 from peer.swarm.audit.verdicts import objection
 from peer.swarm.node import Node
-from peer.swarm.roles import writes
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.identity import Part, PeerId
+from protocol.layout import contributes_to
 
 TrialBlobs = dict[Part, bytes]
 """What one author on trial sent in one round."""
@@ -41,7 +41,8 @@ def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:
     whole = {
         (round, author): work
         for (round, author), work in works.items()
-        if author in records and all(part in work for part in outer.followed.parts if writes(records[author], part))
+        if (record := records.get(author)) is not None
+        and all(part in work for part in outer.followed.parts if contributes_to(record.role, record.stage, part))
     }
     for (_, author), work in whole.items():
         for part in work:

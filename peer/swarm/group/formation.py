@@ -5,11 +5,11 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
-from peer.network.discovery import News
 from peer.network.gossip import Reconciler
 from peer.network.group import Membership, Seat, invite
 from peer.swarm.group.plan import backoff_seconds, choose_members, preferred
 from protocol.identity import ReplicaId
+from protocol.net.tasks import Children, Notifier
 from protocol.trust.records import PeerRecord
 
 EAGER = 3
@@ -51,10 +51,8 @@ async def _measure(reconciler: Reconciler, stages: list[int]) -> None:
     asked = [peer for order in orders if len(order) > 1 for peer in order[:MEASURED]]
     unknown = [peer for peer in asked if peer.peer_id not in discovery.trips]
     if unknown:
-        asking = [asyncio.create_task(_ask(reconciler, peer)) for peer in unknown]
-        await asyncio.wait(asking, timeout=MEASURE_SECONDS)
-        for task in asking:
-            task.cancel()
+        async with Children() as asking:
+            await asyncio.wait([asking.spawn(_ask(reconciler, peer)) for peer in unknown], timeout=MEASURE_SECONDS)
 
 
 async def _ask(reconciler: Reconciler, peer: PeerRecord) -> None:
@@ -63,7 +61,7 @@ async def _ask(reconciler: Reconciler, peer: PeerRecord) -> None:
         await reconciler.compare(peer)
 
 
-async def pause(news: News, failures: int) -> None:
+async def pause(news: Notifier, failures: int) -> None:
     """Between two attempts at a round, of which so many have failed in a row. After a few, news do not shorten it: each
     attempt makes some."""
     seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))

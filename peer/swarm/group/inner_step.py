@@ -32,6 +32,7 @@ from protocol.codec.frames import (
 )
 from protocol.codec.payloads import Payload
 from protocol.errors import DivergedError
+from protocol.net.tasks import Children
 from protocol.schemas import pipeline_pb2 as pb
 
 SHORTEST_SECONDS = 1e-6
@@ -53,6 +54,7 @@ class IncomingFrames(Generic[Frame]):
         self.came: list[float] = []
         """When each frame was here, by the loop's clock."""
         self.places = places
+        self.tasks = Children()
         self.task: asyncio.Task[Frame] | None = None
         self._ask()
 
@@ -80,7 +82,7 @@ class IncomingFrames(Generic[Frame]):
 
     def _ask(self) -> None:
         place = next(self.places, None)
-        self.task = asyncio.create_task(self._next(place)) if place is not None else None
+        self.task = self.tasks.spawn(self._next(place)) if place is not None else None
 
     async def _next(self, place: FramePosition) -> Frame:
         messages = [await self.link.receive() for _ in range(self.count)]

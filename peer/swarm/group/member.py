@@ -1,6 +1,5 @@
 """A replica group from the side of stages 1, 2, …: called by a leader, obeying it, free again when it is gone."""
 
-import asyncio
 from dataclasses import dataclass
 
 from peer.network.duplex import BreachError
@@ -11,6 +10,7 @@ from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.events import GroupBroken, GroupFormed, Progress
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId
+from protocol.net.tasks import Children
 from protocol.schemas import group_pb2 as pb
 
 
@@ -91,17 +91,15 @@ class Member:
     async def _next_order(self, reports: Reports) -> pb.Order:
         """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
         news, succession = self.here.node.discovery.news, self.here.succession
-        receiving = asyncio.create_task(reports.receive())
-        receiving.add_done_callback(lambda _: news.ring())
-        try:
+        async with Children() as children:
+            receiving = children.spawn(reports.receive())
+            receiving.add_done_callback(lambda _: news.ring())
             while not receiving.done():
                 if self.here.outer.over or self.here.node.leaving:
                     reports.close()
                     raise LeavingError("this peer leaves")
                 await (succession.inherit() if succession.due else news.wait(1.0))
             return receiving.result()
-        finally:
-            receiving.cancel()
 
     def _notice(self, said: pb.Order | HetpeerError) -> None:
         """The leader has called the step off, or is gone: do not wait for neighbours."""

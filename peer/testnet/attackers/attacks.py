@@ -27,6 +27,7 @@ from protocol.errors import HetpeerError
 from protocol.identity import Part
 from protocol.limits import RECORD_SECONDS
 from protocol.net.channels import handshake
+from protocol.net.tasks import Children
 from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.records import PeerRecord
@@ -142,11 +143,9 @@ def beside(attack: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     honest_serve = daemon.__dict__["serve_stage"]
 
     async def serve(node: Node) -> None:
-        attacking = asyncio.create_task(attack(node))
-        try:
+        async with Children() as children:
+            children.spawn(attack(node))
             await honest_serve(node)
-        finally:
-            attacking.cancel()
 
     replace(daemon, "serve_stage", serve)
 

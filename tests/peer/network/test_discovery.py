@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from peer.network import discovery as module
-from peer.network.discovery import Discovery, News
+from peer.network.discovery import Discovery
 from protocol.identity import PeerId, RunId
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
+from protocol.net.tasks import Notifier
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership import Authority, Card, issue
 from protocol.trust.proofs import Signer
@@ -78,7 +79,7 @@ def test_who_is_told_to_stop_while_news_come_stops(turns: int):
     """The operator's word rings the bell, and ends the work of who waits for it."""
 
     async def scene() -> None:
-        news = News()
+        news = Notifier()
 
         async def work() -> None:
             while True:

@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.network.gossip_policy import ALL_CONTACTS, FANOUT, compare_seconds, follows, partners, read_seconds, some
+from peer.network.gossip_policy import ALL_CONTACTS, FANOUT, compare_seconds, partners, read_seconds, some
 from peer.network.wanted import FETCHES, FETCHES_FROM_ONE, MOST_SOURCES, Wanted
-from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.limits import RECORD_SECONDS
-from protocol.trust.records import PeerRecord
-from tests.reference.small_manifest import small_manifest
 
 seeds = st.integers(0, 2**32)
 
@@ -151,16 +148,3 @@ def test_whatever_happens_every_key_is_waiting_or_under_way_or_done(steps, seed)
                 wanted.failed(key, source)
         assert sorted([*wanted.waiting, *(key for key, _ in flying)]) == sorted(wanted.sources)
         assert wanted.under_way == len(flying) == sum(wanted.busy.values())
-
-
-def peer(role: str, stage: int = 0) -> PeerRecord:
-    fields = {"peer_id": PeerId("a"), "address": "h:1", "role": role, "stage": stage, "slot": 0}
-    return PeerRecord.model_validate(fields)
-
-
-@pytest.mark.parametrize(("compression", "needs_embedding"), [(1, False), (2, True)])
-def test_a_compressed_groups_stages_all_follow_the_embedding(compression, needs_embedding):
-    manifest = small_manifest(replicas={"compression": compression})
-    assert follows(peer("volunteer", 1), EMBEDDING, manifest) == needs_embedding
-    assert follows(peer("datacenter"), EMBEDDING, manifest)
-    assert not follows(peer("volunteer", 1), stage_part(0), manifest)

@@ -370,7 +370,7 @@ def test_a_call_that_its_caller_gives_up_is_not_taken_from_under_hivemind(tmp_pa
             now.set()
             while node.calls.asked:
                 await asyncio.wait(list(node.calls.asked))
-            assert await libp2p.answers(node.p2p)
+            assert await libp2p.answers(node.p2p, node.calls.tasks)
 
     play(scene)
 
@@ -486,7 +486,7 @@ def test_a_daemon_whose_neighbours_are_all_cut_off_is_not_taken_for_one_that_han
         async with nodes(tmp_path, Texts(), Texts()) as (other, node):
             freeze(other)
             try:
-                assert await libp2p.answers(node.p2p)
+                assert await libp2p.answers(node.p2p, node.calls.tasks)
             finally:
                 os.kill(other.p2p._child.pid, signal.SIGCONT)
 

@@ -27,6 +27,7 @@ from protocol.errors import HetpeerError, RefusedError
 from protocol.identity import ReplicaId
 from protocol.net.channels import Credentials
 from protocol.net.dht import Dht
+from protocol.net.tasks import Children, first_of
 from protocol.run.run_files import Descriptor
 from protocol.trust import certificates, membership
 from protocol.trust.keys import load_or_create
@@ -233,17 +234,14 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
         honest = [AttackedPeer(peer, address) for peer, address in known["peers"]]
         crowd = CrowdProcess(found, await admission.describe(found), honest, known["dashboard"], folder)
         await crowd.prepare(kinds)
-        attacking = asyncio.create_task(attack(crowd, kinds, names, seconds))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((attacking, stopping), return_when=asyncio.FIRST_COMPLETED)
-        said = {"names": len(crowd.names), "outcomes": crowd.outcomes(), "cpu_seconds": time.process_time()}
-        (folder / "outcomes.json").write_text(json.dumps(said))  # before anything that may take its time to end
-        for task in (attacking, stopping):
-            task.cancel()
-        (ended, _) = await asyncio.gather(attacking, stopping, return_exceptions=True)
+        async with Children() as children:
+            attacking = children.spawn(attack(crowd, kinds, names, seconds))
+            await first_of(asyncio.wait((attacking,)), stop.wait())
+            said = {"names": len(crowd.names), "outcomes": crowd.outcomes(), "cpu_seconds": time.process_time()}
+            (folder / "outcomes.json").write_text(json.dumps(said))  # before anything that may take its time to end
         await crowd.stop()
-        if isinstance(ended, Exception):
-            raise ended
+        if not attacking.cancelled():
+            await attacking
 
     folder.mkdir(parents=True, exist_ok=True)
     return told(terminal.emit, lambda: run(serve, terminal))

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from protocol.addresses import split
+from protocol.net.tasks import Children
 
 CONNECTIONS = 12
 STREAMS = 64
@@ -128,14 +129,9 @@ async def _half_calls(address: str) -> None:
             async with opened(address, anybody()) as (reader, writer):
                 writer.write(PREFACE + frame(SETTINGS, 0, 0))
                 sender = HalfSender(reader, writer)
-                listening = asyncio.create_task(sender.listen())
-                sending = asyncio.create_task(_send_all(sender))
-                try:
-                    await asyncio.wait((listening,))
-                finally:
-                    for task in (sending, listening):
-                        task.cancel()
-                    await asyncio.gather(sending, listening, return_exceptions=True)
+                async with Children() as children:
+                    children.spawn(_send_all(sender))
+                    await sender.listen()
         await asyncio.sleep(1.0)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from grpc.aio import Server
 
-from peer.network.discovery import News
 from peer.network.group import GroupService
 from peer.swarm.group.formation import fill, pause
 from protocol.identity import PeerId
+from protocol.net.tasks import Notifier
 from protocol.schemas import group_pb2_grpc
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -85,7 +85,7 @@ def test_of_two_that_are_alike_the_nearer_is_invited(tmp_path: Path):
 
 def test_who_has_failed_again_and_again_is_not_hurried_by_news():
     async def seconds(failures: int) -> float:
-        news, loop = News(), asyncio.get_running_loop()
+        news, loop = Notifier(), asyncio.get_running_loop()
         began = loop.time()
         pausing = asyncio.create_task(pause(news, failures))
         while not pausing.done():

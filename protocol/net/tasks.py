@@ -1,0 +1,92 @@
+"""What asyncio lacks for tasks that have a parent: children of an object, the first of several, and a notifier.
+
+A task has one of two parents: an `asyncio.TaskGroup`, where the failure of one is the failure of all, or `Children`,
+where the parent goes on without a child that failed. `tests/test_borders.py` forbids any other.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Children:
+    """The background tasks of one object or block, which end with it.
+
+    A child that fails ends alone. Its error goes to whoever awaits it; if nobody does, asyncio reports it when the
+    child is forgotten, also at the parent's end.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """The number of children that still run."""
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        """The children that run now; it may be changed meanwhile."""
+        return iter([*self._tasks])
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start `work` as a child."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel every child, without waiting for it."""
+        for task in self:
+            task.cancel()
+
+    async def end(self) -> None:
+        """Cancel every child and wait until all have ended, those included that they start meanwhile."""
+        while self._tasks:
+            self.cancel()
+            await asyncio.wait(self._tasks)
+
+    async def __aenter__(self) -> "Children":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Do all of these until the first has ended; then cancel the others and wait for their end.
+
+    A task that is to go on takes part as `asyncio.wait((task,))`. Raises what the first has raised; if several end at
+    once, what the first in the order of the arguments has.
+    """
+    async with Children() as children:
+        tasks = [children.spawn(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+
+
+class Notifier:
+    """Tells everybody who waits that something has changed, so that they look again."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake everybody who waits."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until the next ring, so many seconds at most. Whatever was looked at just before cannot be missed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which is looked at after each ring."""
+        while not holds():
+            await self._event.wait()
