@@ -78,9 +78,9 @@ def test_a_file_that_another_process_has_just_rotated_is_not_rotated_again(tmp_p
 WRITE = """
 import sys
 from pathlib import Path
-from bootstrap.admission.audit_log import Entry, write
+from bootstrap.admission.audit_log import AuditEntry, write
 for number in range(200):
-    write(Path(sys.argv[1]), Entry(what="noted", at=number, peer=sys.argv[2], reason="x" * number), 40_000)
+    write(Path(sys.argv[1]), AuditEntry(what="noted", at=number, peer=sys.argv[2], reason="x" * number), 40_000)
 """
 
 
