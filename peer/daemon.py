@@ -37,7 +37,7 @@ from peer.network.intake import Acceptance, ledgers_of
 from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
 from peer.network.renewal import keep_renewing
-from peer.network.reporter import Telling
+from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
@@ -164,7 +164,7 @@ async def _joined(
     card, credentials = place.card, place.credentials
     space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
     emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
-    emit = telling = Telling(emit)
+    emit = telling = Reporter(emit)
     distrust = Distrust(emit)
     authority = Authority(descriptor.run_id, descriptor.operator, distrust.is_revoked)
     bandwidth = settings.manners.bandwidth()

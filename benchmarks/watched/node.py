@@ -18,7 +18,7 @@ from bootstrap.monitor.metrics import render
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.watch import Monitor
 from peer.network.contacts import Contacts
-from peer.network.reporter import Telling
+from peer.network.reporter import Reporter
 from peer.telemetry.events import Listener
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
@@ -120,9 +120,9 @@ async def _serve(manifest: Manifest, keys: Keys, pipe: Connection) -> None:
 
 
 @contextmanager
-def telling(manifest: Manifest, node: Node, listener: Listener) -> Iterator[Telling]:
+def telling(manifest: Manifest, node: Node, listener: Listener) -> Iterator[Reporter]:
     """A peer's telling, in a loop and a thread of its own, as a daemon's loop is not the thread that computes."""
-    teller, loop = Telling(listener), asyncio.new_event_loop()
+    teller, loop = Reporter(listener), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 

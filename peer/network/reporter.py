@@ -79,7 +79,7 @@ Noticed = tuple[float, Told]
 
 
 @dataclass(slots=True)
-class Telling:
+class Reporter:
     """Stands between a peer and who hears its events: a listener itself."""
 
     listener: Listener

@@ -46,7 +46,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.report import Report
 from peer.telemetry.status import Status
-from peer.telemetry.units import clock, since, size, so_many
+from peer.telemetry.units import clock, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -75,7 +75,7 @@ def panel(status: Status, now: float, width: int) -> list[str]:
 def _place(status: Status) -> str:
     where = f"stage {status.stage}" if status.role == "volunteer" else status.role
     if status.role == "volunteer" and status.members:
-        names = (f"[{each[-8:]}]" if each == status.peer_id else each[-8:] for each in status.members)
+        names = (f"[{tail(each)}]" if each == status.peer_id else tail(each) for each in status.members)
         return f"{where} · {status.state} · group: {' '.join(names)}"
     return f"{where} · {status.state}" + (" · no group" if status.role == "volunteer" else "")
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run, told
-from peer.telemetry.events import Event, Failed, Finished, to_line
+from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
 
 
@@ -92,3 +92,10 @@ def test_a_child_is_heard_to_its_end_and_what_is_no_event_is_passed_over():
         return [event async for event in heard(stdout)]
 
     assert asyncio.run(scene()) == [Failed("it broke", 4), Finished(2)]
+
+
+def test_a_terminals_status_hears_an_event_before_its_listener():
+    rounds: list[int] = []
+    terminal = Terminal(lambda event: rounds.append(terminal.status.round))
+    terminal.emit(StepDone(3, 0, None, 1))
+    assert rounds == [3]

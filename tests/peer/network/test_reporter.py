@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from peer.network import reporter
-from peer.network.reporter import MOST_WAITING, Telling
+from peer.network.reporter import MOST_WAITING, Reporter
 from peer.telemetry.decisions import EndedEarly, Left, WentOn
 from peer.telemetry.events import (
     Contributed,
@@ -27,7 +27,7 @@ from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 
 PEER = identity("peer").peer_id
-Scene = Callable[[Watched, Telling], Awaitable[None]]
+Scene = Callable[[Watched, Reporter], Awaitable[None]]
 
 
 def deaf(event: Event) -> None:
@@ -38,7 +38,7 @@ def done(round: int, pipeline: int = 0, outer: int = 0) -> RoundDone:
     return RoundDone(round, 2.0, 96, {"stage-0": 2}, {"stage-0": "ab"}, pipeline, outer)
 
 
-def batch_of(teller: Telling) -> StepReport:
+def batch_of(teller: Reporter) -> StepReport:
     """What it would send now."""
     took = list(teller.waiting)
     teller.waiting.clear()
@@ -56,7 +56,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = dea
 
     async def run() -> None:
         watched, calling = Watched(), contacts("peer", MANIFEST)
-        teller = Telling(listener)
+        teller = Reporter(listener)
         teller.start(calling, lambda: watched.at)
         try:
             await scene(watched, teller)
@@ -68,7 +68,7 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = dea
 
 
 def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             teller(StepDone(1, 0, 5.5, 96))
             teller(StepDone(1, 1, 5.25, 96))
@@ -87,7 +87,7 @@ def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             teller(StepDone(1, 0, 5.5, 96))
             await watched.until(lambda: heard(watched).step == 1)
@@ -102,7 +102,7 @@ def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.Monke
 
 
 def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         teller(StepDone(1, 0, 5.5, 96))
         async with watched.serving():
             await watched.until(lambda: heard(watched).step == 1)
@@ -116,7 +116,7 @@ def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: p
 
 
 def test_a_peer_that_dies_leaves_a_broken_stream(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             await watched.until(lambda: PEER in watched.monitor.fold.peers and heard(watched).seconds > 0)
             assert teller._task is not None
@@ -127,7 +127,7 @@ def test_a_peer_that_dies_leaves_a_broken_stream(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             await watched.until(lambda: heard(watched).seconds > 0)
             watched.objections[PEER] = "the operator has revoked you"
@@ -139,7 +139,7 @@ def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
-    async def scene(watched: Watched, teller: Telling) -> None:
+    async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             await watched.until(lambda: heard(watched).seconds > 0)
             first = heard(watched)
@@ -154,7 +154,7 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_event_goes_on_to_who_listened_before():
     said: list[Event] = []
-    teller = Telling(said.append)
+    teller = Reporter(said.append)
     events = [StepDone(1, 0, None, 96), Progress("x"), done(1), Finished(1)]
     for event in events:
         teller(event)
@@ -162,7 +162,7 @@ def test_every_event_goes_on_to_who_listened_before():
 
 
 def test_bytes_of_a_round_are_those_since_the_last():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     for number, total in ((1, 100), (2, 150)):
         teller(done(number, total, 2 * total))
     ended = [each for each in batch_of(teller).happened if isinstance(each, RoundEnded)]
@@ -170,7 +170,7 @@ def test_bytes_of_a_round_are_those_since_the_last():
 
 
 def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     events = (
         GroupFormed("QmLeader", 0, ["QmLeader", "QmMember"]),
         GroupBroken("QmLeader", 1, 2, "peer QmMember does not answer"),
@@ -186,7 +186,7 @@ def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
 
 
 def test_decisions_are_told_with_their_reasons():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
         teller(each)
     went_on, ended, left = batch_of(teller).happened
@@ -199,7 +199,7 @@ def test_decisions_are_told_with_their_reasons():
 
 
 def test_what_is_no_number_is_not_told_and_harms_nobody():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     teller(StepDone(1, 0, math.nan, 96))
     teller(Evaluated(1, math.inf, math.nan))
     batch = batch_of(teller)
@@ -207,7 +207,7 @@ def test_what_is_no_number_is_not_told_and_harms_nobody():
 
 
 def test_what_cannot_be_told_is_forgotten_the_oldest_first():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     for number in range(10 * MOST_WAITING):
         teller(Refused("Qm", f"number {number}"))
     assert len(teller.waiting) == MOST_WAITING
@@ -217,7 +217,7 @@ def test_what_cannot_be_told_is_forgotten_the_oldest_first():
 
 
 def test_a_batch_is_never_longer_than_a_node_takes():
-    teller = Telling(deaf)
+    teller = Reporter(deaf)
     for _ in range(60):
         teller(GroupBroken("QmLeader", 1, 2, "ü" * 300))
         teller(GroupFormed("QmLeader", 0, ["Q" * 60] * 128))
