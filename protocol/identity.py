@@ -24,6 +24,14 @@ def stage_part(stage: int) -> Part:
     return Part(f"stage-{stage}")
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A peer or a node, and the HOST:PORT at which it is called."""
+
+    peer_id: PeerId
+    address: str
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ContributionName:
     """One author's Δ̂ of one part in one round. An author signs, so nobody can speak in its name."""

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
-from protocol.identity import PeerId
+from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
 from protocol.monitor.view import View
 from protocol.net.bandwidth import Bandwidth
@@ -35,21 +35,13 @@ Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorNode:
-    """A node of the operator's that serves the run's files to those who have a certificate."""
-
-    peer_id: PeerId
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Admitted:
     """A place in the run. `node` is who gave it."""
 
     card: Card
     signed_card: bytes
     credentials: Credentials
-    node: OperatorNode
+    node: Endpoint
     closed: bool
     """Whether the run lets in only who has an invitation."""
     trials: bool
@@ -68,7 +60,7 @@ async def describe(ticket: Ticket) -> Descriptor:
         FormatError: what answers there is not this run.
     """
 
-    async def ask(channel: grpc.aio.Channel, node: OperatorNode) -> Descriptor:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Descriptor:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
         return parse(reply.descriptor_json, ticket.run_id)
 
@@ -85,7 +77,7 @@ async def finished(ticket: Ticket) -> int:
         UnreachableError, PeerError: no door of the ticket opens.
     """
 
-    async def ask(channel: grpc.aio.Channel, node: OperatorNode) -> int:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> int:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
         return int(reply.finished)
 
@@ -113,14 +105,14 @@ async def register(
         signing_request=certificates.request(identity), role=ROLES[role], stage=stage, token=ticket.token, card=card
     )
 
-    async def ask(channel: grpc.aio.Channel, node: OperatorNode) -> Admitted:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Admitted:
         if node.peer_id in revoked:
             raise PeerError(f"the operator has taken out the gateway at {node.address}")
         metadata = handshake(descriptor.manifest)
         reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
         return _admitted(reply, node)
 
-    def _admitted(reply: pb.RegisterReply, node: OperatorNode) -> Admitted:
+    def _admitted(reply: pb.RegisterReply, node: Endpoint) -> Admitted:
         given = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
         if given.peer != identity.peer_id or given.role != role:
             raise FormatError(f"{node.address} admitted another peer or role than asked for")
@@ -130,7 +122,7 @@ async def register(
             raise FormatError(f"{node.address} names another authority than the ticket")
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
-        shown = OperatorNode(node.peer_id, f"{host}:{reply.port}")
+        shown = Endpoint(node.peer_id, f"{host}:{reply.port}")
         mirrors = base_urls(reply.mirrors)
         return Admitted(
             given, reply.card, credentials, shown, reply.closed, reply.trials, mirrors, bytes(reply.attestation)
@@ -152,7 +144,7 @@ async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, st
     """
     request = pb.DialBackRequest(peer_id=peer, address=address)
 
-    async def ask(channel: grpc.aio.Channel, node: OperatorNode) -> tuple[str, str]:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> tuple[str, str]:
         reply = await run_pb2_grpc.RunStub(channel).DialBack(request, timeout=CALL_SECONDS)
         try:
             return join(*split(reply.dialled)), reply.objection[:200]
@@ -184,7 +176,7 @@ async def ask_status(ticket: Ticket) -> View:
         FormatError: what it says is no view of this run.
     """
 
-    async def ask(channel: grpc.aio.Channel, node: OperatorNode) -> View:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> View:
         reply = await run_pb2_grpc.RunStub(channel).Status(pb.StatusRequest(), timeout=CALL_SECONDS)
         try:
             view = View.model_validate_json(reply.view_json)
@@ -217,7 +209,7 @@ async def fetch_files(
             await fetch_file(channel, descriptor.manifest, file, directory, tell, bandwidth)
 
 
-async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, OperatorNode], Awaitable[Reply]]) -> Reply:
+async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:
     """The answer of the first door that opens."""
     silent: list[HetpeerError] = []
     for address in ticket.doors:
@@ -236,7 +228,7 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, OperatorNo
 
 
 @asynccontextmanager
-async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, OperatorNode]]:
+async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Endpoint]]:
     """A channel to a door that shows a certificate of the ticket's authority, and who it is.
 
     Raises:
@@ -249,7 +241,7 @@ async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.
     except FormatError as error:
         raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
     async with knock(address, door.peer, certificate) as channel:
-        yield channel, OperatorNode(door.peer, address)
+        yield channel, Endpoint(door.peer, address)
 
 
 def _shown(address: str) -> bytes:

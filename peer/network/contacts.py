@@ -10,20 +10,12 @@ import grpc
 
 from peer.network.reach.routes import Routes
 from protocol.errors import RefusedError, UnreachableError
-from protocol.identity import PeerId
+from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Credentials, Reachable, channel_to, translated
 from protocol.net.tasks import Children
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A peer, and where to dial it."""
-
-    peer_id: PeerId
-    address: str
 
 
 @dataclass(slots=True)
@@ -86,7 +78,7 @@ class Contacts:
 
     async def _dialled(self, peer: Reachable) -> Reachable:
         """A peer where a channel to it dials."""
-        return peer if self.routes is None else At(peer.peer_id, await self.routes.address(peer))
+        return peer if self.routes is None else Endpoint(peer.peer_id, await self.routes.address(peer))
 
     @contextlib.contextmanager
     def _translated(self, peer: Reachable) -> Iterator[None]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from protocol.addresses import join, split
 from protocol.atomic import write_atomically
 from protocol.errors import FormatError
-from protocol.identity import PeerId
+from protocol.identity import Endpoint, PeerId
 from protocol.net import known_peers
 from protocol.net.blobs import is_file
 from protocol.net.channels import Credentials, Reachable
@@ -42,14 +42,6 @@ class Remembered:
     signed_card: bytes
     credentials: Credentials
     addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Somebody to call."""
-
-    peer_id: PeerId
-    address: str
 
 
 def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
@@ -113,11 +105,11 @@ def mirrors_of(folder: Path) -> tuple[str, ...]:
         return ()
 
 
-def node_of(folder: Path) -> Address | None:
+def node_of(folder: Path) -> Endpoint | None:
     """The node that admitted this peer last."""
     with suppress(ValueError, FormatError):
         peer_id, address = _lines(folder / NODE)
-        return Address(PeerId(peer_id), join(*split(address)))
+        return Endpoint(PeerId(peer_id), join(*split(address)))
     return None
 
 

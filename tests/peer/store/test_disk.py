@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from peer.joining import PeerOptions, require_fit, require_place, text_sources
-from peer.network.admission import Admitted, OperatorNode
+from peer.network.admission import Admitted
 from peer.settings import Manners
 from peer.store.disk import SHARE, SIGNED_BYTES, contribution_bytes, fixed_bytes, require_space, space_in
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
-from protocol.identity import EMBEDDING, stage_part
+from protocol.identity import EMBEDDING, Endpoint, stage_part
 from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
@@ -117,7 +117,7 @@ def test_the_cache_of_blocks_gets_what_is_left(tmp_path: Path, left: int) -> Non
     space = require_place(settings, prepared, 0, require_fit(settings, prepared))
     credentials: Any = None
     place = Admitted(
-        Card(OPERATOR.peer_id, "volunteer", 0, 0), b"", credentials, OperatorNode(OPERATOR.peer_id, ""), False, False
+        Card(OPERATOR.peer_id, "volunteer", 0, 0), b"", credentials, Endpoint(OPERATOR.peer_id, ""), False, False
     )
     text = text_sources(settings, prepared, place, Bandwidth(), space)
     assert text is not None

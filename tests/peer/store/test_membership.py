@@ -11,14 +11,13 @@ from bootstrap.genesis import create_run
 from peer.network.discovery import Discovery, keep_remembering
 from peer.store.membership import (
     CARD,
-    Address,
     mirrors_of,
     node_of,
     recall,
     remember_place,
     remember_text,
 )
-from protocol.identity import PeerId, RunId
+from protocol.identity import Endpoint, PeerId, RunId
 from protocol.net import known_peers
 from protocol.net.known_peers import PEERS, remember
 from protocol.run.run_files import DESCRIPTOR, Descriptor, genesis_file
@@ -160,7 +159,7 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
 def test_mirrors_and_node_are_those_that_were_told_last(folder: Path):
     assert mirrors_of(folder) == ()
     assert node_of(folder) is None
-    node = Address(PeerId("QmNode"), "127.0.0.1:7702")
+    node = Endpoint(PeerId("QmNode"), "127.0.0.1:7702")
     for urls in (("http://a.example/x", "https://b.example"), ("https://c.example",), ()):
         remember_text(folder, urls, node)
         assert (mirrors_of(folder), node_of(folder)) == (urls, node)

@@ -14,12 +14,12 @@ import pytest
 
 from peer.data.batches import batch, held_out_batch
 from peer.data.blocks import BlockedTokens, local_blocks
-from peer.store.membership import MIRRORS, Address, remember_text
+from peer.store.membership import MIRRORS, remember_text
 from peer.swarm.text_reader import BlockReader, FileReader, TextSources, block_reader
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError, UnreachableError
-from protocol.identity import PeerId
+from protocol.identity import Endpoint, PeerId
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.dataset import BLOCKS, DATA, STEP_BLOCKS
@@ -136,7 +136,7 @@ def test_a_mirror_in_ones_own_network_is_asked_only_where_the_operators_node_has
 ) -> None:
     """At that very address: a name may stand for another one by now."""
     if node is not None:
-        remember_text(directory, (), Address(PeerId("QmNode"), node))
+        remember_text(directory, (), Endpoint(PeerId("QmNode"), node))
     with mirror(folder) as served:
         (directory / MIRRORS).write_text(served.url + "\n")
         told = asyncio.Event()

@@ -12,11 +12,12 @@ import pytest
 
 from peer.optim.bounds import check_magnitudes
 from peer.testnet.attackers.crowd import contributions, libp2p, sockets, words
-from peer.testnet.attackers.crowd.names import AttackedPeer, Name, as_bytes
+from peer.testnet.attackers.crowd.names import Name, as_bytes
 from peer.testnet.attackers.crowd.process import NAMELESS, attack_of, shared_out
 from peer.testnet.faults import CrowdKind
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
+from protocol.identity import Endpoint
 from protocol.limits import message_bytes
 from protocol.net import dht
 from protocol.net.channels import listen, options
@@ -45,7 +46,7 @@ async def hostile(made: Village, role: Role = "datacenter") -> AsyncIterator[Nam
         peer_id=me.peer_id, address="", role=role, stage=0, slot=7, replica=me.peer_id if role == "datacenter" else ""
     )
     at = [each.outer.discovery.record for each in made.peers]
-    targets = [AttackedPeer(each.peer_id, each.address) for each in at]
+    targets = [Endpoint(each.peer_id, each.address) for each in at]
     name = Name("test", signer, certified(me, made.operator), MANIFEST, targets, record)
     await name.serve()
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from protocol.errors import FormatError
-from protocol.identity import Part, PeerId
+from protocol.identity import Endpoint, Part, PeerId
 from protocol.layout import model_layout
 from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest
@@ -38,14 +38,6 @@ CALLS_A_SECOND, BYTES_A_SECOND = 400, 32e6
 """Of all names together: a crowd takes a part of one core, and most of that where it does harm."""
 
 ADDRESS = "127.0.0.1:0"
-
-
-@dataclass(frozen=True, slots=True)
-class AttackedPeer:
-    """An honest peer."""
-
-    peer_id: PeerId
-    address: str
 
 
 @dataclass(slots=True)
@@ -80,7 +72,7 @@ class Name:
     signer: Signer
     credentials: Credentials
     manifest: Manifest
-    targets: Sequence[AttackedPeer]
+    targets: Sequence[Endpoint]
     record: PeerRecord
     pace: CallPace = field(default_factory=CallPace)
     entries: dict[tuple[Part, int], pb.Entry] = field(default_factory=dict)
@@ -118,9 +110,7 @@ class Name:
 
     # Calling
 
-    async def call(
-        self, target: AttackedPeer, method: str, message: Any, seconds: float = CALL_SECONDS
-    ) -> bytes | None:
+    async def call(self, target: Endpoint, method: str, message: Any, seconds: float = CALL_SECONDS) -> bytes | None:
         """The answer to a call, as it travels; None: there is none."""
         unary: Any = self._channel(target).unary_unary(f"/hetpeer.v1.{method}", as_bytes, bytes)
         data = as_bytes(message)
@@ -138,7 +128,7 @@ class Name:
         self.outcomes["answered"] += 1
         return answer
 
-    def _channel(self, target: AttackedPeer) -> grpc.aio.Channel:
+    def _channel(self, target: Endpoint) -> grpc.aio.Channel:
         if target.peer_id not in self.channels:
             self.channels[target.peer_id] = channel_to(target, self.manifest, self.credentials)
         return self.channels[target.peer_id]
@@ -148,7 +138,7 @@ class Name:
         data = as_bytes(message)
         await asyncio.gather(*(self.call(target, method, data, seconds) for target in self.targets))
 
-    async def compare(self, target: AttackedPeer) -> list[pb.PartKeys]:
+    async def compare(self, target: Endpoint) -> list[pb.PartKeys]:
         """What a peer holds of all parts, by its own word; who it is is remembered."""
         parts = [pb.PartSummary(part=part) for part in model_layout(self.manifest)]
         question = pb.Comparison(statement=self.statement(), parts=parts)
@@ -178,7 +168,7 @@ class Name:
                         new.append((part, key, entry))
         return new
 
-    async def fetch(self, target: AttackedPeer, sha256: str) -> bytes | None:
+    async def fetch(self, target: Endpoint, sha256: str) -> bytes | None:
         """A blob that a peer serves; None: it does not."""
         request = blobs_pb2.FetchRequest(sha256=sha256)
         stream: Any = self._channel(target).unary_stream(

@@ -21,10 +21,10 @@ from typing import Any, Literal, get_args
 from peer.network import admission
 from peer.process import Terminal, print_json, run, told
 from peer.telemetry.events import Joined, Progress
-from peer.testnet.attackers.crowd.names import AttackedPeer, CallPace, Name
+from peer.testnet.attackers.crowd.names import CallPace, Name
 from peer.testnet.faults import CrowdKind
 from protocol.errors import HetpeerError, RefusedError
-from protocol.identity import ReplicaId
+from protocol.identity import Endpoint, ReplicaId
 from protocol.net.channels import Credentials
 from protocol.net.dht import Dht
 from protocol.net.tasks import Children, first_of
@@ -57,7 +57,7 @@ class CrowdProcess:
 
     ticket: Ticket
     descriptor: Descriptor
-    targets: list[AttackedPeer]
+    targets: list[Endpoint]
     dashboard: str
     folder: Path
     names: list[Name] = field(default_factory=list)
@@ -231,7 +231,7 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
     async def serve(stop: asyncio.Event) -> None:
         known = json.loads(await asyncio.to_thread(targets.read_text))
         found = find(ticket, folder)
-        honest = [AttackedPeer(peer, address) for peer, address in known["peers"]]
+        honest = [Endpoint(peer, address) for peer, address in known["peers"]]
         crowd = CrowdProcess(found, await admission.describe(found), honest, known["dashboard"], folder)
         await crowd.prepare(kinds)
         async with Children() as children:
