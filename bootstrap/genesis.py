@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from bootstrap.data import corpus, prepared
-from protocol.atomic import replacing, write_atomically
 from protocol.codec.units import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
+from protocol.files import replacing, write_atomically
 from protocol.identity import Part
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference

@@ -52,8 +52,8 @@ from peer.telemetry.events import Listener, Progress
 from peer.telemetry.sentences import size
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
-from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError, UnreachableError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
 from protocol.net.blobs import Blob, BlobService

@@ -14,9 +14,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from bootstrap.admission import kept
-from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, UserError
-from protocol.file_lock import exclusive
+from protocol.files import exclusive, write_atomically
 from protocol.identity import PeerId
 
 INVITATIONS = "invitations.json"

@@ -8,8 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from bootstrap.admission import kept
-from protocol.atomic import write_atomically
-from protocol.file_lock import exclusive
+from protocol.files import exclusive, write_atomically
 from protocol.identity import PeerId
 
 TRIALS = "trials.json"

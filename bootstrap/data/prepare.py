@@ -18,8 +18,8 @@ from bootstrap.data.documents import DocumentSource, Meter, Piece, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
 from bootstrap.data.shuffle import KEPT, Ids, Shuffle
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import ResourceError, UserError
+from protocol.files import sync_folder, write_atomically
 from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
 from protocol.run.run_files import TOKENIZER, token_dtype
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError, UserError
+from protocol.files import write_atomically
 from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, Lookup, Slice
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, Dataset

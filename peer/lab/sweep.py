@@ -16,8 +16,8 @@ from peer.lab.experiment import Case
 from peer.lab.record import append, of, read
 from peer.lab.worker import Ended, Setting, WorkerMessage, state_folder, work
 from peer.store.home import locked
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError
+from protocol.files import write_atomically
 
 SWEEP = "sweep.json"
 

@@ -4,8 +4,8 @@ import os
 import threading
 from pathlib import Path
 
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError
+from protocol.files import write_atomically
 from protocol.run.dataset import Block, check_block
 
 

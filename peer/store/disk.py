@@ -13,9 +13,9 @@ from pathlib import Path
 from peer.store.checkpoint import KEPT
 from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
 from peer.telemetry.sentences import size
-from protocol import rotating
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
+from protocol.files import LOG_BYTES
 from protocol.identity import Part
 from protocol.layout import elements, model_layout, parts_authored, parts_followed
 from protocol.manifest import Manifest
@@ -33,7 +33,7 @@ STATE_BYTES = 4
 STATES = SNAPSHOTS_KEPT + ASKED_KEPT + 1
 """Of each followed part, while one is made."""
 
-OTHER_BYTES = 2 * rotating.MOST_BYTES + 64 * 2**20
+OTHER_BYTES = 2 * LOG_BYTES + 64 * 2**20
 """The log; and keys, addresses, and receipts of twenty thousand rounds."""
 
 SHARE = 0.9

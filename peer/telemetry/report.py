@@ -11,7 +11,7 @@ from typing import Any
 from peer.telemetry.damage import Damage, seconds_lost
 from peer.telemetry.events import Audited, Evaluated, Event, Finished, Joined, Listener, RoundDone, Suspected
 from peer.telemetry.toll import Toll
-from protocol.atomic import write_atomically
+from protocol.files import write_atomically
 from protocol.manifest import Manifest
 
 COMPLETED = "completed"

@@ -13,8 +13,8 @@ from bootstrap.data.texts.archives import read_members
 from bootstrap.data.texts.decoders import BLANK_LINES
 from bootstrap.data.texts.fetch import Debian, check_apt, fetch
 from bootstrap.data.texts.sources import COLLECTIONS, TextPackage, Texts
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import sync_folder, write_atomically
 
 SUMS = "SHA256SUMS"
 """In each source's folder, as `sha256sum --check` reads it; written last."""

@@ -26,8 +26,8 @@ from peer.store.membership import card_of, kept_credentials, mirrors_of, remembe
 from peer.telemetry.events import Progress, Serving, Suspected, Tried
 from protocol import manifest as manifests
 from protocol.addresses import WILDCARDS, read_host, split
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, UnreachableError, UserError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.run.dataset import MOST_MIRRORS, base_urls
