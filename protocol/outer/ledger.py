@@ -6,15 +6,27 @@ takes no decision that depends on anything but what it was shown and its clock (
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from hashlib import blake2b
 
 from protocol.identity import NO_PEER, ContributionName, Part, PeerId
 from protocol.outer.history import History
-from protocol.outer.standing import Standing
 from protocol.outer.window import SKEW, Window
 
 VERSIONS_KEPT = 2
 """Two versions of one contribution void each other; a third says nothing new."""
+
+
+class Standing(Enum):
+    """What a ledger makes of a contribution that it is offered."""
+
+    ACCEPTED = "accepted"
+    WANTED = "its bytes are missing"
+    EARLY = "its round has not begun here"
+    UNPROVEN = "it is late and has too few receipts"
+    CLOSED = "its round is closed"
+    SURPLUS = "two versions of it are known, which void each other"
+    FALLEN = "the operator has taken out the gateway that let its author in"
 
 
 @dataclass(slots=True)
