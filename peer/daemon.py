@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import torch
 
-from peer.compute.warm_up import warm_up
+from peer.compute.speed import warm_up
 from peer.joining import (
     PeerOptions,
     comes_too_late,
