@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.data.batches import Text, batch, in_turn
+from peer.data.batches import batch, in_turn
+from peer.data.text import Text
 from peer.lab.replicas import LabReplica, Workshop
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import Part

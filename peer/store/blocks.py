@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
-from peer.data.tokens import Tokens
+from peer.data.text import Tokens
 from peer.store.block_cache import BlockCache
 from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, ResourceError

@@ -5,7 +5,7 @@ import torch
 
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
-from peer.data.tokens import Tokens
+from peer.data.text import Tokens
 from peer.lab.bench import Bench
 from peer.lab.methods import method
 from peer.lab.replicas import Workshop
