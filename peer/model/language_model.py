@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from peer.model.linear import Linear
 from peer.model.llama import KeyValues, rotary_tables
 from peer.model.stage import Decoder
-from protocol.layout import EMBEDDING_TENSOR, Shape, whole_layout
+from protocol.layout import EMBEDDING_TENSOR, whole_layout
 from protocol.manifest import Model
 
 
@@ -38,7 +38,8 @@ class LanguageModel(nn.Module):
         ours = dict(self.named_parameters())
         for name, shape in whole_layout(self.sizes).items():
             weight = read(name)
-            _require_shape(name, weight, shape)
+            if tuple(weight.shape) != shape:  # `copy_` would broadcast
+                raise ValueError(f"{name}: {tuple(weight.shape)} instead of {shape}")
             ours[name].copy_(weight)
 
     @torch.no_grad()
@@ -58,12 +59,6 @@ class LanguageModel(nn.Module):
     def begin(self) -> list[KeyValues]:
         """What `forward` keeps of the tokens of one text: nothing yet."""
         return [KeyValues() for _ in self.model.layers]
-
-
-def _require_shape(name: str, weight: Tensor, shape: Shape) -> None:
-    """Raises ValueError where `copy_` would broadcast."""
-    if tuple(weight.shape) != shape:
-        raise ValueError(f"{name}: {tuple(weight.shape)} instead of {shape}")
 
 
 @dataclass(frozen=True, slots=True)

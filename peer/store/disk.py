@@ -66,7 +66,7 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
     """What a volunteer of a stage (None: who has the whole model) keeps beside the contributions; `trains`: all but
     observers do; `files`: of the run's."""
     layouts = model_layout(manifest)
-    authored = _authored(manifest, stage) if trains else []
+    authored = (list(layouts) if stage is None else parts_authored(stage)) if trains else []
     trained = sum(elements(layouts[part]) for part in authored)
     followed = sum(elements(layouts[part]) for part in _followed(manifest, stage))
     own = sum(max_bytes(manifest, part) for part in authored)
@@ -88,10 +88,6 @@ def contribution_bytes(manifest: Manifest, stage: int | None) -> int:
 
 def _followed(manifest: Manifest, stage: int | None) -> list[Part]:
     return list(model_layout(manifest)) if stage is None else parts_followed(manifest, stage)
-
-
-def _authored(manifest: Manifest, stage: int | None) -> list[Part]:
-    return list(model_layout(manifest)) if stage is None else parts_authored(stage)
 
 
 def space_in(

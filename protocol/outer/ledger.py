@@ -147,7 +147,8 @@ class Ledger:
     def _accept(self, entry: Entry) -> None:
         _under(self.waiting, entry.name).pop(entry.sha256, None)
         _put(self.accepted, entry)
-        self._count(entry)
+        round = entry.name.round
+        self.checks[round] = combined([entry], self.checks.get(round, bytes(8)))
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
@@ -287,9 +288,6 @@ class Ledger:
     def open_rounds(self) -> list[int]:
         """Open rounds of which something has been accepted."""
         return sorted(self.accepted)
-
-    def _count(self, entry: Entry) -> None:
-        self.checks[entry.name.round] = combined([entry], self.checks.get(entry.name.round, bytes(8)))
 
     def versions(self, name: ContributionName) -> dict[str, Entry]:
         """What has been accepted under a name, by SHA-256: two of them void each other."""

