@@ -359,7 +359,7 @@ def test_a_taken_port_is_named_because_libp2p_would_not_notice(tmp_path: Path):
 PEER_ON_A_TERMINAL = """
 import asyncio, signal, sys
 from pathlib import Path
-from protocol import dht
+from protocol.net import dht
 from protocol.trust.keys import load_or_create
 from tests.protocol.net.test_dht import Numbers
 
