@@ -42,9 +42,9 @@ from group.processes import Processes, say, started
 from group.training import CPU, batch_of, grids, train, trainer_of
 
 from bootstrap.genesis import basis
-from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import Kind
+from peer.model.number_format import from_bytes, to_bytes
 from peer.optim.inner import clip_factor
 from protocol.codec.frames import FrameRules
 from protocol.manifest import Manifest, check

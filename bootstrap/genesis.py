@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from bootstrap.data import corpus, prepared
-from protocol.atomic import replacing, write_atomically
 from protocol.codec.units import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.identity import Part
+from protocol.files import replacing, write_atomically
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
 from protocol.run.hugging_face import ModelFolder, open_checkpoint
@@ -101,7 +100,11 @@ def create_run(
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
-        _write_weights(manifest, directory, part, layout, checkpoint)
+        tensors = (
+            genesis_tensor(manifest, name, shape) if checkpoint is None else checkpoint.units(name)
+            for name, shape in layout.items()
+        )
+        _write_int32_tensors(directory / genesis_file(part), layout, tensors)
     names = file_names(manifest, prepared_text is not None)
     descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
     try:
@@ -201,17 +204,6 @@ def _write_text(
         write_atomically(directory / name, tokens.tobytes())
         use = "to train on" if name == TRAIN else "held out"
         progress(f"Text {use}: {len(tokens):,} tokens in {(len(tokens) - 1) // context:,} sequences.")
-
-
-def _write_weights(
-    manifest: Manifest, directory: Path, part: Part, layout: Layout, checkpoint: ModelFolder | None
-) -> None:
-    """The genesis file of one part."""
-    tensors = (
-        genesis_tensor(manifest, name, shape) if checkpoint is None else checkpoint.units(name)
-        for name, shape in layout.items()
-    )
-    _write_int32_tensors(directory / genesis_file(part), layout, tensors)
 
 
 def _write_int32_tensors(path: Path, layout: Layout, tensors: Iterable[NDArray[np.int32]]) -> None:

@@ -21,7 +21,7 @@ from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from protocol.addresses import LOOPBACK, join, moved
-from protocol.atomic import write_atomically
+from protocol.files import write_atomically
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.net import dht as dhts
 from protocol.net import known_peers

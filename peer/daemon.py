@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import torch
 
-from peer.compute.warm_up import warm_up
+from peer.compute.speed import warm_up
 from peer.joining import (
     PeerOptions,
     comes_too_late,
@@ -52,8 +52,8 @@ from peer.telemetry.events import Listener, Progress
 from peer.telemetry.units import size
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
-from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError, UnreachableError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
 from protocol.net.backoff import pause_after

@@ -26,9 +26,9 @@ from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
 from peer.telemetry.events import Joined, Listener, Progress
 from protocol import manifest as manifests
-from protocol.atomic import write_atomically
 from protocol.codec.frames import FrameRules
 from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth

@@ -15,9 +15,8 @@ from peer.network.gossip_policy import FANOUT, HEARERS, TELL_SECONDS, compare_se
 from peer.network.wanted import Wanted
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.limits import ENTRIES_NAMED
-from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.ledger import Entry, Ledger, Standing
 from protocol.outer.set_difference import different, lacking, summary
-from protocol.outer.standing import Standing
 from protocol.outer.window import Window
 
 from .network import Clock, Network, Transfer

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.admission.invitations import END_OF_TIME
-from protocol import rotating
+from protocol.files import LOG_BYTES, append_line, logged_lines
 
 LOG = "log.jsonl"
 
@@ -45,13 +45,13 @@ class AuditEntry(BaseModel):
         return json.dumps(cut).encode() + b"\n"
 
 
-def write(folder: Path, entry: AuditEntry, most_bytes: int = rotating.MOST_BYTES) -> None:
+def write(folder: Path, entry: AuditEntry, most_bytes: int = LOG_BYTES) -> None:
     """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
 
     Raises:
         ResourceError: it cannot be written, as on a full disk.
     """
-    rotating.append(folder / LOG, entry.line(), most_bytes)
+    append_line(folder / LOG, entry.line(), most_bytes)
 
 
 def last(folder: Path, count: int) -> list[AuditEntry]:
@@ -61,7 +61,7 @@ def last(folder: Path, count: int) -> list[AuditEntry]:
         ResourceError: the log cannot be read.
     """
     found: list[AuditEntry] = []
-    for line in reversed(rotating.lines(folder / LOG)):
+    for line in reversed(logged_lines(folder / LOG)):
         if len(found) == count:
             break
         try:

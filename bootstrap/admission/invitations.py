@@ -10,13 +10,12 @@ import hmac
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bootstrap.admission import kept
-from protocol.atomic import write_atomically
-from protocol.errors import RefusedError, UserError
-from protocol.file_lock import exclusive
+from protocol.errors import RefusedError, ResourceError, UserError
+from protocol.files import exclusive, write_atomically
 from protocol.identity import PeerId
 
 INVITATIONS = "invitations.json"
@@ -30,6 +29,8 @@ MOST_USES = 10_000
 
 END_OF_TIME = 2**37
 """Unix seconds that no calendar here goes beyond: the year 6325."""
+
+Kept = TypeVar("Kept", bound=BaseModel)
 
 _ASK = "ask the run's operator for a new ticket"
 
@@ -228,8 +229,25 @@ def listed(folder: Path) -> tuple[Invitation, ...]:
 
 
 def _read(folder: Path) -> Book:
-    return kept.read(folder / INVITATIONS, Book, "move it away and invite anew")
+    return read_json(folder / INVITATIONS, Book, "move it away and invite anew")
 
 
 def _write(folder: Path, book: Book) -> None:
     write_atomically(folder / INVITATIONS, book.model_dump_json(indent=1).encode() + b"\n", 0o600)
+
+
+def read_json(path: Path, model: type[Kept], otherwise: str) -> Kept:
+    """What the node keeps as one JSON file, checked, or the default where there is none. `otherwise` says what can
+    be done besides putting a damaged one back from a copy.
+
+    Raises:
+        ResourceError: it cannot be read, or is damaged; then nobody may be let in.
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return model()
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError:  # its message would quote the file
+        raise ResourceError(f"{path} is damaged: put it back from a copy, or {otherwise}") from None

@@ -6,9 +6,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.admission.invitations import END_OF_TIME
-from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError
-from protocol.file_lock import exclusive
+from protocol.files import exclusive, write_atomically
 from protocol.identity import PeerId
 
 REVOKED = "revoked.jsonl"

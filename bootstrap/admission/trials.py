@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from bootstrap.admission import kept
-from protocol.atomic import write_atomically
-from protocol.file_lock import exclusive
+from bootstrap.admission.invitations import read_json
+from protocol.files import exclusive, write_atomically
 from protocol.identity import PeerId
 
 TRIALS = "trials.json"
@@ -34,7 +33,7 @@ def read(folder: Path) -> Trials:
     Raises:
         ResourceError: it cannot be read: then nobody can be admitted.
     """
-    return kept.read(folder / TRIALS, Trials, "delete it to try newcomers anew")
+    return read_json(folder / TRIALS, Trials, "delete it to try newcomers anew")
 
 
 def require(folder: Path, required: bool) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from bootstrap.data.documents import DocumentSource, Meter, Piece, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
-from bootstrap.data.shuffle import KEPT, Ids, Shuffle
-from protocol.atomic import sync_folder, write_atomically
+from bootstrap.data.shuffle import KEPT, Shuffle
 from protocol.errors import ResourceError, UserError
+from protocol.files import sync_folder, write_atomically
 from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
 from protocol.run.run_files import TOKENIZER, token_dtype
 
@@ -171,7 +171,7 @@ def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle,
             yield from source.pieces(meter)
 
     for tokens, ends in encode(encoder, after(pieces(), shuffle.documents)):
-        shuffle.add(_with(tokens, encoder.end_of_text) if ends else tokens, ends)
+        shuffle.add(np.append(tokens, np.array([encoder.end_of_text], tokens.dtype)) if ends else tokens, ends)
         if ends and (now := time.monotonic()) >= kept + KEEP_SECONDS:
             shuffle.keep()
             kept = now
@@ -179,10 +179,6 @@ def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle,
             said = now
             words = f"tokenizing: {shuffle.documents} documents, {shuffle.tokens / 1e6:.1f} million tokens"
             progress(words, meter.done if meter.total else 0, meter.total)
-
-
-def _with(tokens: Ids, end_of_text: int) -> Ids:
-    return np.append(tokens, np.array([end_of_text], tokens.dtype))
 
 
 def _split(shuffle: Shuffle, train: ShardWriter, held_out: ShardWriter, share: float, progress: PrepareProgress) -> int:

@@ -1,13 +1,12 @@
 """A run on prepared text: what of the folder becomes the run's, and the blocks that the node hands out."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ManifestError, ResourceError, UserError
+from protocol.files import write_atomically
 from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, Lookup, Slice
-from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES, Dataset
+from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES
 from protocol.run.hugging_face import ModelFolder
 from protocol.run.prepared import check_tokenizer, link, linked, open_folder
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
@@ -63,7 +62,8 @@ def lookup(descriptor: Descriptor, directory: Path) -> Lookup:
     if folder is None:
         return files.get
     dataset = open_folder(folder)
-    numbers = _numbers(dataset)
+    digests = dataset.digests
+    numbers = {digests[DIGEST_BYTES * each : DIGEST_BYTES * (each + 1)]: each for each in range(dataset.blocks)}
 
     def find(sha256: str) -> Blob | None:
         number = numbers.get(bytes.fromhex(sha256)) if _is_hex(sha256) else None
@@ -73,11 +73,6 @@ def lookup(descriptor: Descriptor, directory: Path) -> Lookup:
         return Slice(folder / block.shard, block.offset, block.size)
 
     return find
-
-
-def _numbers(dataset: Dataset) -> Mapping[bytes, int]:
-    digests = dataset.digests
-    return {digests[DIGEST_BYTES * each : DIGEST_BYTES * (each + 1)]: each for each in range(dataset.blocks)}
 
 
 def _is_hex(text: str) -> bool:

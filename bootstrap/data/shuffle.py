@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
+from protocol.files import write_atomically
 
 Ids = NDArray[np.unsignedinteger]
 

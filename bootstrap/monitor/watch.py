@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
 from bootstrap.rate_limit import RateLimit
-from protocol.atomic import write_atomically
 from protocol.errors import RefusedError, ResourceError
+from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import unpack

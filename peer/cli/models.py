@@ -80,7 +80,7 @@ def sample(
     """Write text with a model, token by token."""
     from peer.cli.commands.sample import SampleOptions
     from peer.cli.commands.sample import sample as run
-    from peer.compute.generation import Sampling
+    from peer.model.language_model import Sampling
 
     sampling = Sampling(temperature, top_p)
     sys.exit(run(SampleOptions(checkpoint, prompt, tokens, sampling, seed, device, threads), terminal(json)))

@@ -1,4 +1,4 @@
-"""How fast this machine computes a stage, before anybody waits for it."""
+"""What this machine does before anybody waits for it: it compiles, and measures how fast it computes a stage."""
 
 import time
 from collections.abc import Callable
@@ -6,12 +6,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.trainer import StageTrainer
-from peer.model.number_format import number_format
+from peer.model.number_format import from_bytes, number_format, to_bytes
 from peer.model.subspace import Formats
+from peer.optim.outer import OuterState
+from protocol.codec.contribution import decode
 from protocol.codec.frames import FrameRules
+from protocol.identity import EMBEDDING, PeerId, RunId
+from protocol.layout import part_layout
+from protocol.manifest import Manifest, check
 from protocol.trust.records import MOST_TOKENS_PER_SECOND
+
+RUN = RunId("00" * 32)
+"""A run that there is not, for what is computed without one."""
 
 PASSES, SECONDS = 3, 5.0
 """So many microbatches are tried, fewer where they take long; the first is slower than those behind it."""
@@ -63,3 +70,24 @@ def wait_for(result: Tensor) -> None:
     """Until a device has computed it."""
     if result.device.type != "cpu":
         result.flatten()[0].item()
+
+
+def warm_up() -> None:
+    """Compile what is compiled at its first use, where it would stop everybody for seconds: one outer round of a tiny
+    model in each number format. What is compiled is kept on disk for the next time."""
+    sizes = {"layers": 1, "d": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "context": 8, "vocabulary": 258}
+    for values in ("bf16", "2bit"):
+        for aggregate, clip in (("all", "none"), ("senders", "median")):
+            outer = {"values": values, "aggregate": aggregate, "clip": clip}
+            _round(check({"model": sizes, "replicas": {"stages": 1, "compression": 1}, "outer": outer}, "the warm-up"))
+
+
+def _round(manifest: Manifest) -> None:
+    layout = part_layout(manifest, EMBEDDING)
+    genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}
+    state = OuterState.begin(manifest, EMBEDDING, genesis, author=True)
+    delta = {name: torch.linspace(-1e-3, 1e-3, tensor.numel()).view_as(tensor) for name, tensor in genesis.items()}
+    blob, sent = state.contribute(RUN, 1, PeerId("QmMe"), 1, delta)
+    state.replace([], [decode(blob, manifest), sent])
+    state.fold([sent])
+    state.put_back(sent)

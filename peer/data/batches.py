@@ -5,20 +5,25 @@ P(k mod N) of the order P of epoch ⌊k / N⌋ (`peer/data/order.py`). A *chunk*
 one inner step; who reads which chunks, so that each is read once, is in `protocol/outer/data_plan.py`.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.blocks import BlockedTokens
 from peer.data.order import in_order
-from peer.data.tokens import Tokens
+from peer.data.text import BlockedTokens, Text
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
 
-Text = Tokens | BlockedTokens
-"""All tokens in one file, or in blocks."""
-
 Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
+
+AHEAD_BLOCKS = 16
+"""Of 512 KiB: four million tokens, a second of a datacenter's training and a minute of a group's."""
+
+AHEAD_STEPS = 512
+"""Looked through for them at most."""
 
 
 def sequences_in(tokens: Text, manifest: Manifest) -> int:
@@ -104,3 +109,28 @@ def _positions(ids: NDArray[np.int64], context: int) -> NDArray[np.int64]:
 def _read(tokens: Text, positions: NDArray[np.int64]) -> Batch:
     sequences: Batch = tokens[positions].astype(np.int64)
     return sequences
+
+
+class Ahead:
+    """Which blocks of a text training will read next, known long before, as what is read is planned.
+
+    This is one replica's way through it: chunks (`protocol/outer/data_plan.py`), one for each inner step.
+    """
+
+    def __init__(self, tokens: BlockedTokens, manifest: Manifest) -> None:
+        self.tokens, self.manifest = tokens, manifest
+        self._blocks: dict[int, list[int]] = {}
+
+    def plan(self, chunks: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The blocks of the first of these chunks, and those of the ones after it in the order in which they are
+        needed, the first's not again."""
+        found: dict[int, list[int]] = {}
+        ahead: dict[int, None] = {}
+        for chunk in islice(chunks, AHEAD_STEPS):
+            found[chunk] = self._blocks.get(chunk) or self.tokens.needed(positions(self.tokens, self.manifest, chunk))
+            ahead.update(dict.fromkeys(found[chunk]))
+            if len(ahead) > AHEAD_BLOCKS and len(found) > 1:  # the next step's at least, however large a step is
+                break
+        self._blocks = found
+        needed = next(iter(found.values()), [])
+        return needed, [block for block in ahead if block not in needed]

@@ -34,10 +34,6 @@ def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: in
         for each in np.unique(place):
             here = place == each
             size = together if each < blocks else sequences - blocks * together
-            moved[here] += permute(numbers[here] - each * together, size, seed, _within(epoch, int(each)))
+            name = f"{epoch} block {int(each)}"  # of the order within the block that is read at this place of the epoch
+            moved[here] += permute(numbers[here] - each * together, size, seed, name)
     return moved
-
-
-def _within(epoch: int, block: int) -> str:
-    """The name of the order within the block that is read as number `block` of an epoch."""
-    return f"{epoch} block {block}"

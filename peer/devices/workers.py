@@ -131,7 +131,9 @@ class Crew:
         ended = next((worker for worker in self.workers if _has_ended(worker, patience)), None)
         self.stop()
         if ended is not None:
-            return LostMemberError(f"{ended} {_how_it_ended(ended.process.returncode)}")
+            code = ended.process.returncode
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return LostMemberError(f"{ended} {how}")
         if said.kind == "memory":
             return ResourceError(
                 f"{said.error}; take more devices (--nproc), or a smaller inner.microbatch for the run"
@@ -162,7 +164,3 @@ def _has_ended(worker: Worker, seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def _how_it_ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -11,9 +11,8 @@ from statistics import mean
 import torch
 
 from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
-from peer.compute.speed import a_microbatch, wait_for
+from peer.compute.speed import RUN, a_microbatch, wait_for, warm_up
 from peer.compute.trainer import StageTrainer
-from peer.compute.warm_up import RUN, warm_up
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
 from peer.planning.model import work_of

@@ -9,6 +9,7 @@ from peer.lab.summary import Row
 
 COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d", "#a21caf", "#b45309", "#0e7490", "#be123c")
 MARKS = "osD^vPX*"
+STYLES = ("-", "--", ":", "-.")
 
 TICKS_APART = 1.1
 """Sizes that are closer than this share a tick: on a logarithmic axis their labels would lie on each other."""
@@ -42,7 +43,7 @@ def _curves(found: Sequence[Row], path: Path) -> Path:
         tokens = [point[0] / 1e6 for point in row.curve]
         means = [point[1].mean for point in row.curve]
         spread = [point[1].deviation or 0.0 for point in row.curve]
-        axes.plot(tokens, means, color=_colour(i), linestyle=_style(i), label=row.name())
+        axes.plot(tokens, means, color=_colour(i), linestyle=STYLES[i // len(COLOURS) % len(STYLES)], label=row.name())
         low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
         axes.fill_between(tokens, low, high, color=_colour(i), alpha=0.12, linewidth=0)
     return _save(figure, axes, path)
@@ -126,7 +127,3 @@ def _save(figure: Any, axes: Any, path: Path) -> Path:
 
 def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
-
-
-def _style(i: int) -> str:
-    return ("-", "--", ":", "-.")[i // len(COLOURS) % 4]

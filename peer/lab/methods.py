@@ -7,9 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.lab.bench import Bench, Grids
 from peer.lab.quantizers import INDICES, QUANTIZERS
-from peer.lab.replicas import LabReplica
+from peer.lab.replicas import Bench, Grids, LabReplica
 from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner

@@ -14,14 +14,19 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
 from peer.compute.replica import WholeReplica
+from peer.data.batches import batch, in_turn
+from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.constraints import SubspaceTable, after_step, optimizer
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.optim.inner import AdamW
 from peer.optim.outer import OuterState
+from peer.telemetry.events import Listener, StepDone
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
+
+Grids = dict[Part, dict[str, Tensor]]
 
 
 @dataclass(slots=True)
@@ -129,3 +134,28 @@ def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries)
         return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
 
     return Design(embedding, group.boundaries, True, None if switches.anchor == "embedding" else basis_dk)
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all methods of the lab work with: M replicas in turn, one `grids` of θ that they share, and the text. Each
+    replica has its own AdamW moments and error feedback."""
+
+    manifest: Manifest
+    grids: Grids
+    workshop: Workshop
+    replicas: list[LabReplica]
+    tokens: Text
+
+    def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> None:
+        """H inner steps of one replica from θ, or, of the parts in `ahead`, from there."""
+        steps = self.manifest.inner.steps
+        whole = self.workshop.seat(replica)
+        whole.load(self.grids, ahead)
+        for step in range(steps):
+            loss = self.workshop.inner_step(replica, self.batch(round, step, replica.slot), (round - 1) * steps + step)
+            emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
+
+    def batch(self, round: int, step: int, slot: int) -> Tensor:
+        """What a replica reads in an inner step: [sequences, L + 1]."""
+        return torch.from_numpy(batch(self.tokens, self.manifest, in_turn(self.manifest, round, step, slot)))

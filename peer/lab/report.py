@@ -7,7 +7,7 @@ from peer.lab.experiment import Case, Experiment, field_of
 from peer.lab.figures import draw
 from peer.lab.record import of, read
 from peer.lab.summary import Row, Spread, rows
-from protocol.atomic import write_atomically
+from protocol.files import write_atomically
 
 REPORT = "results.md"
 

@@ -13,9 +13,8 @@ import torch
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
 from peer.data.text import open_text
-from peer.lab.bench import Bench
 from peer.lab.methods import Method, method
-from peer.lab.replicas import Workshop
+from peer.lab.replicas import Bench, Workshop
 from peer.lab.switches import Switches
 from peer.model.genesis import read_basis, read_part
 from peer.optim.grid import digest, to_float

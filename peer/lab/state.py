@@ -14,9 +14,9 @@ from peer.lab.boundaries import GroupBoundaries
 from peer.lab.coding import Coder
 from peer.lab.methods import DiLoCo, PerStep, SparseLoCo
 from peer.lab.run import Lab
-from protocol.atomic import write_atomically
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.errors import ResourceError
+from protocol.files import write_atomically
 from protocol.identity import ContributionName, Part
 
 META = "hetpeer"

@@ -14,7 +14,6 @@ from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
 from peer.lab.run import Lab
 from peer.lab.state import load_lab, save_lab
-from peer.lab.throughput import peak_operations
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.payloads import Payload
 from protocol.errors import HetpeerError
@@ -23,6 +22,9 @@ from protocol.manifest import Manifest, check
 from protocol.run.run_files import Descriptor
 
 STATE = "state.safetensors"
+
+PEAK_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 2048}
+PEAK_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +168,22 @@ def boundary_bytes(lab: Lab) -> float:
     if lab.bench.workshop.group is not None:
         return lab.bench.workshop.group.bytes_per_token
     return float(Payload(replicas.wire, 1, 1, lab.bench.manifest.k).token_bytes)
+
+
+def peak_operations(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a large square matrix product: the best of a few."""
+    side = PEAK_SIZE.get(device.type, 1024)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(PEAK_TRIES):
+        _wait(device)
+        started = time.perf_counter()
+        torch.mm(left, right)
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return 2.0 * side**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

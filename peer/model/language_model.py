@@ -1,9 +1,10 @@
-"""The whole model in one piece, for who reads and writes text with it. Training cuts it into stages (`stage.py`).
+"""The whole model in one piece, and the text that it writes. Training cuts it into stages (`stage.py`).
 
 Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from peer.model.linear import Linear
 from peer.model.llama import KeyValues, rotary_tables
 from peer.model.stage import Decoder
-from protocol.layout import EMBEDDING_TENSOR, Shape, whole_layout
+from protocol.layout import EMBEDDING_TENSOR, whole_layout
 from protocol.manifest import Model
 
 
@@ -37,7 +38,8 @@ class LanguageModel(nn.Module):
         ours = dict(self.named_parameters())
         for name, shape in whole_layout(self.sizes).items():
             weight = read(name)
-            _require_shape(name, weight, shape)
+            if tuple(weight.shape) != shape:  # `copy_` would broadcast
+                raise ValueError(f"{name}: {tuple(weight.shape)} instead of {shape}")
             ours[name].copy_(weight)
 
     @torch.no_grad()
@@ -59,7 +61,34 @@ class LanguageModel(nn.Module):
         return [KeyValues() for _ in self.model.layers]
 
 
-def _require_shape(name: str, weight: Tensor, shape: Shape) -> None:
-    """Raises ValueError where `copy_` would broadcast."""
-    if tuple(weight.shape) != shape:
-        raise ValueError(f"{name}: {tuple(weight.shape)} instead of {shape}")
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`temperature` 0 takes the likeliest token; `top_p` draws from the likeliest ones that have this much probability
+    together (nucleus sampling, arXiv 1904.09751)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+def generate(model: LanguageModel, prompt: Sequence[int], most: int, sampling: Sampling, seed: int) -> Iterator[int]:
+    """Up to `most` tokens behind the prompt, which holds at least one and fewer than the model's context. The last may
+    be the end of the text; nothing comes behind that, and nothing beyond the context."""
+    device = next(model.parameters()).device
+    random, past = torch.Generator().manual_seed(seed), model.begin()
+    tokens_1L = torch.tensor([prompt], device=device)
+    for _ in range(min(most, model.sizes.context - len(prompt))):
+        token = pick(model(tokens_1L, past)[0, -1].float().cpu(), sampling, random)
+        yield token
+        if token == model.sizes.end_of_text:
+            return
+        tokens_1L = torch.tensor([[token]], device=device)
+
+
+def pick(logits_V: Tensor, sampling: Sampling, random: torch.Generator) -> int:
+    """One token, by its logits [V]."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    likely_V, tokens_V = (logits_V / sampling.temperature).softmax(-1).sort(descending=True)
+    before_V = likely_V.cumsum(-1) - likely_V
+    likely_V[1:][before_V[1:] >= sampling.top_p] = 0
+    return int(tokens_V[torch.multinomial(likely_V, 1, generator=random)])

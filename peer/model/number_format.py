@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.codec.payloads import BITS, SCALE_BYTES, STEPS
+from protocol.codec.payloads import BITS, SCALE_BYTES, STEPS, Payload
 
 SMALLEST = 1e-30
 """A scale below this divides nothing: its token is zeros."""
@@ -76,3 +76,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def number_format(wire: str, width: int) -> NumberFormat:
     """The format of this name, for tokens of `width` values."""
     return Integers(wire, width) if wire in STEPS else Floats(DTYPES[wire])
+
+
+def to_bytes(payload: Tensor) -> bytes:
+    """The row-major bytes of a payload: little-endian, as every machine is that torch runs on."""
+    return payload.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def from_bytes(data: bytes, payload: Payload, device: torch.device) -> Tensor:
+    """A payload of checked size (`protocol.codec.frames` has checked it) from its bytes."""
+    tensor = torch.frombuffer(bytearray(data), dtype=DTYPES.get(payload.wire, torch.uint8))
+    return tensor.reshape(payload.sequences, payload.context, -1).to(device)

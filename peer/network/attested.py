@@ -7,8 +7,8 @@ from pathlib import Path
 
 from peer.network.bans import Distrust
 from peer.telemetry.events import Refused
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import write_atomically
 from protocol.identity import Part, PeerId
 from protocol.limits import PEERS_KEPT
 from protocol.outer.claims import Claim

@@ -17,9 +17,8 @@ from protocol.layout import follows, model_layout
 from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
 from protocol.manifest import Manifest
 from protocol.net.tasks import Notifier
-from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation
+from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation, Standing
 from protocol.outer.set_difference import lacking
-from protocol.outer.standing import Standing
 from protocol.outer.window import SKEW, Window
 from protocol.trust.proofs import Signer, claimed, read_entry, read_revocation, read_trial
 from protocol.trust.records import PeerRecord

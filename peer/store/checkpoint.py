@@ -25,8 +25,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from peer.optim.outer import Grid
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import ResourceError
+from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part, PeerId
 from protocol.trust.handover import Heritage
 

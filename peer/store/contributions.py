@@ -15,8 +15,8 @@ from pathlib import Path
 import msgpack
 
 from peer.telemetry.units import size
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import ResourceError
+from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part
 from protocol.net.blobs import Slice
 from protocol.outer.ledger import Entry

@@ -13,9 +13,9 @@ from pathlib import Path
 from peer.store.checkpoint import KEPT
 from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
 from peer.telemetry.units import size
-from protocol import rotating
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
+from protocol.files import LOG_BYTES
 from protocol.identity import Part
 from protocol.layout import elements, model_layout, parts_authored, parts_followed
 from protocol.manifest import Manifest
@@ -33,7 +33,7 @@ STATE_BYTES = 4
 STATES = SNAPSHOTS_KEPT + ASKED_KEPT + 1
 """Of each followed part, while one is made."""
 
-OTHER_BYTES = 2 * rotating.MOST_BYTES + 64 * 2**20
+OTHER_BYTES = 2 * LOG_BYTES + 64 * 2**20
 """The log; and keys, addresses, and receipts of twenty thousand rounds."""
 
 SHARE = 0.9
@@ -66,7 +66,7 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
     """What a volunteer of a stage (None: who has the whole model) keeps beside the contributions; `trains`: all but
     observers do; `files`: of the run's."""
     layouts = model_layout(manifest)
-    authored = _authored(manifest, stage) if trains else []
+    authored = (list(layouts) if stage is None else parts_authored(stage)) if trains else []
     trained = sum(elements(layouts[part]) for part in authored)
     followed = sum(elements(layouts[part]) for part in _followed(manifest, stage))
     own = sum(max_bytes(manifest, part) for part in authored)
@@ -88,10 +88,6 @@ def contribution_bytes(manifest: Manifest, stage: int | None) -> int:
 
 def _followed(manifest: Manifest, stage: int | None) -> list[Part]:
     return list(model_layout(manifest)) if stage is None else parts_followed(manifest, stage)
-
-
-def _authored(manifest: Manifest, stage: int | None) -> list[Part]:
-    return list(model_layout(manifest)) if stage is None else parts_authored(stage)
 
 
 def space_in(

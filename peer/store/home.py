@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.atomic import write_atomically
 from protocol.errors import ResourceError
-from protocol.file_lock import try_lock
+from protocol.files import try_lock, write_atomically
 from protocol.identity import RunId
 from protocol.run.run_files import DESCRIPTOR
 from protocol.trust.ticket import Ticket, parse

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.addresses import join, split
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError
+from protocol.files import write_atomically
 from protocol.identity import Endpoint, PeerId
 from protocol.net import known_peers
 from protocol.net.blobs import is_file

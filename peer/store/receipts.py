@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import sync_folder, write_atomically
 from protocol.trust.credit import standing
 from protocol.trust.membership import Authority
 from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read, to_line

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.atomic import replacing, write_atomically
 from protocol.codec.snapshot import PIECE_BYTES, Header, Values, parse, piece_bytes, pieces_of, tensors_of
 from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.files import replacing, write_atomically
 from protocol.identity import Part
 from protocol.manifest import Manifest
 from protocol.net.blobs import Slice

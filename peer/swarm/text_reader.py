@@ -10,12 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from peer.data.batches import Batch, batch, held_out_batch, held_out_positions
-from peer.data.blocks import BlockedTokens
-from peer.data.prefetch import AHEAD_STEPS, Ahead
-from peer.data.tokens import Tokens, open_tokens
-from peer.store.block_cache import BlockCache
-from peer.store.blocks import BlockStore
+from peer.data.batches import AHEAD_STEPS, Ahead, Batch, batch, held_out_batch, held_out_positions
+from peer.data.text import BlockedTokens, Tokens, open_tokens
+from peer.store.blocks import BlockCache, BlockStore
 from peer.store.membership import mirrors_of, node_of
 from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread

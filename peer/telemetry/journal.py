@@ -18,8 +18,8 @@ from typing import Any
 from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.report import strict
 from peer.telemetry.status import Status
-from protocol import rotating
 from protocol.errors import ResourceError
+from protocol.files import LOG_BYTES, append_line, logged_lines
 
 EVENTS = "events.jsonl"
 
@@ -59,7 +59,7 @@ class Journal:
     folder: Path
     warn: Listener
     status: Status
-    most_bytes: int = rotating.MOST_BYTES
+    most_bytes: int = LOG_BYTES
     clock: Callable[[], float] = time.time
     last: Event | None = None
     broken: bool = False
@@ -70,7 +70,7 @@ class Journal:
         self.last = event
         try:
             line = JournalEntry(self.clock(), self.status.round, event).line()
-            rotating.append(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
+            append_line(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
             self.broken = False
         except ResourceError as error:
             if not self.broken:
@@ -98,7 +98,7 @@ def read(folder: Path) -> list[JournalEntry]:
         ResourceError: it cannot be read.
     """
     found = []
-    for line in rotating.lines(folder / EVENTS):
+    for line in logged_lines(folder / EVENTS):
         try:
             found.append(_noted(json.loads(line)))
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -12,7 +12,7 @@ from peer.telemetry.damage import Damage, seconds_lost
 from peer.telemetry.decisions import Audited, Suspected
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
 from peer.telemetry.toll import Toll
-from protocol.atomic import write_atomically
+from protocol.files import write_atomically
 from protocol.manifest import Manifest
 
 COMPLETED = "completed"

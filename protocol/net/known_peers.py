@@ -4,7 +4,7 @@ again."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.atomic import write_atomically
+from protocol.files import write_atomically
 
 PEERS = "peers"
 

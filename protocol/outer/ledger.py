@@ -6,15 +6,27 @@ takes no decision that depends on anything but what it was shown and its clock (
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from hashlib import blake2b
 
 from protocol.identity import NO_PEER, ContributionName, Part, PeerId
 from protocol.outer.history import History
-from protocol.outer.standing import Standing
 from protocol.outer.window import SKEW, Window
 
 VERSIONS_KEPT = 2
 """Two versions of one contribution void each other; a third says nothing new."""
+
+
+class Standing(Enum):
+    """What a ledger makes of a contribution that it is offered."""
+
+    ACCEPTED = "accepted"
+    WANTED = "its bytes are missing"
+    EARLY = "its round has not begun here"
+    UNPROVEN = "it is late and has too few receipts"
+    CLOSED = "its round is closed"
+    SURPLUS = "two versions of it are known, which void each other"
+    FALLEN = "the operator has taken out the gateway that let its author in"
 
 
 @dataclass(slots=True)
@@ -135,7 +147,8 @@ class Ledger:
     def _accept(self, entry: Entry) -> None:
         _under(self.waiting, entry.name).pop(entry.sha256, None)
         _put(self.accepted, entry)
-        self._count(entry)
+        round = entry.name.round
+        self.checks[round] = combined([entry], self.checks.get(round, bytes(8)))
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
         """The bytes of an entry are here and valid: accept it, if it is in time now."""
@@ -275,9 +288,6 @@ class Ledger:
     def open_rounds(self) -> list[int]:
         """Open rounds of which something has been accepted."""
         return sorted(self.accepted)
-
-    def _count(self, entry: Entry) -> None:
-        self.checks[entry.name.round] = combined([entry], self.checks.get(entry.name.round, bytes(8)))
 
     def versions(self, name: ContributionName) -> dict[str, Entry]:
         """What has been accepted under a name, by SHA-256: two of them void each other."""

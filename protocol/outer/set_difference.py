@@ -37,11 +37,8 @@ def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
     closed = {round: combined(accepted) for round, accepted in ledger.closed.items() if round > theirs.folded}
     checks = closed | ledger.checks
     rounds = [round for round, check in checks.items() if theirs.checks.get(round) != check]
-    return [entry.key for round in sorted(rounds) if round > theirs.folded for entry in _of(ledger, round)]
-
-
-def _of(ledger: Ledger, round: int) -> list[Entry]:
-    return ledger.closed.get(round) or ledger.entries(round)
+    mine = {round: ledger.closed.get(round) or ledger.entries(round) for round in rounds if round > theirs.folded}
+    return [entry.key for round in sorted(mine) for entry in mine[round]]
 
 
 def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:

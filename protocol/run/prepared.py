@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TypeGuard
 
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import write_atomically
 from protocol.run.dataset import BLOCKS, DATA, Block, Dataset, check_block, parse
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
 

@@ -76,7 +76,9 @@ def load_or_create(directory: Path) -> Identity:
     try:
         if not path.exists():
             directory.mkdir(parents=True, exist_ok=True)
-            _write_private(path, _private_message(ec.generate_private_key(ec.SECP256R1())))
+            made = ec.generate_private_key(ec.SECP256R1())
+            der = made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+            _write_private(path, _message(der))
         key = _parse(path.read_bytes())
     except OSError as error:
         raise ResourceError(f"cannot keep this peer's key in {path}: {error.strerror}") from None
@@ -101,10 +103,6 @@ def _message(data: bytes) -> bytes:
         varint += bytes([length & 0x7F | 0x80])
         length >>= 7
     return _LIBP2P_ECDSA + b"\x12" + varint + bytes([length]) + data
-
-
-def _private_message(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return _message(key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
 
 
 def _parse(private_message: bytes) -> ec.EllipticCurvePrivateKey:

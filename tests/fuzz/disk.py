@@ -16,7 +16,7 @@ from safetensors.torch import save
 from bootstrap.data.corpus import read_corpus
 from bootstrap.data.documents import Meter, find
 from bootstrap.genesis import load_run
-from peer.data.tokens import open_tokens
+from peer.data.text import open_tokens
 from peer.lab import record as lab_records
 from peer.lab.experiment import Case
 from peer.lab.sweep import _text

@@ -10,8 +10,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from peer.compute.payload import from_bytes, to_bytes
-from peer.model.number_format import DTYPES, number_format
+from peer.model.number_format import DTYPES, from_bytes, number_format, to_bytes
 from peer.optim.grid import digest
 from protocol.codec.contribution import SparseTensor, compose, decode, grids
 from protocol.codec.frames import (

@@ -5,10 +5,9 @@ import torch
 
 from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
-from peer.data.tokens import Tokens
-from peer.lab.bench import Bench
+from peer.data.text import Tokens
 from peer.lab.methods import method
-from peer.lab.replicas import Workshop
+from peer.lab.replicas import Bench, Workshop
 from peer.lab.run import Lab
 from peer.lab.switches import Switches
 from peer.optim.grid import digest, to_float, to_units

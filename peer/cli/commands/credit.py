@@ -14,8 +14,8 @@ from peer.process import Terminal, told
 from peer.store.contributions import Shelf
 from peer.store.home import home, peer_folders
 from peer.store.receipts import RECEIPTS, files, lines
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, ResourceError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.outer.window import Window

@@ -11,9 +11,8 @@ from rich.table import Table
 from peer.cli.commands.tables import show
 from peer.compute.evaluation import Evaluator
 from peer.compute.machine import cores
-from peer.data.batches import Batch, Text, held_out_batch
-from peer.data.text import open_text
-from peer.data.tokens import open_tokens
+from peer.data.batches import Batch, held_out_batch
+from peer.data.text import Text, open_text, open_tokens
 from peer.export.card import HeldOutLosses, contributors, tokens_at_most
 from peer.export.collected import Collected, collect
 from peer.export.live import bring_up_to_date

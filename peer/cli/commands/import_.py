@@ -11,8 +11,8 @@ from peer.cli.commands.tables import show
 from peer.process import Terminal, told
 from peer.telemetry.events import Progress
 from protocol import manifest as manifests
-from protocol.atomic import write_atomically
 from protocol.errors import UserError
+from protocol.files import write_atomically
 from protocol.layout import elements, whole_layout
 from protocol.run.hugging_face import ModelFolder, open_checkpoint
 from protocol.run.tokenizer import read_tokenizer

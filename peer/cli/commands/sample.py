@@ -11,10 +11,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from peer.compute.generation import Sampling, generate
 from peer.compute.machine import DeviceName, cores, find_device
 from peer.export.collected import collect
-from peer.model.language_model import LanguageModel
+from peer.model.language_model import LanguageModel, Sampling, generate
 from peer.optim.grid import to_float
 from peer.process import Terminal, told
 from protocol.errors import UserError

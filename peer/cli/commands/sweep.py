@@ -15,7 +15,7 @@ from peer.compute.machine import DeviceName, cores, find_device
 from peer.lab import sweep as sweeps
 from peer.lab.experiment import Case, Experiment, cases, load
 from peer.lab.report import write_report
-from peer.lab.screen import SweepScreen
+from peer.lab.sweep import SweepScreen
 from peer.lab.worker import Ended, Setting, WorkerMessage, files_folder, run_files
 from peer.process import INTERRUPTED, Terminal, told
 from peer.telemetry.events import Progress

@@ -19,7 +19,7 @@ from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted, Res
 from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed
 from peer.telemetry.journal import EVENTS, JournalEntry
 from protocol.errors import ResourceError, UserError
-from protocol.rotating import old
+from protocol.files import old_log
 from protocol.trust.ticket import find
 
 ENTRIES_READ = 100_000
@@ -101,7 +101,7 @@ def _daemon(folder: Path) -> Path:
 
 def _written(folder: Path) -> float:
     """When a folder's logs were written last, in Unix seconds; 0: it has none."""
-    logs = [folder / LOG, _daemon(folder) / EVENTS, old(_daemon(folder) / EVENTS)]
+    logs = [folder / LOG, _daemon(folder) / EVENTS, old_log(_daemon(folder) / EVENTS)]
     return max((each.stat().st_mtime for each in logs if each.exists()), default=0.0)
 
 

@@ -11,8 +11,8 @@ import grpc
 
 from peer.network import admission
 from protocol.addresses import WILDCARDS, is_loopback, join, read_host, split
-from protocol.atomic import write_atomically
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
+from protocol.files import write_atomically
 from protocol.net.channels import Credentials, listen, options
 from protocol.trust import certificates
 from protocol.trust.keys import Identity

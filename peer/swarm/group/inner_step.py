@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peer.compute.payload import from_bytes, to_bytes
 from peer.compute.schedule import Backward, Forward, Schedule, Weights, depth_for, least_depth, split_depth
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
+from peer.model.number_format import from_bytes, to_bytes
 from peer.network.pipeline import Link
 from peer.swarm.group.control import Agreed, Control, Gradients
 from peer.torch_thread import TorchThread

@@ -70,7 +70,7 @@ def test_a_file_that_another_process_has_just_rotated_is_not_rotated_again(tmp_p
         write(tmp_path, AuditEntry(what="refused", at=3.0))
         yield
 
-    monkeypatch.setattr("protocol.rotating.exclusive", once_another_has_had_it)
+    monkeypatch.setattr("protocol.files.exclusive", once_another_has_had_it)
     write(tmp_path, AuditEntry(what="refused", at=4.0), most_bytes=(tmp_path / LOG).stat().st_size)
     assert [entry.at for entry in last(tmp_path, 9)] == [1.0, 2.0, 3.0, 4.0]
 

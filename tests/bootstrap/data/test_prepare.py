@@ -255,7 +255,7 @@ def interrupt(doing, done, total):
     if doing.startswith(sys.argv[3]):
         os.kill(os.getpid(), getattr(signal, sys.argv[4]))
 from pathlib import Path
-prepare.prepare(prepare.Wanted([sys.argv[1]], train_tokenizer=300), Path(sys.argv[2]), interrupt)
+prepare.prepare(prepare.PrepareRequest([sys.argv[1]], train_tokenizer=300), Path(sys.argv[2]), interrupt)
 """
 
 

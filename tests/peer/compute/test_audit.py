@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence, silenced
-from peer.lab.bench import Bench, Grids
+from peer.lab.replicas import Bench, Grids
 from peer.lab.run import Lab
 from peer.optim.grid import INT32_MAX
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term

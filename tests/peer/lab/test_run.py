@@ -11,7 +11,7 @@ from bootstrap.genesis import create_run
 from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
-from peer.data.tokens import open_tokens
+from peer.data.text import open_tokens
 from peer.lab.run import Lab
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState, outer_term

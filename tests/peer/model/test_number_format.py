@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.compute.payload import from_bytes, to_bytes
-from peer.model.number_format import Floats, Integers, number_format
+from peer.model.number_format import Floats, Integers, from_bytes, number_format, to_bytes
 from protocol.codec.payloads import BITS, STEPS, Payload
 from tests.reference.boundary import quantized
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from peer.store import blocks
-from peer.store.block_cache import BlockCache
-from peer.store.blocks import BlockStore
+from peer.store.blocks import BlockCache, BlockStore
 from peer.telemetry.events import Event
 from protocol.errors import ResourceError, UnreachableError
 from protocol.run.dataset import Block, Dataset

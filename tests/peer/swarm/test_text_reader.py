@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from peer.data.batches import batch, held_out_batch
-from peer.data.blocks import BlockedTokens, local_blocks
+from peer.data.text import BlockedTokens, local_blocks
 from peer.store.membership import MIRRORS, remember_text
 from peer.swarm.text_reader import BlockReader, FileReader, TextSources, block_reader
 from peer.telemetry.events import Event

@@ -4,8 +4,7 @@ import pytest
 
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.history import History
-from protocol.outer.ledger import Entry, Ledger, Revocation
-from protocol.outer.standing import Standing
+from protocol.outer.ledger import Entry, Ledger, Revocation, Standing
 from protocol.outer.window import Window
 
 PART = Part("stage-0")

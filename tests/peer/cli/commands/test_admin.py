@@ -16,8 +16,8 @@ from bootstrap.admission import audit_log, revoked
 from bootstrap.genesis import create_run
 from peer.cli.commands.admin import one_peer
 from peer.cli.commands.tables import peers_table
-from protocol.atomic import write_atomically
 from protocol.errors import UserError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
 from protocol.outer.ledger import Revocation

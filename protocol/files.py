@@ -1,0 +1,142 @@
+"""Files that outlive a crash and are shared between processes: replaced whole, locked, and logs that rotate."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from protocol.errors import ResourceError
+
+LOG_BYTES = 8 * 1024 * 1024
+"""Of one file of a log, some 40,000 lines; with the one before it, 16 MiB at most."""
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `path` at the end of the block, or nothing at all if the block fails.
+
+    Until then it is a neighbour of `path` under one fixed name, so a path has one writer at a time. `mode` is what the
+    file is created with, less the process's umask: 0o600 for what its owner alone may read.
+
+    Raises:
+        ResourceError: the file cannot be written, as on a full disk.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)  # one that a crash left has that file's mode
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace the contents of `path` by `data`; `mode` as for `replacing`.
+
+    Raises:
+        ResourceError: the file cannot be written, as on a full disk.
+    """
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` outlive a power cut. Windows has no way to ask, and does it by itself."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Wait for the right to read and replace `path`, and hold it for the block: nobody who asks so has it too.
+
+    It is kept on a neighbour of `path`, since `path` itself becomes another file when it is replaced. The wait blocks,
+    for as long as others take for their blocks; threads of one process exclude each other as processes do.
+
+    Raises:
+        ResourceError: the neighbour cannot be made.
+    """
+    import fcntl
+
+    try:
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot lock {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the lock of an open file, unless another holds it."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def old_log(path: Path) -> Path:
+    """Where the file of a log that came before this one lies: `log.old.jsonl` beside `log.jsonl`."""
+    return path.with_suffix(f".old{path.suffix}")
+
+
+def append_line(path: Path, line: bytes, most_bytes: int = LOG_BYTES) -> None:
+    """Add a line, which ends with a line feed, to a log that never fills the disk: a file of `most_bytes` becomes the
+    old one, and the old one is forgotten. Any number of processes may write it: each line is one write, and a file is
+    only rotated under its lock.
+
+    Raises:
+        ResourceError: it cannot be written, as on a full disk.
+    """
+    try:
+        _rotate(path, most_bytes)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if os.write(descriptor, line) < len(line):
+                raise ResourceError(f"cannot write {path}: the disk is full")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+
+
+def logged_lines(path: Path) -> list[bytes]:
+    """All lines of a log and of its old file, the oldest first. A power cut may have left one half.
+
+    Raises:
+        ResourceError: the log cannot be read.
+    """
+    try:
+        files = [each.read_bytes() for each in (old_log(path), path) if each.exists()]
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+    return list(chain.from_iterable(data.splitlines() for data in files))
+
+
+def _rotate(path: Path, most_bytes: int) -> None:
+    def is_full() -> bool:
+        return path.exists() and path.stat().st_size >= most_bytes
+
+    if is_full():
+        with exclusive(path):
+            if is_full():  # another process may have been first
+                os.replace(path, old_log(path))

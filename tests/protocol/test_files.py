@@ -1,0 +1,120 @@
+"""What a crash leaves of files that are replaced whole, who holds a lock, and logs that rotate.
+
+Two processes at one log: tests/bootstrap/admission/test_audit_log.py.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ResourceError
+from protocol.files import (
+    append_line,
+    exclusive,
+    logged_lines,
+    old_log,
+    replacing,
+    try_lock,
+    write_atomically,
+)
+
+HOLD = """
+import sys
+from pathlib import Path
+from protocol.files import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.writelines([b"ne", None])  # type: ignore[list-item]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_file_is_there_until_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="missing"):
+        write_atomically(tmp_path / "missing" / "file", b"")
+
+
+def test_what_its_owner_alone_may_read_is_never_open_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    (tmp_path / ".secret.partial").write_bytes(b"a crash left it, open to all")
+    with replacing(path, 0o600) as file:
+        assert (tmp_path / ".secret.partial").stat().st_mode & 0o777 == 0o600
+        file.write(b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    write_atomically(path, b"newer", 0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_is_held_by_one_process_and_given_back_by_its_death(tmp_path: Path):
+    path = tmp_path / "book"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (tmp_path / ".book.lock").open() as file:
+            assert not try_lock(file.fileno())
+            holder.kill()
+            holder.wait()
+            assert try_lock(file.fileno())
+
+
+def test_it_is_given_back_at_the_end_of_the_block(tmp_path: Path):
+    for _ in range(2):
+        with exclusive(tmp_path / "book"), (tmp_path / ".book.lock").open() as file:
+            assert not try_lock(file.fileno())
+    assert not (tmp_path / "book").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ResourceError, match="missing"):
+        exclusive(tmp_path / "missing" / "book").__enter__()
+
+
+def test_the_old_file_has_its_name_beside_the_new_one(tmp_path: Path):
+    assert old_log(tmp_path / "events.jsonl").name == "events.old.jsonl"
+
+
+def test_lines_are_read_from_both_files_the_oldest_first(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    for number in range(25):
+        append_line(path, b"%03d\n" % number, most_bytes=40)
+    assert logged_lines(path) == [b"%03d" % number for number in range(10, 25)]
+    assert old_log(path).stat().st_size == 40
+
+
+def test_nothing_was_ever_written(tmp_path: Path):
+    assert logged_lines(tmp_path / "events.jsonl") == []
+
+
+def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
+    with pytest.raises(ResourceError, match="cannot write"):
+        append_line(tmp_path / "missing" / "events.jsonl", b"x\n")
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(ResourceError, match="cannot read"):
+        logged_lines(tmp_path / "events.jsonl")
