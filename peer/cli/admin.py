@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import JsonOption, terminal
+from peer.cli.options import JsonOption, terminal
 
 admin = typer.Typer(
     help="What the run's operator alone can do, on the machine of the bootstrap node.",

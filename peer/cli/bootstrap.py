@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import JsonOption, WeightsOption, terminal
-from peer.cli.why import LogJsonOption
+from peer.cli.options import JsonOption, LogJsonOption, WeightsOption, terminal
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"

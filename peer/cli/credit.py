@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
+from peer.cli.options import terminal
 
 CREDIT_EXAMPLES = (
     "Examples:\n\n  hetpeer credit\n\n  hetpeer credit ~/peer --json\n\n  hetpeer credit ~/peer --out mine.receipts\n\n"

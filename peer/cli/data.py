@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import JsonOption, terminal
+from peer.cli.options import JsonOption, terminal
 
 data_commands = typer.Typer(
     help="Your own text: prepare it for a run, look at it, check it.",

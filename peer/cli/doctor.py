@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import DeviceOption, terminal
+from peer.cli.options import DeviceOption, terminal
 
 
 def doctor(

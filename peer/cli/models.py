@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from peer.cli.lab import DeviceOption, JsonOption, terminal
+from peer.cli.options import DeviceOption, JsonOption, terminal
 
 EXPORT_EXAMPLES = (
     "Examples:\n\n  hetpeer export hetpeer1-… --out ~/model\n\n"

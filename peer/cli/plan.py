@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
+from peer.cli.options import terminal
 
 
 def plan(

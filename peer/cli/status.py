@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
+from peer.cli.options import terminal
 
 STATUS_EXAMPLES = (
     "Examples:\n\n  hetpeer status hetpeer1-…\n\n  hetpeer status --watch\n\n  hetpeer status hetpeer1-… --json"

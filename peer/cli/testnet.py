@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
+from peer.cli.options import terminal
 
 EPILOG = (
     "Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5\n\n"

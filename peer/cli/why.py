@@ -5,20 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
-
-LogJsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--log-json",
-        help="Also log each event as a line of JSON on standard error, with time, level and reason: for what collects "
-        "the logs of services. --json is for a program that reads standard output in place of a person.",
-    ),
-]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(metavar="[HOST:]PORT", help="Serve /metrics for Prometheus there; HOST is 127.0.0.1 if not given."),
-]
+from peer.cli.options import terminal
 
 WHY_EXAMPLES = (
     "Examples:\n\n  hetpeer why 12\n\n  hetpeer why 8xK2mQpL\n\n  hetpeer why 12 ~/peer --json\n\n"
