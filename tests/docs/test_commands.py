@@ -37,11 +37,9 @@ TESTNET = "tests/system/test_testnet.py::test_its_report_tells_every_round_and_i
 CHAOS = "tests/system/test_chaos.py::test_a_datacenter_that_stops_for_a_while_costs_time_and_nothing_else"
 PREPARED = "tests/peer/cli/commands/test_data.py::test_text_is_prepared_shown_and_checked"
 MIRROR = "tests/peer/cli/commands/test_data.py::test_a_mirror_is_checked_as_peers_will_ask_it"
-INVITED = (
-    "tests/peer/cli/commands/test_invitations.py::test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for"
-)
-LISTED = "tests/peer/cli/commands/test_invitations.py::test_invitations_are_listed_with_what_is_left_and_who_came"
-WITHDRAWN = "tests/peer/cli/commands/test_invitations.py::test_a_withdrawn_invitation_is_shown_as_such"
+INVITED = "tests/peer/cli/test_admin.py::test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for"
+LISTED = "tests/peer/cli/test_admin.py::test_invitations_are_listed_with_what_is_left_and_who_came"
+WITHDRAWN = "tests/peer/cli/test_admin.py::test_a_withdrawn_invitation_is_shown_as_such"
 PAUSED = "tests/system/test_citizen.py::test_a_member_that_pauses_and_goes_on_has_the_state_of_the_others_at_the_end"
 COMPILED = "tests/system/test_devices.py::test_a_replica_in_bf16_and_compiled_holds_the_state_of_volunteers_in_fp32"
 WATCHED = "tests/system/test_watching.py::test_a_replica_is_watched_and_asked_why"

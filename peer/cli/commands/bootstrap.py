@@ -15,10 +15,10 @@ from bootstrap.monitor.metrics import render
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, ServingRights, as_operator
 from bootstrap.node import serve as serve_node
-from peer.cli.commands.admin import Operator, spread
 from peer.cli.commands.dry_run import dry_run
-from peer.cli.commands.invitations import duration
 from peer.cli.commands.observer import Acquit, Revoke, observe
+from peer.cli.options import duration
+from peer.cli.revocation import Operator, spread
 from peer.network import admission
 from peer.process import Terminal, run, told
 from peer.store.home import home, locked, remember

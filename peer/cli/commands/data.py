@@ -14,8 +14,8 @@ from rich.text import Text
 from bootstrap.data.prepare import PrepareRequest
 from bootstrap.data.prepare import prepare as prepare_text
 from bootstrap.data.shards import measure
-from peer.cli.commands.tables import TableRow
-from peer.cli.commands.tables import show as tell
+from peer.cli.tables import TableRow
+from peer.cli.tables import show as tell
 from peer.network.mirrors import HttpMirror, fetch_whole
 from peer.network.web import Client
 from peer.process import Terminal, run, told

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import TableRow, printable, show
+from peer.cli.tables import TableRow, printable, show
 from peer.compute.machine import BASE_BYTES, DeviceName, cores, find_device, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
 from peer.diagnosis.finding import Finding, Outcome, gravest

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from peer.cli.commands.tables import show
+from peer.cli.tables import show
 from peer.compute.evaluation import Evaluator
 from peer.compute.machine import cores
 from peer.data.batches import Batch, Text, held_out_batch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from peer.cli.commands.tables import show
+from peer.cli.tables import show
 from peer.process import Terminal, told
 from peer.telemetry.events import Progress
 from protocol import manifest as manifests

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import show
+from peer.cli.tables import show
 from peer.planning.model import HEADERS, RoundEstimate, Volunteer, best_compression, compression_at, round_of, work_of
 from peer.process import Terminal, told
 from peer.telemetry.events import Progress

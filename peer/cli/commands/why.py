@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.admission.audit_log import LOG, last
-from peer.cli.commands.tables import log_line, log_rows, printable, show
+from peer.cli.tables import log_line, log_rows, printable, show
 from peer.process import Terminal, told
 from peer.store.home import home, peer_folders
 from peer.telemetry import journal
