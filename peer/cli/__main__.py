@@ -29,9 +29,9 @@ from peer.cli.join import (
 )
 from peer.cli.lab import lab
 from peer.cli.models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
-from peer.cli.plan import plan
+from peer.cli.plan import PLAN_EXAMPLES, plan
 from peer.cli.status import STATUS_EXAMPLES, status
-from peer.cli.testnet import EPILOG, testnet
+from peer.cli.testnet import TESTNET_EXAMPLES, testnet
 from peer.cli.why import WHY_EXAMPLES, why
 
 EXAMPLES = (
@@ -81,12 +81,9 @@ app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
 app.command(epilog=JOIN_EXAMPLES)(join)
 app.command(epilog=REPLICA_EXAMPLES)(replica)
 app.command(epilog=OBSERVE_EXAMPLES)(observe)
-app.command(epilog=EPILOG)(testnet)
+app.command(epilog=TESTNET_EXAMPLES)(testnet)
 app.command(epilog=STATUS_EXAMPLES)(status)
-app.command(
-    epilog="Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
-    "  hetpeer plan --model 1b --up 100 --down 100\n\n  hetpeer plan --figure2 figures.png"
-)(plan)
+app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=PAUSE_EXAMPLES)(pause)
 app.command(epilog=RESUME_EXAMPLES)(resume)
 app.command(
