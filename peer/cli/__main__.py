@@ -14,7 +14,8 @@ from peer.cli.admin import admin
 from peer.cli.bootstrap import BOOTSTRAP_EPILOG, bootstrap
 from peer.cli.credit import CREDIT_EXAMPLES, credit
 from peer.cli.data import data_commands
-from peer.cli.doctor import doctor
+from peer.cli.doctor import DOCTOR_EXAMPLES, doctor
+from peer.cli.import_ import IMPORT_EXAMPLES, import_
 from peer.cli.join import (
     JOIN_EXAMPLES,
     OBSERVE_EXAMPLES,
@@ -28,7 +29,7 @@ from peer.cli.join import (
     resume,
 )
 from peer.cli.lab import lab
-from peer.cli.models import EXPORT_EXAMPLES, IMPORT_EXAMPLES, SAMPLE_EXAMPLES, export, import_, sample
+from peer.cli.models import EXPORT_EXAMPLES, SAMPLE_EXAMPLES, export, sample
 from peer.cli.plan import PLAN_EXAMPLES, plan
 from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
@@ -86,10 +87,7 @@ app.command(epilog=STATUS_EXAMPLES)(status)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=PAUSE_EXAMPLES)(pause)
 app.command(epilog=RESUME_EXAMPLES)(resume)
-app.command(
-    epilog="Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
-    "  hetpeer doctor --preset 512m --stages 4 --device cpu"
-)(doctor)
+app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=WHY_EXAMPLES)(why)
 app.command(epilog=CREDIT_EXAMPLES)(credit)
 app.command(epilog=EXPORT_EXAMPLES)(export)

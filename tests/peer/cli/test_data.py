@@ -14,7 +14,7 @@ from protocol.run.prepared import open_folder
 from tests.reference.mirror import Fault, mirror
 from tests.reference.prepared import small_prepared, write_texts
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
