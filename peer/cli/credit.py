@@ -1,6 +1,5 @@
 """`hetpeer credit`: what others have signed of a peer's work, checked without asking anybody."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +53,8 @@ def credit(options: CreditOptions) -> None:
 
 def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     """Check the receipts, show what they come to, and write those that hold; the exit code."""
+    import json
+
     from peer.cli.checked_receipts import check, draw, to_json
     from peer.process import told
     from protocol.atomic import write_atomically

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +32,8 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Check that a run can begin from a checkpoint, and write a manifest for it."""
+    import tomllib
+
     from peer.process import told
     from peer.telemetry.events import Progress
     from protocol import manifest as manifests

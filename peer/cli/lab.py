@@ -1,6 +1,5 @@
 """`hetpeer lab`: runs in one process, one or the many of an experiment."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -217,6 +216,8 @@ def _run(waiting: list["Case"], setting: "Setting", jobs: int, terminal: "Termin
 
 
 def _print(message: "WorkerMessage") -> None:
+    import json
+
     from peer.lab.worker import Ended
 
     kind = {"event": type(message).__name__}

@@ -1,8 +1,6 @@
 """`hetpeer export` and `sample`: the model of a run as a folder that transformers loads, and what a model writes."""
 
-import json
 import os
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -246,6 +244,9 @@ class SampleOptions:
 @takes(SampleOptions)
 def sample(options: SampleOptions) -> None:
     """Write text with a model, token by token."""
+    import json
+    import random
+
     import torch
     from rich.console import Console
 
