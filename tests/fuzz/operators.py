@@ -8,7 +8,7 @@ from bootstrap.admission import audit_log, invitations, revoked
 from bootstrap.admission.audit_log import LOG, AuditEntry
 from bootstrap.admission.invitations import INVITATIONS, Book, Invitation
 from bootstrap.admission.revoked import REVOKED, RevokedPeer
-from peer.cli.commands.tables import invitation_rows, invitations_table, log_line, log_rows
+from peer.cli.tables import invitation_rows, invitations_table, log_line, log_rows
 from protocol.errors import RefusedError, ResourceError
 from tests.fuzz.material import AUTHOR, HOLDER, folder, from_file
 from tests.fuzz.reader import Reader

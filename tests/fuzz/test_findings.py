@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from bootstrap.admission.audit_log import LOG
 from bootstrap.admission.invitations import INVITATIONS, redeem
 from bootstrap.data.texts.decoders import osis_text, pod_text
-from peer.cli.commands.invitations import duration
+from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.store.checkpoint import Checkpoint, candidates, write

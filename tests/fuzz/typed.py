@@ -15,7 +15,7 @@ import msgpack
 
 from bootstrap.data.texts.archives import MAX_TOTAL, read_members
 from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
-from peer.cli.commands.invitations import duration
+from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases
 from peer.lab.experiment import load as load_experiment
 from peer.testnet import chaos

@@ -73,10 +73,10 @@ def test_when_others_contributed_is_known_in_the_midst_of_a_long_step(tmp_path: 
         noting = asyncio.create_task(slow.outer.keep_noting())  # nobody else looks while the step lasts
         await quick.contribute(1, 1)
         came = asyncio.get_running_loop().time()
-        while not any(slow.outer._seen(1).arrived(part) for part in slow.outer.followed.parts):
+        while not any(slow.outer._noted(1).arrived(part) for part in slow.outer.followed.parts):
             await slow.outer.discovery.news.wait(0.1)
         noting.cancel()
-        assert min(slow.outer._seen(1).arrived(EMBEDDING)) < came + 10  # by the same clock
+        assert min(slow.outer._noted(1).arrived(EMBEDDING)) < came + 10  # by the same clock
 
     play(tmp_path, "ab", scene)
 

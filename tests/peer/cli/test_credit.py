@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.commands.credit import CreditOptions, credit
+from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
 from peer.store.contributions import Shelf
 from peer.store.receipts import RECEIPTS, KeptReceipts
@@ -62,7 +62,9 @@ def folder(tmp_path: Path) -> Path:
 
 def run(*arguments: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> tuple[int, dict]:
     said: list[object] = []
-    code = credit(CreditOptions(arguments[0], arguments[1:], out), Terminal(said.append, json=True))
+    code = show_credit(
+        CreditOptions(folder=arguments[0], verify=[*arguments[1:]], out=out), Terminal(said.append, json=True)
+    )
     shown = capsys.readouterr().out
     return code, json.loads(shown) if shown else said[0]
 
@@ -86,7 +88,7 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
 def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert credit(CreditOptions(folder), Terminal(lambda event: None)) == 0
+    assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{19 * TOKENS:,} tokens in 4 rounds" in shown
     assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
@@ -109,24 +111,24 @@ def test_whoever_knows_one_run_need_not_name_it_to_verify(folder: Path, tmp_path
     given, home = tmp_path / "mine.receipts", tmp_path / "home"
     run(folder, capsys=capsys, out=given)
     monkeypatch.setenv("HETPEER_HOME", str(home))
-    options, said = CreditOptions(None, (given,)), list[Failed]()
-    assert credit(options, Terminal(said.append)) == 4
+    options, said = CreditOptions(verify=[given]), list[Failed]()
+    assert show_credit(options, Terminal(said.append)) == 4
     assert "there is no run under" in said[0].message
     for place in ("bootstrap-mine", "0123/stage-0", "0123/stage-1"):
         (home / place).mkdir(parents=True)
         (home / place / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
-    assert credit(options, Terminal(said.append)) == 0
+    assert show_credit(options, Terminal(said.append)) == 0
     assert "Verified offline" in capsys.readouterr().out
 
 
 def test_of_several_peers_one_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
     said: list[Failed] = []
-    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    assert show_credit(CreditOptions(), Terminal(said.append)) == 4
     for place in ("stage-0", "stage-1"):
         (tmp_path / "0123" / place / RECEIPTS).mkdir(parents=True)
         (tmp_path / "0123" / place / "lock").touch()
-    assert credit(CreditOptions(None), Terminal(said.append)) == 4
+    assert show_credit(CreditOptions(), Terminal(said.append)) == 4
     assert "name its folder" in said[0].message
     assert f"`hetpeer credit {tmp_path}/0123/stage-0`" in said[1].message
 
@@ -195,5 +197,5 @@ def test_a_folder_that_is_no_peers_is_an_error_that_says_so(tmp_path: Path, caps
 def test_a_peer_without_receipts_is_told_so(folder: Path, capsys):
     for path in (folder / RECEIPTS).iterdir():
         path.unlink()
-    assert credit(CreditOptions(folder), Terminal(lambda event: None)) == 0
+    assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     assert "There are no receipts" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""`hetpeer sample` shows what the model writes, whole characters as they come, and nothing is lost at the end."""
+"""`hetpeer export` tells a ticket from a folder; `tests/system/test_models.py` exports. `hetpeer sample` shows what the
+model writes, whole characters as they come, and nothing is lost at the end."""
 
 import json
 from pathlib import Path
@@ -8,6 +9,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from peer.cli.__main__ import app
+from peer.cli.models import ExportOptions, export_model
+from peer.process import Terminal
+from peer.telemetry.events import Failed
+from protocol.trust.ticket import PREFIX
 from tests.reference.checkpoints import by_transformers, tokenizer
 
 
@@ -81,3 +86,21 @@ def test_a_tokenizer_that_is_larger_than_its_vocabulary_takes_is_not_parsed(chec
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     assert "cannot read" in hetpeer("sample", str(tmp_path), "A", code=2)
+
+
+# Export
+
+
+def refusal(out: Path, *sources: str) -> str:
+    said: list[Failed] = []
+    assert export_model(ExportOptions(source=[*sources], out=out, threads=1), Terminal(said.append)) != 0
+    return said[-1].message
+
+
+def test_a_ticket_may_be_longer_than_any_name_of_a_file(tmp_path: Path):
+    assert "ticket" in refusal(tmp_path / "model", PREFIX + 400 * "A")
+
+
+def test_what_is_neither_a_ticket_nor_a_folder_is_said_to_be_neither(tmp_path: Path):
+    assert refusal(tmp_path / "model", "nowhere") == "nowhere is neither a ticket nor a folder of a peer"
+    assert refusal(tmp_path / "model", str(tmp_path), "nowhere").startswith("nowhere is no folder: give one ticket")

@@ -1,57 +1,74 @@
 """`hetpeer import`: a manifest for a run that begins from a checkpoint."""
 
 import re
-import tomllib
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
+import typer
 
-from peer.cli.commands.tables import show
-from peer.process import Terminal, told
-from peer.telemetry.events import Progress
-from protocol import manifest as manifests
+from peer.cli.options import JsonOption, terminal
 from protocol.errors import UserError
-from protocol.files import write_atomically
-from protocol.layout import elements, whole_layout
-from protocol.run.hugging_face import ModelFolder, open_checkpoint
-from protocol.run.tokenizer import read_tokenizer
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
+    from protocol.run.hugging_face import ModelFolder
+
+IMPORT_EXAMPLES = (
+    "Examples:\n\n  hetpeer import ~/model --out run.toml\n\n"
+    "  hetpeer bootstrap run.toml --weights ~/model --data ~/texts"
+)
 
 MOST_CONTEXT = 2048
 """Of the manifest that is proposed: longer sequences make larger frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """What the command line said."""
+def import_(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A LLaMA: config.json, safetensors (also sharded), tokenizer.json.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="RUN.toml", help="Where the manifest goes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace RUN.toml.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check that a run can begin from a checkpoint, and write a manifest for it."""
+    import tomllib
 
-    checkpoint: Path
-    out: Path
-    force: bool
+    from peer.process import told
+    from peer.telemetry.events import Progress
+    from protocol import manifest as manifests
+    from protocol.files import write_atomically
+    from protocol.run.hugging_face import open_checkpoint
+    from protocol.run.tokenizer import read_tokenizer
 
-
-def import_(options: ImportOptions, terminal: Terminal) -> int:
-    """Check the whole checkpoint, and write a manifest; the exit code."""
+    shown = terminal(json)
 
     def work() -> int:
-        if options.out.exists() and not options.force:
-            raise UserError(f"{options.out} is there already: name another file, or replace it with --force")
-        checkpoint = open_checkpoint(options.checkpoint.expanduser().resolve())
-        read_tokenizer(checkpoint.tokenizer, checkpoint.model.vocabulary)
-        has_basis = checkpoint.basis() is not None
-        _check_values(checkpoint, terminal)
-        text = run_toml(checkpoint)
-        manifests.check(tomllib.loads(text), str(options.out))
-        write_atomically(options.out, text.encode())
-        terminal.emit(Progress(f"a run can begin from every tensor of {checkpoint.folder}"))
-        _tell(checkpoint, has_basis, options.out, terminal)
+        if out.exists() and not force:
+            raise UserError(f"{out} is there already: name another file, or replace it with --force")
+        found = open_checkpoint(checkpoint.expanduser().resolve())
+        read_tokenizer(found.tokenizer, found.model.vocabulary)
+        has_basis = found.basis() is not None
+        _check_values(found, shown)
+        text = run_toml(found)
+        manifests.check(tomllib.loads(text), str(out))
+        write_atomically(out, text.encode())
+        shown.emit(Progress(f"a run can begin from every tensor of {found.folder}"))
+        _tell(found, has_basis, out, shown)
         return 0
 
-    return told(terminal.emit, work)
+    sys.exit(told(shown.emit, work))
 
 
-def _check_values(checkpoint: ModelFolder, terminal: Terminal) -> None:
-    """Raises UserError if a value is none that a run can hold."""
+def _check_values(checkpoint: "ModelFolder", terminal: "Terminal") -> None:
+    """Read every value of the checkpoint.
+
+    Raises:
+        UserError: one is none that a run can hold.
+    """
+    from peer.telemetry.events import Progress
+    from protocol.layout import elements, whole_layout
+
     layout, done = whole_layout(checkpoint.model), 0
     total = elements(layout)
     for name, shape in layout.items():
@@ -60,7 +77,7 @@ def _check_values(checkpoint: ModelFolder, terminal: Terminal) -> None:
         done += elements({name: shape})
 
 
-def run_toml(checkpoint: ModelFolder) -> str:
+def run_toml(checkpoint: "ModelFolder") -> str:
     """A manifest that fits, for a person to go on with: its model's sizes, and a modest run around them."""
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
@@ -97,8 +114,13 @@ rounds = 100
 """
 
 
-def _tell(checkpoint: ModelFolder, has_basis: bool, out: Path, terminal: Terminal) -> None:
-    """What was found, and what comes next."""
+def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Terminal") -> None:
+    """Show what was found, and what comes next."""
+    from rich.table import Table
+
+    from peer.cli.tables import show
+    from protocol.layout import elements, whole_layout
+
     model = checkpoint.model
     count = elements(whole_layout(model))
     basis = (

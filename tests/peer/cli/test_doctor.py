@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from bootstrap.admission.audit_log import last
-from peer.cli.commands.doctor import NOT_TO_JOIN, DoctorOptions, doctor
+from peer.cli.doctor import NOT_TO_JOIN, DoctorOptions, examine
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress, Serving, from_line
 from protocol.trust.ticket import Ticket, parse
 from tests.peer.network.reach.test_probing import closed_port
 from tests.reference.small_manifest import SMALL
 
-ALONE = DoctorOptions(None, "nano", 2, "cpu", 1, None, None, None, 0.05)
+ALONE = DoctorOptions(preset="nano", stages=2, device="cpu", threads=1, seconds=0.05)
 
 
 def asking(ticket: str, listen: str | None = None) -> DoctorOptions:
-    return DoctorOptions(ticket, None, 4, "cpu", 1, None, listen, None, 0.05)
+    return DoctorOptions(ticket=ticket, device="cpu", threads=1, listen=listen, seconds=0.05)
 
 
 def said(options: DoctorOptions, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], list[Event]]:
     """The exit code, the findings by name, and what was told on the way."""
     events: list[Event] = []
-    code = doctor(options, Terminal(events.append, json=True))
+    code = examine(options, Terminal(events.append, json=True))
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return code, {row["name"]: row for row in rows}, events
 
@@ -82,7 +82,7 @@ def test_without_a_ticket_this_machine_alone_is_looked_at(capsys: pytest.Capture
 
 
 def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):
-    assert doctor(ALONE, Terminal(lambda event: None)) == 0
+    assert examine(ALONE, Terminal(lambda event: None)) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "1 M parameters in 2 stages" in out
     assert "stage 1 ok would take" in out

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.admission.audit_log import AuditEntry, write
-from peer.cli.commands.why import why
+from peer.cli.why import explain
 from peer.process import Listeners, Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import deadline
@@ -55,14 +55,14 @@ def logged(folder: Path, events: list[Event]) -> Path:
 
 def asked(capsys: pytest.CaptureFixture[str], what: str, where: Path | str | None = None, program: bool = False) -> str:
     said: list[Event] = []
-    code = why(what, None if where is None else str(where), Terminal(said.append, program))
+    code = explain(what, None if where is None else str(where), Terminal(said.append, program))
     assert code == 0, said
     return capsys.readouterr().out
 
 
 def refused(what: str, where: Path | str | None = None) -> str:
     said: list[Event] = []
-    assert why(what, None if where is None else str(where), Terminal(said.append)) != 0
+    assert explain(what, None if where is None else str(where), Terminal(said.append)) != 0
     assert isinstance(said[0], Failed)
     return said[0].message
 

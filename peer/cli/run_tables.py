@@ -1,85 +1,20 @@
-"""`hetpeer status`: the run as an operator's node sees it, asked for at the door."""
+"""A run for a person: its peers, its last rounds and what happened last, as an operator's node sees them."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.network.admission import ask_status
-from peer.process import Terminal, run, told
-from peer.store.home import home
 from peer.telemetry.units import size
-from protocol.errors import RefusedError, UnreachableError
 from protocol.monitor.telemetry import printable
 from protocol.monitor.view import RoundView, View
-from protocol.trust.ticket import Ticket, find
-
-WATCH_SECONDS = 2.0
 
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8
 
-WIDTH_OF_FILES = 120
-"""Where nobody says how wide a line may be."""
-
 UNUSUAL = ("lost", "gone", "paused", "leaving", "catching up", "on trial")
 COLOURS = {"training": "green", "lost": "bold red", "gone": "dim", "paused": "yellow", "catching up": "cyan"}
-
-
-def status(given: str | None, watch: bool, terminal: Terminal) -> int:
-    """Show how a run goes; the exit code."""
-
-    def work() -> int:
-        ticket = find(given, home())
-        return run(lambda stop: _show(ticket, watch, terminal, stop), terminal)
-
-    return told(terminal.emit, work)
-
-
-async def _show(ticket: Ticket, watch: bool, terminal: Terminal, stop: asyncio.Event) -> None:
-    if not watch:
-        view = await ask_status(ticket)
-        if terminal.json:
-            print(view.model_dump_json(), flush=True)
-        else:
-            _console().print(drawn(view))
-    elif terminal.json:
-        async for view, _ in _views(ticket, stop):
-            print(view.model_dump_json(), flush=True)
-    else:
-        with Live(console=_console(), auto_refresh=False) as live:
-            async for view, trouble in _views(ticket, stop):
-                live.update(drawn(view, trouble), refresh=True)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_FILES)
-
-
-async def _views(ticket: Ticket, stop: asyncio.Event) -> AsyncIterator[tuple[View, str]]:
-    """The run as it is now and then, until `stop`; while the node does not answer, as it was last, and why.
-
-    Raises:
-        HetpeerError: it does not answer at all.
-    """
-    view, trouble = await ask_status(ticket), ""
-    while True:
-        yield view, trouble
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS):
-                await stop.wait()
-        if stop.is_set():
-            return
-        try:
-            view, trouble = await ask_status(ticket), ""
-        except (UnreachableError, RefusedError) as error:
-            trouble = str(error)
 
 
 def drawn(view: View, trouble: str = "") -> RenderableType:

@@ -1,5 +1,4 @@
-"""`hetpeer why`: what happened in a round or with a peer, as a daemon's folder has it, and the reason of each
-decision."""
+"""What happened in a round or with a peer, as the logs in a daemon's folder have it, and the reasons."""
 
 import json
 import os
@@ -11,23 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.admission.audit_log import LOG, last
-from peer.cli.commands.tables import log_line, log_rows, printable, show
-from peer.process import Terminal, told
+from peer.cli.tables import log_line, log_rows, printable
 from peer.store.home import home, peer_folders
-from peer.telemetry import journal
 from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted, Resynchronised
-from peer.telemetry.events import Contributed, Event, Failed, Joined, Progress, Resumed
+from peer.telemetry.events import Contributed, Event, Failed, Progress, Resumed
 from peer.telemetry.journal import EVENTS, JournalEntry
-from protocol.errors import ResourceError, UserError
+from protocol.errors import ResourceError
 from protocol.files import old_log
 from protocol.trust.ticket import find
 
 ENTRIES_READ = 100_000
 """Of an operator's log, from its end: more than it keeps."""
-
-ROUND = r"[0-9]{1,7}"
-PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
-"""The end of a peer id, as the logs show it, or all of it."""
 
 NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
 
@@ -45,37 +38,12 @@ class LogLine:
     row: dict[str, Any]
 
     def names(self, peer: str) -> bool:
-        """Whether it is about a peer, by the end of its id."""
+        """Whether the line is about a peer, by the end of its id."""
         return peer[-8:] in json.dumps(self.row)
 
 
-def why(what: str, where: str | None, terminal: Terminal) -> int:
-    """Explain it; the exit code."""
-
-    def work() -> int:
-        folder = _folder(where)
-        noted = journal.read(_daemon(folder))
-        happened = sorted([*map(_told, noted), *_of_operator(folder)], key=lambda each: each.at)
-        if re.fullmatch(ROUND, what):
-            found = [each for each in happened if each.round == int(what)]
-            verdict = _verdict(int(what), [each.event for each in noted])
-        elif re.fullmatch(PEER, what):
-            own = any(isinstance(each.event, Joined) and each.event.peer_id.endswith(what) for each in noted)
-            found, verdict = [each for each in happened if own or each.names(what)], ""
-        else:
-            raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
-        if not found:
-            raise UserError(f"nothing is known of {what} in {folder}: {_known(happened)}")
-        head = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
-        rows = (each.row | {"words": each.words} for each in found)
-        show(terminal, rows, "\n".join([*head, _drawn(found, verdict)]))
-        return 0
-
-    return told(terminal.emit, work)
-
-
-def _folder(where: str | None) -> Path:
-    """A folder that is named; or, of a run's folders or all on this machine, the one whose log was written last.
+def folder_of(where: str | None) -> Path:
+    """The folder that is named; or, of a run's folders or all on this machine, the one whose log was written last.
 
     Raises:
         ResourceError: there is none.
@@ -94,19 +62,21 @@ def _folder(where: str | None) -> Path:
     return max(folders, key=lambda each: written[each])
 
 
-def _daemon(folder: Path) -> Path:
-    """Whose events they are: this folder's peer, or the observer beside an operator's node."""
+def daemon_in(folder: Path) -> Path:
+    """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
     return folder / "observer" if (folder / LOG).exists() and not (folder / EVENTS).exists() else folder
 
 
 def _written(folder: Path) -> float:
     """When a folder's logs were written last, in Unix seconds; 0: it has none."""
-    logs = [folder / LOG, _daemon(folder) / EVENTS, old_log(_daemon(folder) / EVENTS)]
+    logs = [folder / LOG, daemon_in(folder) / EVENTS, old_log(daemon_in(folder) / EVENTS)]
     return max((each.stat().st_mtime for each in logs if each.exists()), default=0.0)
 
 
-def _told(noted: JournalEntry) -> LogLine:
-    return LogLine(noted.at, _round(noted), _words(noted.event), noted.row())
+def happenings(folder: Path, noted: Iterable[JournalEntry]) -> list[LogLine]:
+    """The lines of a daemon's journal and of the operator's log in `folder`, the earliest first."""
+    own = [LogLine(each.at, _round(each), _words(each.event), each.row()) for each in noted]
+    return sorted([*own, *_of_operator(folder)], key=lambda each: each.at)
 
 
 def _round(noted: JournalEntry) -> int:
@@ -127,15 +97,15 @@ def _words(event: Event) -> str:
 
 
 def _of_operator(folder: Path) -> Iterable[LogLine]:
-    """What the operator's node has noted: nothing of it is of a round."""
+    """The lines of the operator's log: none is of a round."""
     entries = last(folder, ENTRIES_READ) if (folder / LOG).exists() else []
     for entry, row in zip(entries, log_rows(entries), strict=True):
         words = log_line(entry).split(" ", 2)[2]  # without day and time
         yield LogLine(entry.at, 0, words, row)
 
 
-def _verdict(round: int, events: Sequence[Event]) -> str:
-    """What this peer's work in a round came to; empty: it is not known."""
+def verdict(round: int, events: Sequence[Event]) -> str:
+    """A sentence on what this peer's work in a round came to; empty: it is not known."""
     refused: dict[str, str] = {}
     contributed = False
     for event in events:
@@ -155,13 +125,14 @@ def _verdict(round: int, events: Sequence[Event]) -> str:
     return f"Counted: what this peer contributed to round {round}, as far as its log goes" if contributed else ""
 
 
-def _drawn(found: Sequence[LogLine], verdict: str) -> str:
+def drawn(found: Sequence[LogLine], verdict: str) -> str:
+    """The lines and the verdict for a person."""
     lines = [f"{datetime.fromtimestamp(each.at):%Y-%m-%d %H:%M:%S}  {printable(each.words)}" for each in found]
     return "\n".join([*lines, *([printable(f"→ {verdict}.")] if verdict else [])])
 
 
-def _known(happened: Sequence[LogLine]) -> str:
-    """Which rounds and peers there would be."""
+def known(happened: Sequence[LogLine]) -> str:
+    """The rounds and peers that a log has, in words."""
     rounds = sorted({each.round for each in happened if each.round})
     peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})
     named = ", ".join(each[-8:] for each in peers[:MOST_NAMED]) + (", …" if len(peers) > MOST_NAMED else "")

@@ -1,4 +1,4 @@
-"""`hetpeer admin peers` and `revoke`: what the operator sees in the run, and does with the key in its node's folder."""
+"""Revoking: the operator shuts a peer out of its run with the key in its node's folder, and tells the other peers."""
 
 import asyncio
 import re
@@ -13,14 +13,12 @@ from bootstrap.admission import revoked
 from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.revoked import RevokedPeer
 from bootstrap.node import as_operator
-from peer.cli.commands.tables import peer_rows, peers_table, show
 from peer.network.contacts import Contacts
 from peer.network.visiting import read_peers, tell_revocation
-from peer.process import Terminal, run, told
-from peer.store.home import operators_folder, operators_ticket
+from peer.process import Terminal
 from peer.telemetry.events import Progress
 from protocol.errors import UnreachableError, UserError
-from protocol.identity import PeerId
+from protocol.identity import PeerId, RunId
 from protocol.outer.ledger import Revocation
 from protocol.outer.window import Window
 from protocol.run.run_files import DESCRIPTOR, Descriptor, parse
@@ -28,23 +26,13 @@ from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership import Authority
 from protocol.trust.proofs import revoke as sign
 from protocol.trust.records import Peers
-from protocol.trust.ticket import Ticket, find
+from protocol.trust.ticket import Ticket
 
 PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
 """The base58 of a SHA-256 multihash."""
 
 ENTRIES_SEARCHED = 10_000
 """Of the log, for peers that have been here and are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeOptions:
-    """What the command line said. `peer` is a peer id, or its end as the logs show it; `start` None: from now on."""
-
-    peer: str
-    start: int | None
-    directory: Path | None
-    ticket: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +43,28 @@ class Operator:
     identity: Identity
     descriptor: Descriptor
 
+    @staticmethod
+    def of(folder: Path, run: RunId) -> "Operator":
+        """The operator whose node has this folder.
+
+        Raises:
+            UserError: the key there is not the operator's.
+        """
+        descriptor = parse((folder / DESCRIPTOR).read_bytes(), run)
+        operator = Operator(folder, load_or_create(folder), descriptor)
+        if operator.identity.peer_id != descriptor.operator:
+            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
+        return operator
+
     def sign(self, revocation: Revocation) -> bytes:
-        """The operator's word on it."""
+        """The revocation, signed by the operator."""
         return sign(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
 
     @property
     def window(self) -> Window:
-        """How long rounds stay open in this run."""
+        """The rounds that stay open in this run."""
         outer = self.descriptor.manifest.outer
         return Window(outer.grace, outer.liars)
-
-
-def peers(directory: Path | None, terminal: Terminal) -> int:
-    """Show who is in the run; the exit code."""
-
-    def work() -> int:
-        folder = operators_folder(directory)
-        ticket = operators_ticket(folder)
-        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
-
-        async def read(stop: asyncio.Event) -> None:
-            here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
-            show(terminal, peer_rows(here), peers_table(here))
-
-        return run(read, terminal)
-
-    return told(terminal.emit, work)
-
-
-def revoke(options: RevokeOptions, terminal: Terminal) -> int:
-    """Shut a peer out, and take its contributions out of every round from one on; the exit code."""
-
-    def work() -> int:
-        folder = operators_folder(options.directory)
-        ticket = find(options.ticket, folder) if options.ticket else operators_ticket(folder)
-        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
-        operator = Operator(folder, load_or_create(folder), descriptor)
-        if operator.identity.peer_id != descriptor.operator:
-            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
-
-        return run(lambda stop: spread(options.peer, options.start, operator, ticket, terminal), terminal)
-
-    return told(terminal.emit, work)
 
 
 async def spread(given: str, start: int | None, operator: Operator, ticket: Ticket, terminal: Terminal) -> None:
@@ -128,7 +96,7 @@ async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers
 
 
 async def _tell(operator: Operator, here: Peers, signed: bytes) -> int:
-    """Bring the revocation to every peer; how many heard."""
+    """Bring the revocation to every peer; the number of those that heard it."""
     contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
     try:
         return sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in here)))
@@ -137,7 +105,7 @@ async def _tell(operator: Operator, here: Peers, signed: bytes) -> int:
 
 
 def one_peer(given: str, here: Iterable[PeerId], logged: Iterable[PeerId] = ()) -> PeerId:
-    """The peer that is meant: a whole id, or the end of one that is in the run, or else in the log.
+    """The peer that is meant by `given`: a whole id, or the end of one that is in the run, or else in the log.
 
     Raises:
         UserError: no peer, or more than one, ends so.
@@ -157,9 +125,11 @@ def one_peer(given: str, here: Iterable[PeerId], logged: Iterable[PeerId] = ()) 
 
 
 def _revocation(peer: PeerId, start: int | None, finished: list[int]) -> Revocation | None:
-    """By the last rounds that the others have finished. None where nobody tells which round it is: a revocation that
-    says it was issued too early would reach into rounds that are closed, and split the run
-    (`protocol.outer.ledger`)."""
+    """A revocation by the last rounds that the others have `finished`.
+
+    None where nobody tells which round it is: a revocation that says it was issued too early would reach into rounds
+    that are closed, and split the run (`protocol.outer.ledger`).
+    """
     if not finished:
         return None
     issued = median_low(finished) + 1
@@ -167,7 +137,7 @@ def _revocation(peer: PeerId, start: int | None, finished: list[int]) -> Revocat
 
 
 def _outcome(peer: PeerId, revocation: Revocation | None, window: Window, reached: int, known: int) -> str:
-    """What the revocation has come to, and what is left to do."""
+    """A sentence for the operator: the effect of the revocation, and what is left to do."""
     if revocation is None:
         return (
             f"peer {peer[-8:]} gets no new certificate. No other peer was found, so what it has contributed stays: "

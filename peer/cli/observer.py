@@ -3,16 +3,26 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bootstrap.admission import invitations, trials
+from bootstrap.admission.policy import OBSERVER
+from peer.cli.revocation import Operator, spread
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Progress
 from protocol.errors import HetpeerError, LostMemberError
+from protocol.files import write_atomically
+from protocol.identity import PeerId
 from protocol.net.backoff import pause_after
 from protocol.net.tasks import first_of
+from protocol.trust.attestations import GRANTED, grant
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership import Authority
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 
 LAST_WORDS_SECONDS = 2.0
@@ -21,6 +31,9 @@ LAST_WORDS_SECONDS = 2.0
 RETRY_SECONDS = 15.0
 MOST_RETRY_SECONDS = 300.0
 """Between two attempts at a revocation that nobody could be told of."""
+
+OWN_SECONDS = 3600
+"""For this node's observer to come in."""
 
 Revoke = Callable[[Suspected], Awaitable[None]]
 """Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""
@@ -84,7 +97,7 @@ async def observe(
 
 
 async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
-    """Try until it is done: an observer tells of each peer once."""
+    """Try `act` until it is done: an observer tells of each peer once."""
     failures = 0
     while True:
         try:
@@ -93,3 +106,56 @@ async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, termina
             terminal.emit(Progress(f"{otherwise}: {error}"))
         failures += 1
         await asyncio.sleep(pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS))
+
+
+# What its operator's node makes of it
+
+
+async def observe_beside(
+    node: Operator, ticket: Ticket, terminal: Terminal, stop: asyncio.Event, *, audit: bool, revoke: bool, attests: bool
+) -> None:
+    """Keep an observer beside this node, which audits if it is to: let what newcomers contribute count once they have
+    stood their trial, and revoke whom it suspects if that is the policy. `attests`: this node is the operator's own.
+
+    Raises:
+        LostMemberError: it died.
+    """
+    folder = node.folder
+    if invitations.is_closed(folder):
+        ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
+    if attests:
+        await asyncio.to_thread(name_attester, node)
+    await observe(
+        ticket,
+        folder / OBSERVER,
+        terminal,
+        stop,
+        audit=audit,
+        revoke=_revoke_with(node, ticket, terminal) if revoke else None,
+        acquit=_acquit_in(folder),
+    )
+
+
+def name_attester(node: Operator) -> None:
+    """Write the operator's word that its own observer attests what it sees of closed rounds."""
+    attester = load_or_create(node.folder / OBSERVER).peer_id
+    word = grant(node.identity, Authority(node.descriptor.run_id, node.descriptor.operator), attester)
+    write_atomically(node.folder / OBSERVER / GRANTED, word)
+
+
+def _acquit_in(folder: Path) -> Acquit:
+    """Acquit by this node's list, which it reads when a peer asks for its next card."""
+
+    async def acquit(tried: Tried) -> None:
+        await asyncio.to_thread(trials.note_stood, folder, PeerId(tried.peer))
+
+    return acquit
+
+
+def _revoke_with(node: Operator, ticket: Ticket, terminal: Terminal) -> Revoke:
+    """Revoke as the operator does by hand, with its key in this node's folder."""
+
+    async def revoke(suspected: Suspected) -> None:
+        await spread(suspected.peer, suspected.since, node, ticket, terminal)
+
+    return revoke

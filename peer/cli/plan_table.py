@@ -1,21 +1,15 @@
-"""`hetpeer plan`: what a run would ask of a volunteer's link and device, and how much of the device it could use."""
+"""A run's plan, shown: what it asks of a volunteer's link and device, and how much of the device it could use."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import show
-from peer.planning.model import HEADERS, RoundEstimate, Volunteer, best_compression, compression_at, round_of, work_of
-from peer.process import Terminal, told
-from peer.telemetry.events import Progress
+from peer.planning.model import RoundEstimate, Volunteer, best_compression, compression_at, work_of
 from peer.telemetry.units import size
-from protocol import manifest as manifests
-from protocol.errors import UserError
 from protocol.layout import parameter_count
 from protocol.manifest import Manifest
 
@@ -32,66 +26,18 @@ LIMITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What the command line said: `up` and `down` in Mb/s, `latency` in ms one way, `teraflops` that the device really
-    does."""
-
-    run_toml: Path | None
-    model: str
-    up: float
-    down: float
-    latency: float
-    teraflops: float
-    overlap: bool
-    figure: Path | None
-    measured: Path | None
-
-
-def plan(options: PlanOptions, terminal: Terminal) -> int:
-    """Show it; the exit code."""
-
-    def work() -> int:
-        if options.figure is not None:
-            from peer.planning.figures import draw, read_measured
-
-            draw(options.figure, read_measured(options.measured) if options.measured else ())
-            terminal.emit(Progress(f"wrote {options.figure}"))
-            return 0
-        if min(options.up, options.down, options.teraflops) <= 0 or options.latency < 0:
-            raise UserError("--up, --down and --teraflops must be more than 0, and --latency not less")
-        manifest = _manifest(options)
-        up, down = options.up * 1e6, options.down * 1e6
-        on = Volunteer(options.teraflops * 1e12, up, down, options.latency / 1e3, HEADERS)
-        overlap = options.overlap or manifest.outer.overlap
-        planned = {
-            compression: round_of(work_of(manifest, compression), on, overlap)
-            for compression in sorted({*SHOWN, compression_of(manifest, on)})
-            if manifest.model.d % compression == 0
-        }
-        show(terminal, _rows(planned), _drawn(manifest, on, planned, overlap))
-        return 0
-
-    return told(terminal.emit, work)
-
-
-def _manifest(options: PlanOptions) -> Manifest:
-    if options.run_toml is not None:
-        return manifests.load(options.run_toml)
-    return manifests.check({"model": {"preset": options.model}, "replicas": {"stages": 4}})
-
-
 def compression_of(manifest: Manifest, on: Volunteer) -> int:
-    """d / k of the run, or what its groups come to."""
+    """The d / k of the run, or the one that its groups come to."""
     return compression_at(manifest, lambda compression: work_of(manifest, compression), on)
 
 
-def _rows(planned: dict[int, RoundEstimate]) -> Iterable[dict[str, Any]]:
+def rows(planned: dict[int, RoundEstimate]) -> Iterable[dict[str, Any]]:
+    """The plan for a program: a row for each d / k."""
     for compression, each in planned.items():
         yield {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
 
 
-def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate], overlap: bool) -> RenderableType:
+def drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate], overlap: bool) -> RenderableType:
     """The run and the volunteer in a line each, a row for each k, and what it comes to."""
     inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
@@ -121,7 +67,7 @@ def _drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate],
 
 
 def verdict(manifest: Manifest, on: Volunteer, here: RoundEstimate, overlap: bool) -> str:
-    """What to do about it, in words."""
+    """Advice for the run's operator, in a sentence or two."""
     compression = compression_of(manifest, on)
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
     moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"

@@ -1,6 +1,5 @@
-"""`hetpeer doctor`: what this machine and its links would be to a run, before it joins."""
+"""What `hetpeer doctor` finds out about a run's network and about its stages on this machine, and how it is shown."""
 
-import asyncio
 import random
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -12,26 +11,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.commands.tables import TableRow, printable, show
-from peer.compute.machine import BASE_BYTES, DeviceName, cores, find_device, free_bytes, stage_bytes
+from peer.cli.tables import TableRow, printable
+from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
-from peer.diagnosis.finding import Finding, Outcome, gravest
+from peer.diagnosis.finding import Finding, Outcome
 from peer.diagnosis.verdict import Room
 from peer.network import admission
 from peer.network.reach import reach
 from peer.network.reach.probing import Handshake, MeasuredWay, NoWay, measure_doors, shake_hands
 from peer.network.reach.reach import Reach, Wish
 from peer.network.visiting import read_peers
-from peer.process import Terminal, run, told
+from peer.process import Terminal
 from peer.store import disk
-from peer.store.home import home, peer_folder
 from peer.telemetry.events import Progress
-from protocol import manifest as manifests
-from protocol.errors import HetpeerError, TicketError
+from protocol.errors import HetpeerError
 from protocol.layout import parameter_count
 from protocol.manifest import Manifest
 from protocol.run.run_files import Descriptor, files_needed
-from protocol.trust import ticket as tickets
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import Peers
 from protocol.trust.ticket import Ticket
@@ -40,29 +36,10 @@ PEERS_ASKED = 5
 
 COLOURS: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
-NOT_TO_JOIN = 1
-"""Exit code: something must be mended first."""
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorOptions:
-    """What the command line said. With a `preset`, nobody is asked: its model in so many stages is the run. 0 threads
-    are all cores; `seconds` bound the measuring of each kind of stage."""
-
-    ticket: str | None
-    preset: str | None
-    stages: int
-    device: DeviceName
-    threads: int
-    directory: Path | None
-    listen: str | None
-    announce: str | None
-    seconds: float
-
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What was found on the network. `unknown`: why nobody can tell who is in the run."""
+    """The nodes and peers that were found on the network. `unknown`: why nobody can tell who is in the run."""
 
     ways: Sequence[MeasuredWay | NoWay]
     descriptor: Descriptor | None
@@ -73,58 +50,13 @@ class Around:
 
     @property
     def round_seconds(self) -> float:
-        """What the swarm takes for a round, as the nodes say; 0: none knows."""
+        """The seconds that the swarm takes for a round, as the nodes say; 0: none knows."""
         return max((each.round_seconds for each in self.ways if isinstance(each, MeasuredWay)), default=0.0)
 
 
-def doctor(options: DoctorOptions, terminal: Terminal) -> int:
-    """Check everything, show what was found; the exit code: 0 if this machine can join."""
-
-    def work() -> int:
-        ticket = None if options.preset else _ticket(options)
-        device, threads = find_device(options.device), options.threads or cores()
-        folder = options.directory or (peer_folder(ticket, "volunteer") if ticket else home())
-        findings = machine.examine(device, threads, folder)
-        around = None
-        if ticket is not None:
-            looked: list[Around] = []
-
-            async def look(stop: asyncio.Event) -> None:
-                looked.append(await _look_around(ticket, options, terminal))
-
-            if code := run(look, terminal):
-                return code
-            around = looked[0]
-            findings = [each for each in findings if each.name not in ("clock", "disk")]
-            findings += _of_network(around)
-        manifest = _manifest(options, around)
-        if manifest is not None:
-            findings += _of_stages(manifest, around, device, threads, folder, options.seconds, terminal)
-        show(terminal, _rows(findings), _drawn(findings, manifest))
-        return NOT_TO_JOIN if gravest([each.outcome for each in findings]) == "failure" else 0
-
-    return told(terminal.emit, work)
-
-
-def _ticket(options: DoctorOptions) -> Ticket | None:
-    """As `hetpeer join` finds it; None where there is none and none was asked for."""
-    try:
-        return tickets.find(options.ticket, options.directory or home())
-    except TicketError:
-        if options.ticket is not None:
-            raise
-        return None
-
-
-def _manifest(options: DoctorOptions, around: Around | None) -> Manifest | None:
-    if around is not None:
-        return around.descriptor.manifest if around.descriptor else None
-    preset = options.preset or "512m"
-    return manifests.check({"model": {"preset": preset}, "replicas": {"stages": options.stages}}, "--preset, --stages")
-
-
-async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Terminal) -> Around:
-    """Ask the nodes and some peers, as who has no place."""
+async def look_around(ticket: Ticket, wish: Wish, terminal: Terminal) -> Around:
+    """Ask the run's nodes and some of its peers, as one that has no place in it. `wish`: how others are to dial this
+    machine."""
     terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.doors))}"))
     ways = await measure_doors(ticket)
     if not any(map(network.answers, ways)):
@@ -134,7 +66,7 @@ async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Termina
     with tempfile.TemporaryDirectory(prefix="hetpeer-doctor-") as temporary:
         identity = load_or_create(Path(temporary))
         try:
-            found = await reach.find(Wish(options.listen, options.announce), ticket, identity, Path(temporary))
+            found = await reach.find(wish, ticket, identity, Path(temporary))
         except HetpeerError as error:
             host = admission.address_towards(ticket.operator)
             found = Reach(host, 0, (host, None), doubt=str(error))
@@ -149,7 +81,8 @@ async def _look_around(ticket: Ticket, options: DoctorOptions, terminal: Termina
     return Around(ways, descriptor, found, tuple(peers), shaken)
 
 
-def _of_network(around: Around) -> list[Finding]:
+def of_network(around: Around) -> list[Finding]:
+    """The findings about the links to the nodes and peers, and about being dialled."""
     findings = network.ways(around.ways)
     if (clock := network.clocks(around.ways)) is not None:
         findings.append(clock)
@@ -164,15 +97,17 @@ def _of_network(around: Around) -> list[Finding]:
     return findings
 
 
-def _of_stages(
+def of_stages(
     manifest: Manifest,
     around: Around | None,
+    *,
     device: torch.device,
     threads: int,
     folder: Path,
     limit: float,
     terminal: Terminal,
 ) -> list[Finding]:
+    """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
     stages = range(manifest.replicas.stages)
     rooms = [Room(stage_bytes(manifest, stage) + BASE_BYTES, free_bytes(device)) for stage in stages]
 
@@ -193,13 +128,14 @@ def _of_stages(
     return findings if group is None else [*findings, group]
 
 
-def _rows(findings: Sequence[Finding]) -> Iterable[TableRow]:
+def rows(findings: Sequence[Finding]) -> Iterable[TableRow]:
+    """The findings for a program."""
     for each in findings:
         yield asdict(each)
 
 
-def _drawn(findings: Sequence[Finding], manifest: Manifest | None) -> RenderableType:
-    """A line for the run, a row for each check, and below it what to do."""
+def drawn(findings: Sequence[Finding], manifest: Manifest | None) -> RenderableType:
+    """The findings for a person: a line for the run, a row for each check, and below it what to do."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

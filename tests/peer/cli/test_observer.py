@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from bootstrap.admission.policy import OBSERVER
-from peer.cli.commands import observer
-from peer.cli.commands.bootstrap import BootstrapOptions, _name_attester, bootstrap
-from peer.cli.commands.observer import observe
+from peer.cli import observer
+from peer.cli.bootstrap import BootstrapOptions, serve_run
+from peer.cli.observer import name_attester, observe
+from peer.cli.revocation import Operator
 from peer.process import Terminal, first_error
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Event, Failed, Finished, Progress, to_line
@@ -114,8 +115,8 @@ def test_its_death_is_an_error():
 
 def test_a_node_without_the_operators_key_does_not_promise_to_revoke():
     said: list[Event] = []
-    options = BootstrapOptions(None, "127.0.0.1:0", None, None, None, False, join="hetpeer1-x", revoke=True)
-    assert bootstrap(options, Terminal(said.append)) != 0
+    options = BootstrapOptions(listen="127.0.0.1:0", join="hetpeer1-x", revoke=True)
+    assert serve_run(options, Terminal(said.append)) != 0
     assert [type(each) for each in said] == [Failed]
     assert "--revoke is for the operator's own node" in said[0].message  # type: ignore[union-attr]
 
@@ -131,7 +132,7 @@ def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path)
     operator = load_or_create(tmp_path)
     files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
     descriptor = describe(MANIFEST, operator.peer_id, files)
-    _name_attester(tmp_path, descriptor)
+    name_attester(Operator(tmp_path, operator, descriptor))
     word = (tmp_path / OBSERVER / GRANTED).read_bytes()
     assert (
         read_grant(word, Authority(descriptor.run_id, operator.peer_id)) == load_or_create(tmp_path / OBSERVER).peer_id

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.commands.dry_run import dry_run, seats
+from peer.cli.dry_run import dry_run, seats
 from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
 from peer.process import Terminal
 from protocol import manifest as manifests

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from bootstrap.admission.audit_log import AuditEntry, write
 from bootstrap.admission.invitations import TOKEN_BYTES, listed, redeem, set_closed
 from peer.cli.__main__ import app
-from peer.cli.commands.invitations import duration
+from peer.cli.options import duration
 from protocol.errors import RefusedError, UserError
 from protocol.identity import PeerId, RunId
 from protocol.run.run_files import DESCRIPTOR

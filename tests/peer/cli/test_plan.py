@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.commands.plan import PlanOptions, plan
+from peer.cli.plan import PlanOptions, show_plan
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress
 
-HOME = PlanOptions(None, "512m", 20.0, 100.0, 20.0, 1.0, False, None, None)
+HOME = PlanOptions(teraflops=1.0)
 
 
 def said(options: PlanOptions, capsys: pytest.CaptureFixture[str], json: bool = False) -> tuple[int, str, list[Event]]:
     events: list[Event] = []
-    code = plan(options, Terminal(events.append, json=json))
+    code = show_plan(options, Terminal(events.append, json=json))
     return code, capsys.readouterr().out, events
 
 
@@ -38,7 +38,7 @@ def test_a_program_reads_a_row_for_each_k(capsys: pytest.CaptureFixture[str]):
 
 def test_a_runs_own_manifest_is_planned_with_its_own_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n[replicas]\nstages = 2\ncompression = 64\n')
-    _, out, _ = said(PlanOptions(tmp_path / "run.toml", "", 20.0, 20.0, 5.0, 0.01, False, None, None), capsys)
+    _, out, _ = said(PlanOptions(run_toml=tmp_path / "run.toml", down=20.0, latency=5.0, teraflops=0.01), capsys)
     assert "→ 64" in out
     assert "in 2 stages" in out
 
@@ -56,7 +56,7 @@ def test_the_papers_figures_are_drawn_with_what_was_measured(tmp_path: Path, cap
     points = [{"k_over_d": 0.125, "mbps": 100, "outer": False, "utilization": 0.97, "model": 0.98}]
     (tmp_path / "measured.json").write_text(json.dumps({"points": points}))
     figure = tmp_path / "figures.png"
-    options = PlanOptions(None, "512m", 20.0, 100.0, 20.0, 1.0, False, figure, tmp_path / "measured.json")
+    options = PlanOptions(figure2=figure, measured=tmp_path / "measured.json")
     code, _, events = said(options, capsys)
     assert (code, events) == (0, [Progress(f"wrote {figure}")])
     assert figure.stat().st_size > 10_000

@@ -1,6 +1,5 @@
-"""`hetpeer credit`: a peer's receipts, checked against the run's id and its operator's key alone."""
+"""A peer's receipts, checked against the run's id and its operator's key alone, and shown."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peer.process import Terminal, told
 from peer.store.contributions import Shelf
-from peer.store.home import home, peer_folders
 from peer.store.receipts import RECEIPTS, files, lines
 from protocol.errors import FormatError, ResourceError
-from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.outer.window import Window
-from protocol.run.run_files import DESCRIPTOR, Descriptor, read_kept
-from protocol.trust.credit import RoundCredit, by_round, microbatch_tokens, standing
+from protocol.run.run_files import Descriptor, read_kept
+from protocol.trust.credit import RoundCredit, by_round, microbatch_tokens
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership import Authority
 from protocol.trust.proofs import read_revocation
-from protocol.trust.receipts import Receipt, Verifier, from_line, to_line
+from protocol.trust.receipts import Receipt, Verifier, from_line
 
 KEY_FILE = "identity.key"
 
@@ -33,17 +29,8 @@ MOST_REFUSED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class CreditOptions:
-    """What the command line said."""
-
-    folder: Path | None
-    verify: tuple[Path, ...] = ()
-    out: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
-    """A line that is no receipt of this peer's, and why."""
+    """A line of a file that is no receipt of this peer's, and why."""
 
     file: str
     line: int
@@ -52,7 +39,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found in files: the receipts that hold, each with its bytes, and the lines that do not."""
+    """The contents of some files: the receipts that hold, each with its bytes, and the lines that do not."""
 
     verifier: Verifier
     manifest: Manifest
@@ -61,26 +48,8 @@ class Checked:
 
     @property
     def rounds(self) -> list[RoundCredit]:
-        """What they show."""
+        """The credit of each round that the receipts show."""
         return by_round(self.receipts)
-
-
-def credit(options: CreditOptions, terminal: Terminal) -> int:
-    """Check, show, and write; the exit code."""
-
-    def work() -> int:
-        folder = (options.folder or (_any_folder() if options.verify else _only_folder())).expanduser()
-        checked = check(folder, options.verify)
-        if options.out is not None:
-            kept = standing(checked.receipts)
-            write_atomically(options.out, b"".join(to_line(checked.receipts[each]) for each in kept))
-        if terminal.json:
-            print(json.dumps(to_json(checked)), flush=True)
-        else:
-            _show(checked)
-        return FormatError.exit_code if checked.refused else 0
-
-    return told(terminal.emit, work)
 
 
 def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
@@ -107,32 +76,6 @@ def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     return Checked(verifier, descriptor.manifest, found, refused)
 
 
-def _only_folder() -> Path:
-    """The folder of the one peer of this machine that has receipts."""
-    found = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
-    if not found:
-        raise ResourceError(f"no peer under {home()} has receipts; name its folder: `hetpeer credit FOLDER`")
-    if len(found) > 1:
-        raise ResourceError(
-            f"{len(found)} peers under {home()} have receipts; name the folder of one, as in `hetpeer credit "
-            f"{found[0]}`. The others: {', '.join(map(str, found[1:]))}"
-        )
-    return found[0]
-
-
-def _any_folder() -> Path:
-    """A folder that knows the one run that this machine knows: a peer's, or its bootstrap node's."""
-    known = {read_kept(path.parent).run_id: path.parent for path in sorted(home().glob(f"**/{DESCRIPTOR}"))}
-    if len(known) != 1:
-        of = f"more than one run ({len(known)})" if known else "no run"
-        among = f", one of {', '.join(map(str, known.values()))}" if known else ""
-        raise ResourceError(
-            f"there is {of} under {home()}; name a folder with that run's {DESCRIPTOR}{among}: `hetpeer credit FOLDER "
-            "--verify FILE`"
-        )
-    return next(iter(known.values()))
-
-
 def _identity(folder: Path) -> PeerId:
     if not (folder / KEY_FILE).is_file():
         raise ResourceError(f"{folder} is no peer's folder: it has no {KEY_FILE}")
@@ -140,7 +83,7 @@ def _identity(folder: Path) -> PeerId:
 
 
 def _verifier(descriptor: Descriptor, folder: Path, receiver: PeerId | None) -> Verifier:
-    """With the revocations that this folder knows: those of others it cannot know of."""
+    """A verifier with the revocations that this folder knows: it cannot know those of others."""
     authority = Authority(descriptor.run_id, descriptor.operator)
     revoked: dict[PeerId, int] = {}
     for signed in Shelf(folder / "contributions").revocations():
@@ -163,7 +106,7 @@ def _all_lines(paths: Iterable[Path], whole: bool) -> Iterator[tuple[Path, int, 
 
 
 def why(credit: RoundCredit, checked: Checked) -> str:
-    """Whether a round's contribution counted, in words, and if not, why, as far as receipts tell."""
+    """A phrase that says whether a round's contribution counted, and if not, why, as far as receipts tell."""
     if credit.contradicted:
         return "unclear: signers name different contributions"
     if credit.counted_by:
@@ -177,7 +120,7 @@ def why(credit: RoundCredit, checked: Checked) -> str:
 
 
 def to_json(checked: Checked) -> dict[str, Any]:
-    """All of it, for a program."""
+    """The receipts and their credit, for a program."""
     rounds = [
         {
             "round": each.round,
@@ -205,7 +148,8 @@ def to_json(checked: Checked) -> dict[str, Any]:
     }
 
 
-def _show(checked: Checked) -> None:
+def draw(checked: Checked) -> None:
+    """Print for a person what each round's receipts show, and the lines that do not hold."""
     console, rounds = Console(highlight=False), checked.rounds
     if rounds:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from bootstrap.admission import audit_log, revoked
 from bootstrap.genesis import create_run
-from peer.cli.commands.admin import one_peer
-from peer.cli.commands.tables import peers_table
+from peer.cli.revocation import one_peer
+from peer.cli.tables import peers_table
 from protocol.errors import UserError
 from protocol.files import write_atomically
 from protocol.identity import PeerId

@@ -1,1 +1,0 @@
-"""What each command of `hetpeer` does, once its options are read. One module a command."""

@@ -1,0 +1,203 @@
+"""`hetpeer join`, `replica` and `observe`: the three roles of a peer. And `pause` and `resume`, for the peers that run
+on this machine."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peer.cli.options import JsonOption, ServingOptions, takes, terminal
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
+    from protocol.trust.membership import Role
+
+JOIN_EXAMPLES = (
+    "Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
+    "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…\n\n"
+    "  hetpeer join --metrics 9477 --log-json hetpeer1-… 2>> hetpeer.log"
+)
+REPLICA_EXAMPLES = (
+    "Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8 --precision bf16 --compile"
+)
+OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer observe hetpeer1-… --audit"
+PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
+RESUME_EXAMPLES = "Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer"
+
+
+@takes(ServingOptions, without="audit stay nproc precision compiled", priority="low")
+def join(options: ServingOptions) -> None:
+    """Volunteer: serve one stage of a replica group."""
+    sys.exit(serve("volunteer", options))
+
+
+@takes(ServingOptions, without="stage schedule stay", relay=True)
+def replica(options: ServingOptions) -> None:
+    """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
+    sys.exit(serve("datacenter", options))
+
+
+@takes(ServingOptions, without="stage schedule manifest nproc precision compiled")
+def observe(options: ServingOptions) -> None:
+    """Follow a run without contributing, and evaluate each round."""
+    sys.exit(serve("observer", options))
+
+
+def serve(role: "Role", options: ServingOptions) -> int:
+    """Serve until the run's last round; the exit code."""
+    from peer.compute.arithmetic import Arithmetic
+    from peer.compute.machine import cores
+    from peer.joining import PeerOptions
+    from peer.network.reach.reach import Wish
+    from peer.process import run, told
+    from peer.settings import Manners
+    from peer.store.home import home, locked, own_folders, remember
+    from peer.supervisor import serve_as_guest
+    from protocol.trust.ticket import find
+
+    shown = terminal(options.json, options.until_stdin_closes, options.log_json)
+
+    def work() -> int:
+        manners = Manners.of(
+            max_up=options.max_up,
+            max_down=options.max_down,
+            max_memory=options.max_memory,
+            max_disk=options.max_disk,
+            data_cache=options.data_cache,
+            private_mirrors=options.private_mirrors,
+            quiet_hours=options.quiet_hours,
+            priority=options.priority,
+        )
+        ticket = find(options.ticket, options.directory or home())
+        place = role if options.stage is None else f"stage-{options.stage}"
+        folders = [options.directory] if options.directory else own_folders(ticket, place)
+        with locked(*folders) as folder, watched(shown, folder, options.metrics) as heard:
+            if options.directory is None:
+                remember(ticket)
+            settings = PeerOptions(
+                ticket=ticket,
+                role=role,
+                directory=folder,
+                stage=options.stage,
+                device=options.device,
+                threads=options.threads or cores(),
+                wish=Wish(options.listen, options.announce, options.reach),
+                manifest=options.manifest,
+                audit=options.audit,
+                manners=manners,
+                split_backward=options.schedule == "zero-bubble",
+                data=options.data,
+                stay=options.stay,
+                relay=options.relay,
+                processes=options.nproc,
+                arithmetic=Arithmetic(options.precision, options.compiled),
+            )
+            return run(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
+
+    return told(shown.emit, work)
+
+
+@contextmanager
+def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator["Terminal"]:
+    """A terminal that also writes `folder`'s log of events, and serves `metrics` ([HOST:]PORT; None: none).
+
+    Raises:
+        UserError: that is no address, or cannot be listened to.
+    """
+    from dataclasses import replace
+
+    from peer.compute.machine import family_bytes
+    from peer.process import Listeners
+    from peer.telemetry.events import Listener, Progress
+    from peer.telemetry.journal import Journal
+
+    with ExitStack() as stack:
+        listeners: list[Listener] = [terminal.listener, Journal(folder, terminal.emit, terminal.status)]
+        heard = replace(terminal, listener=Listeners(listeners))
+        if metrics is not None:
+            from peer.telemetry.prometheus import Metrics, served
+
+            counting = Metrics(terminal.status, family_bytes)
+            url = stack.enter_context(served(counting.registry, metrics))
+            listeners.append(counting)
+            heard.emit(Progress(f"metrics for Prometheus are at {url}"))
+        yield heard
+
+
+# Peers that run here
+
+PeerFolderOption = Annotated[
+    Path | None, typer.Option("--dir", help="The peer's folder. Default: every peer that runs here.")
+]
+RunArgument = Annotated[
+    str | None, typer.Argument(metavar="TICKET", help="Only peers of this run. Default: of all runs.")
+]
+
+
+def pause(ticket: RunArgument = None, directory: PeerFolderOption = None, json: JsonOption = False) -> None:
+    """Let the peers of this machine leave their groups in order, and compute and serve nothing until `resume`."""
+    sys.exit(tell_to_pause(ticket, directory, terminal(json)))
+
+
+def resume(ticket: RunArgument = None, directory: PeerFolderOption = None, json: JsonOption = False) -> None:
+    """Let paused peers go on: they catch up with their run, and train again."""
+    sys.exit(tell_to_resume(ticket, directory, terminal(json)))
+
+
+def tell_to_pause(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
+    """Tell the running peers of a run, or of a folder, to pause; the exit code."""
+    from peer import pausing
+    from peer.process import told
+    from peer.store.home import in_use
+    from peer.telemetry.events import Progress
+
+    def tell() -> int:
+        for folder in _required([each for each in _folders(ticket, directory) if in_use(each)], directory):
+            new = pausing.pause(folder)
+            words = "pauses as soon as its inner step has ended" if new else "has been told to pause before"
+            terminal.emit(Progress(f"the peer in {folder} {words}; `hetpeer resume` lets it go on"))
+        return 0
+
+    return told(terminal.emit, tell)
+
+
+def tell_to_resume(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
+    """Tell the paused peers of a run, or of a folder, to go on; the exit code."""
+    from peer import pausing
+    from peer.process import told
+    from peer.store.home import in_use
+    from peer.telemetry.events import Progress
+
+    def tell() -> int:
+        folders = _folders(ticket, directory)
+        for folder in _required([each for each in folders if in_use(each) or pausing.is_told(each)], directory):
+            words = "goes on" if pausing.resume(folder) else "had not been told to pause"
+            terminal.emit(Progress(f"the peer in {folder} {words}"))
+        return 0
+
+    return told(terminal.emit, tell)
+
+
+def _folders(ticket: str | None, directory: Path | None) -> list[Path]:
+    from peer.store.home import peer_folders
+    from protocol.trust.ticket import find
+
+    return [directory] if directory is not None else peer_folders(find(ticket, Path()).run_id if ticket else None)
+
+
+def _required(folders: list[Path], directory: Path | None) -> list[Path]:
+    """The folders, unless there are none.
+
+    Raises:
+        ResourceError: there are none.
+    """
+    from protocol.errors import ResourceError
+
+    if not folders:
+        where = f"in {directory}" if directory else "here that was started without --dir"
+        raise ResourceError(f"no peer runs {where}: name the folder of the one you mean with --dir")
+    return folders

@@ -1,0 +1,101 @@
+"""`hetpeer pause` and `resume` find the peers that run here; what a peer does about it is in tests/system. A daemon is
+heard by its log and by Prometheus beside its terminal."""
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from peer.cli.join import tell_to_pause, tell_to_resume, watched
+from peer.pausing import is_told
+from peer.process import Terminal
+from peer.store.home import locked, peer_folder
+from peer.telemetry.decisions import Dismissed
+from peer.telemetry.events import Event, Failed, Progress
+from peer.telemetry.journal import read
+from protocol.errors import UserError
+from protocol.identity import RunId
+from protocol.trust.ticket import Ticket
+
+GONE = Dismissed("QmB", 2, 1, "it held the group up")
+
+ONE, OTHER = (Ticket(RunId(each * 32), b"\2" + b"k" * 32, ("h:1",), ()) for each in ("ab", "cd"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def told(command, ticket: Ticket | None = None, folder: Path | None = None) -> tuple[int, list[Event]]:
+    said: list[Event] = []
+    return command(None if ticket is None else str(ticket), folder, Terminal(said.append)), said
+
+
+def test_without_a_name_all_peers_that_run_here_are_meant():
+    with locked(peer_folder(ONE, "stage-1")) as first, locked(peer_folder(OTHER, "replica")) as second:
+        code, said = told(tell_to_pause)
+        assert code == 0
+        assert len(said) == 2
+        assert is_told(first)
+        assert is_told(second)
+        assert told(tell_to_pause)[1][0].doing.endswith("has been told to pause before; `hetpeer resume` lets it go on")
+        assert told(tell_to_resume)[0] == 0
+        assert not is_told(first)
+        assert not is_told(second)
+
+
+def test_a_ticket_means_the_peers_of_its_run_alone():
+    with locked(peer_folder(ONE, "stage-1")) as first, locked(peer_folder(OTHER, "replica")) as second:
+        assert told(tell_to_pause, OTHER)[0] == 0
+        assert not is_told(first)
+        assert is_told(second)
+
+
+def test_a_folder_means_its_peer(tmp_path: Path):
+    with locked(tmp_path / "peer") as folder:
+        assert told(tell_to_pause, None, folder)[0] == 0
+        assert is_told(folder)
+
+
+def test_where_no_peer_runs_pausing_says_so_and_resuming_still_takes_the_word_back(tmp_path: Path):
+    with locked(tmp_path / "peer") as folder:
+        told(tell_to_pause, None, folder)
+    code, said = told(tell_to_pause, None, folder)
+    assert code == 4
+    assert isinstance(said[0], Failed)
+    assert "no peer runs in" in said[0].message
+    code, said = told(tell_to_resume, None, folder)
+    assert code == 0
+    assert isinstance(said[0], Progress)
+    assert not is_told(folder)
+    assert told(tell_to_resume, None, folder)[0] == 4
+    assert told(tell_to_resume)[0] == 4
+
+
+# Who hears a daemon
+
+
+def test_all_hear_the_same(tmp_path: Path):
+    said: list[Event] = []
+    with watched(Terminal(said.append), tmp_path, "0") as heard:
+        heard.emit(GONE)
+        assert isinstance(said[0], Progress)
+        url = said[0].doing.split()[-1]
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert b"hetpeer_memory_bytes" in answer.read()
+    assert said[1:] == [GONE]
+    assert [each.event for each in read(tmp_path)] == [said[0], GONE]
+
+
+def test_without_being_asked_nothing_is_served(tmp_path: Path):
+    said: list[Event] = []
+    with watched(Terminal(said.append), tmp_path, None) as heard:
+        heard.emit(GONE)
+    assert said == [GONE]
+
+
+def test_an_address_that_is_none_is_refused_before_the_peer_joins(tmp_path: Path):
+    with pytest.raises(UserError, match="--metrics takes"), watched(Terminal(lambda event: None), tmp_path, "here"):
+        pass
