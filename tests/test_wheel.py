@@ -51,7 +51,7 @@ def test_it_has_the_command_the_licence_and_the_version_of_pyproject(wheel: Path
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         folder = Path(entry_points).parent.as_posix()
-        assert "hetpeer = peer.cli.__main__:main" in archive.read(entry_points).decode()
+        assert "hetpeer = peer.cli:main" in archive.read(entry_points).decode()
         assert f"{folder}/licenses/LICENSE" in archive.namelist()
         described = message_from_bytes(archive.read(f"{folder}/METADATA"))
     assert described["License-Expression"] == "Apache-2.0"
