@@ -257,10 +257,7 @@ def test_the_check_sees_what_is_not_tls(line: str) -> None:
 # Every task has a parent
 
 PARENTLESS = ("create_task", "ensure_future")
-MAY_START_TASKS = {
-    "protocol/net/tasks.py",  # where the other parent is made
-    "peer/network/reporter.py",  # its one task: it is being rewritten
-}
+MAY_START_TASKS = {"protocol/net/tasks.py"}  # where the other parent is made
 
 
 def bare_tasks(tree: ast.AST) -> Iterator[str]:

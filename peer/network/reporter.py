@@ -56,6 +56,7 @@ from protocol.monitor.telemetry import (
     printable,
 )
 from protocol.net.channels import Reachable, handshake
+from protocol.net.tasks import Children
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
 
@@ -95,7 +96,7 @@ class Reporter:
     _began: float = field(default_factory=time.monotonic)
     _contacts: Contacts | None = None
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
-    _task: asyncio.Task[None] | None = None
+    _children: Children = field(default_factory=Children)
 
     def __call__(self, event: Event) -> None:
         self.listener(event)
@@ -115,7 +116,7 @@ class Reporter:
     def start(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
         """Tell from now on whom `node` names, which may read a file."""
         self._contacts = contacts
-        self._task = asyncio.create_task(self._keep_telling(contacts, node))
+        self._children.spawn(self._keep_telling(contacts, node))
 
     async def close(self, paused: str) -> None:
         """Say last words, if they can be said at once: that this peer pauses, and why; or, if that is empty or the run
@@ -123,9 +124,9 @@ class Reporter:
         self._closing.set()
         paused = "" if self._over else paused
         self._last = Going(name="Left", how="paused" if paused else "gone", why=_cut(paused) or self._why())
-        if self._task is not None:
-            await asyncio.wait((self._task,), timeout=LAST_WORDS_SECONDS)
-            self._task.cancel()
+        if telling := [*self._children]:
+            await asyncio.wait(telling, timeout=LAST_WORDS_SECONDS)
+        self._children.cancel()
 
     def _why(self) -> str:
         return OVER if self._over else LEFT
