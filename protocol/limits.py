@@ -87,8 +87,8 @@ pipeline. More of them wait their turn. Each may hold a message of `message_byte
 
 DOOR_STREAMS = 8
 DOOR_MESSAGE_BYTES = CHUNK_BYTES + 16 * 1024
-"""At the door, where callers have no certificate: calls at once on a connection, as many as `hetpeer doctor` makes,
-each of at most a piece to measure with. A registration has 5 KiB."""
+"""At the door, where callers have no certificate: calls at once on a connection, twice as many as `hetpeer doctor`
+makes, each of at most a piece to measure with. A registration has 5 KiB."""
 
 DOOR_CONNECTIONS, DOOR_CONNECTIONS_OF_NETWORK = 64, 16
 """At once. Each may hold 8 messages of 272 KiB that are half sent, and as much again in buffers and fragments at worst:

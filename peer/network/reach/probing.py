@@ -19,7 +19,7 @@ from statistics import median
 from peer.network.admission import knocked
 from protocol.addresses import split
 from protocol.errors import FormatError, HetpeerError, RefusedError
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES, TLS_SECONDS
+from protocol.limits import CALL_SECONDS, CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust.ticket import Ticket
@@ -35,8 +35,9 @@ FIRST_BYTES = 16 * 1024
 PIECE_SECONDS = 0.1
 """So long a piece takes, about: a slow link carries short ones, so that there are some to count."""
 
-AT_ONCE = 8
-"""Pieces under way: 2 MiB, more than a link of 100 Mb/s has room for at a round trip of 150 ms."""
+AT_ONCE = DOOR_STREAMS // 2
+"""Pieces under way: 1 MiB, what a link of 100 Mb/s has room for at a round trip of 80 ms. Half of what a door takes: it
+counts a call for a moment after its caller has the answer, and hangs up on the one that would be too many."""
 
 NOISE = os.urandom(CHUNK_BYTES)
 """No link makes it smaller than it is."""
