@@ -25,7 +25,7 @@ sequences = 8
 microbatch = 2
 [outer]
 rounds = {ROUNDS}
-patience = 0.5
+patience = 0.2
 """
 """Rounds end soon after the quick group is done: what the slow one does in that time has to do."""
 
