@@ -8,6 +8,7 @@ Inner steps and what else only passes by are not kept: `hetpeer why` reads what 
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -107,10 +108,15 @@ def read(folder: Path) -> list[JournalEntry]:
 
 
 def _noted(row: Any) -> JournalEntry:
-    """Raises ValueError, KeyError or TypeError where it is none."""
+    """The event of a row, in which a number that was not finite is null: it is read as NaN.
+
+    Raises:
+        ValueError, KeyError, TypeError: the row is none of an event.
+    """
     kind = KINDS[str(row["event"])]
     if kind is Progress and row["level"] == "warning":
         kind = Warned
     known = {each.name for each in fields(kind)}
-    event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD})
+    lost = {each.name: math.nan for each in fields(kind) if each.type is float and row.get(each.name, 0) is None}
+    event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD} | lost)
     return JournalEntry(float(row["time"]), int(row["in_round"]), event)

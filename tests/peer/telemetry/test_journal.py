@@ -8,7 +8,7 @@ import pytest
 
 from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
-from peer.telemetry.events import Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
+from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
 from peer.telemetry.status import Status
 
@@ -43,6 +43,11 @@ def test_what_is_written_is_read_with_its_time_and_its_round(tmp_path: Path):
         "round": 4,
         "step": 1,
     }
+
+
+def test_a_loss_that_is_no_number_is_read_back_and_told(tmp_path: Path):
+    (noted,) = kept(tmp_path, Evaluated(3, float("nan"), 5.0))
+    assert noted.event.words == "Held-out loss after round 3: nan through the boundaries, 5.000 plain"
 
 
 def test_what_only_passes_by_is_not_kept_and_the_same_news_once(tmp_path: Path):
