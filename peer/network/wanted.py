@@ -274,6 +274,7 @@ class Wanted(Generic[Key, Source]):
         self.speeds.pop(source, None)
         if key not in self.sources:
             return False
+        self.doubted.discard(key)  # whoever else has it
         left = self.sources[key] = [each for each in self.sources[key] if each != source]
         trying = self.trying[key] = [each for each in self.trying.get(key, []) if each != source]
         if not left:

@@ -148,3 +148,15 @@ def test_whatever_happens_every_key_is_waiting_or_under_way_or_done(steps, seed)
                 wanted.failed(key, source)
         assert sorted([*wanted.waiting, *(key for key, _ in flying)]) == sorted(wanted.sources)
         assert wanted.under_way == len(flying) == sum(wanted.busy.values())
+
+
+def test_when_a_stranger_that_was_doubted_fails_another_stranger_is_tried():
+    wanted = wanting(1, "stranger", "another")
+    wanted.speeds["proven"] = 1e6
+    key, first = wanted.choose(Random(1))
+    wanted.doubt(key)
+    assert wanted.choose(Random(1)) is None  # nobody proven has it
+    assert wanted.failed(key, first)
+    choice = wanted.choose(Random(1))
+    assert choice is not None
+    assert choice[1] != first
