@@ -13,6 +13,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distance import timed
 from peer.network.gossip_policy import (
+    ALL_CONTACTS,
     HEARERS,
     TELL_SECONDS,
     compare_seconds,
@@ -157,11 +158,10 @@ class Reconciler:
 
     def _contacts_now(self) -> list[PeerRecord]:
         """In a large swarm, some of those who follow one of this peer's parts, each time another."""
-        others = self.discovery.others()
-        chosen = partners(*self._sorted(others), random)
-        if len(chosen) < len(others):
-            chosen = partners(*self._sorted(self.followers(random.choice([*self.acceptance.ledgers]))), random)
-        return [*chosen, *self._returning()]
+        others = list(self.discovery.others())
+        if len(others) > ALL_CONTACTS:
+            others = self.followers(random.choice([*self.acceptance.ledgers]))
+        return [*partners(*self._sorted(others), random), *self._returning()]
 
     def followers(self, part: Part) -> list[PeerRecord]:
         """Others that hold a part."""

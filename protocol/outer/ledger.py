@@ -222,7 +222,9 @@ class Ledger:
 
     def counted_since(self, round: int) -> set[PeerId]:
         """Whose contributions of that round or a later one count, as far as they are here."""
-        closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
+        closed = set[PeerId]()
+        if round <= self.folded:
+            closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
         return closed.union(*(self.chosen(each) for each in self.accepted if each >= round))
 
     def fold(self, round: int) -> dict[PeerId, str]:
