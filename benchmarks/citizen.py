@@ -41,7 +41,7 @@ from peer.network.pipeline import Attempt, Link, PipelineService, call, link
 from protocol.errors import HetpeerError
 from protocol.identity import ReplicaId
 from protocol.limits import CHUNK_BYTES
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import listen, options
@@ -99,7 +99,7 @@ class Delay:
 
 async def serve(index: int, folder: Path, address: str) -> None:
     """One of the two: what to do comes on standard input, as JSON."""
-    manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
+    manifest = check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
     me, authority = load_or_create(folder / str(index)), load_or_create(folder / "operator")
     blob = np.random.default_rng(index).bytes(BLOB_BYTES)
     told = await hear()

@@ -28,7 +28,7 @@ from peer.store.membership import MIRRORS
 from peer.swarm.text_reader import BlockReader, TextSources, block_reader
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest
 
@@ -54,7 +54,7 @@ def manifest_of(steps: int) -> Manifest:
     """32 sequences of 1024 tokens a step, as the paper's smaller models have."""
     model = {"preset": "nano", "context": 1024, "vocabulary": VOCABULARY}
     inner = {"steps": 50, "sequences": 32, "microbatch": 4}
-    return check({"model": model, "inner": inner, "outer": {"rounds": max(1, steps // 50 + 1)}})
+    return check_manifest({"model": model, "inner": inner, "outer": {"rounds": max(1, steps // 50 + 1)}})
 
 
 def write_text(folder: Path, tokens: int) -> None:

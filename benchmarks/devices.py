@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from peer.compute.machine import cores
-from peer.devices.replica import ShardedReplica
+from peer.compute.capacity import cores
+from peer.devices.parallel_replica import ShardedReplica
 from peer.devices.workers import Split
 from protocol.layout import model_layout, parameter_count
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 STEPS = 2
 MB = 1e6
@@ -39,7 +39,7 @@ class Row:
 
 def run_of(preset: str, context: int, processes: int) -> Manifest:
     inner = {"sequences": 2 * processes, "microbatch": 1}
-    return check({"model": {"preset": preset, "context": context}, "inner": inner, "replicas": {"stages": 2}})
+    return check_manifest({"model": {"preset": preset, "context": context}, "inner": inner, "replicas": {"stages": 2}})
 
 
 def measure(preset: str, context: int, processes: int) -> Row:

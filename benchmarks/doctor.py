@@ -28,7 +28,7 @@ from typing import Any
 from shaped.hosts import hosts, missing
 
 from peer.telemetry.events import Event, Failed, Finished, RoundDone, Serving, StepDone, from_line
-from peer.testnet.options import to_toml
+from peer.testnet.testnet_options import to_toml
 
 ROOT = Path(__file__).parents[1]
 RUN_TOML = "run.toml"

@@ -66,26 +66,26 @@ def wait_until(moment: float) -> None:
 
 
 async def our_peer(number: int, address: str, rounds: int) -> None:
-    """A peer with the swarm's outer state and exchange: signed entries, a shelf on disk, reconciliation."""
+    """A peer with the swarm's outer state and exchange: signed entries, contributions on disk, reconciliation."""
     import grpc
     import torch
 
     from peer.network.attested import Attested
-    from peer.network.bans import Distrust
-    from peer.network.blob_fetcher import Fetcher
+    from peer.network.bans import Bans
+    from peer.network.blob_fetcher import BlobFetcher
     from peer.network.contacts import Contacts
     from peer.network.discovery import Discovery
     from peer.network.gossip import Reconciler
     from peer.network.gossip_service import ReconciliationService
-    from peer.network.intake import Acceptance
+    from peer.network.intake import Intake
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
-    from peer.store.contributions import Shelf
+    from peer.store.contributions import ContributionStore
     from peer.torch_thread import TorchThread
     from protocol.codec.contribution import Contribution, decode
     from protocol.identity import PeerId, RunId, stage_part
     from protocol.layout import part_layout
-    from protocol.manifest import check
+    from protocol.manifest import check_manifest
     from protocol.net.blobs import BlobService
     from protocol.net.channels import Credentials, listen, options
     from protocol.net.guard import Guard
@@ -94,13 +94,13 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc
     from protocol.trust import certificates
     from protocol.trust.keys import load_or_create
-    from protocol.trust.membership import Authority, Card, issue
+    from protocol.trust.membership_card import Authority, Card, issue
     from protocol.trust.proofs import Signer
     from protocol.trust.records import PeerRecord
 
     torch_thread = TorchThread(1)
     replicas = {"stages": 1, "groups": 0, "datacenters": PEERS, "compression": 1}
-    manifest = check({"model": MODEL, "outer": OUTER | {"rounds": rounds}, "replicas": replicas})
+    manifest = check_manifest({"model": MODEL, "outer": OUTER | {"rounds": rounds}, "replicas": replicas})
     part, run = stage_part(0), RunId("00" * 32)
     layout = part_layout(manifest, part)
     genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}
@@ -112,28 +112,28 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         card = issue(operator, run, Card(identity.peer_id, "datacenter", 0, 0))
         shown = certificates.certify(operator, identity.key.public_key(), time.time(), 86400.0)
         credentials = Credentials(certificates.private_key(identity), shown, certificates.authority(operator))
-        distrust = Distrust(lambda event: None)
-        server = grpc.aio.server(options=options(manifest), interceptors=[Guard(distrust.objection)])
+        bans = Bans(lambda event: None)
+        server = grpc.aio.server(options=options(manifest), interceptors=[Guard(bans.objection)])
         port = listen(server, f"{address}:0", credentials.serving())
 
         def record(peer: str, where: str) -> PeerRecord:
             return PeerRecord(peer_id=PeerId(peer), address=where, role="datacenter", stage=0, slot=0, replica=peer)
 
-        contacts, shelf = Contacts(manifest, credentials, distrust.objection), Shelf(folder)
+        contacts, contribution_store = Contacts(manifest, credentials, bans.objection), ContributionStore(folder)
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)
         discovery = Discovery(None, signer, manifest, record(identity.peer_id, f"{address}:{port}"))
-        fetcher = Fetcher(contacts, distrust)
-        acceptance = Acceptance(manifest, signer, fetcher, shelf, {part: ledger}, discovery.news)
-        attested = Attested(signer, distrust, folder, acceptance.has_revoked)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
+        fetcher = BlobFetcher(contacts, bans)
+        intake = Intake(manifest, signer, fetcher, contribution_store, {part: ledger}, discovery.news)
+        attested = Attested(signer, bans, folder, intake.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
         decoded: dict[str, Contribution] = {}
 
         async def accept(blob: bytes, entry: Entry) -> None:
             decoded[entry.sha256] = await torch_thread.run(decode, blob, manifest)
 
-        acceptance.check = accept
-        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, shelf.lookup), server)
+        intake.check = accept
+        blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, contribution_store.lookup), server)
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         await server.start()
         say(address=[identity.peer_id, f"{address}:{port}"])
@@ -177,10 +177,10 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
 
     from protocol.identity import stage_part
     from protocol.layout import part_layout
-    from protocol.manifest import check
+    from protocol.manifest import check_manifest
 
     torch.set_num_threads(1)
-    layout = part_layout(check({"model": MODEL, "replicas": {"stages": 1, "compression": 1}}), stage_part(0))
+    layout = part_layout(check_manifest({"model": MODEL, "replicas": {"stages": 1, "compression": 1}}), stage_part(0))
     first = hear() if number else []
     dht = hivemind.DHT(
         start=True, host_maddrs=[f"/ip4/{address}/tcp/0"], initial_peers=first, use_auto_relay=False, use_relay=False

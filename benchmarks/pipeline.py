@@ -47,7 +47,7 @@ from peer.compute.trainer import Kind
 from peer.model.number_format import from_bytes, to_bytes
 from peer.optim.inner import clip_factor
 from protocol.codec.frames import FrameRules
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.trust.keys import load_or_create
 
 STAGES = 4
@@ -72,7 +72,7 @@ class Case:
         """The run's."""
         replicas = {"stages": STAGES, "compression": self.compression}
         inner = {"sequences": self.sequences, "microbatch": self.microbatch}
-        return check({"model": {"preset": self.preset}, "replicas": replicas, "inner": inner})
+        return check_manifest({"model": {"preset": self.preset}, "replicas": replicas, "inner": inner})
 
     def tokens(self) -> int:
         """Of a step."""

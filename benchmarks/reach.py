@@ -37,7 +37,7 @@ import numpy as np
 import uvloop
 from tls import shown
 
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
@@ -47,7 +47,7 @@ from peer.testnet.namespaces import Namespaces, opened
 from protocol.addresses import join
 from protocol.errors import HetpeerError
 from protocol.identity import RunId
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from protocol.net import dht as dhts
 from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import listen, options
@@ -55,12 +55,12 @@ from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.schemas import blobs_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Register
 
 RUN = RunId("ab" * 32)
-MANIFEST = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
+MANIFEST = check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 2}})
 
 WAYS = {
     "dialled": ("hidden", "public"),
@@ -114,8 +114,8 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
         discovery, contacts = Discovery(dht, signer, MANIFEST, record), Contacts(MANIFEST, credentials)
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
-        distrust = Distrust(lambda event: None)
-        reached = ways(reach, port, dht.streams, discovery, contacts, distrust, bootstraps, lambda event: None)
+        bans = Bans(lambda event: None)
+        reached = ways(reach, port, dht.streams, discovery, contacts, bans, bootstraps, lambda event: None)
         await server.start()
         await reached.open()
         await discovery.publish()

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from virtual.measure import Conditions, Measured, Spread, measure
 
 from protocol.identity import stage_part
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 
 REAL_LEDGERS = 100
 """So many peers have real ledgers in a swarm of that size; in a larger one, `SAMPLED` of them."""
@@ -87,7 +87,7 @@ def main() -> None:
         "replicas": {"stages": options.stages},
         "outer": {"values": options.values},
     }
-    manifest, part = check(tables), stage_part(options.stage)
+    manifest, part = check_manifest(tables), stage_part(options.stage)
     conditions = Conditions(
         options.up, options.down, options.datacenter, options.datacenters, options.latency, options.inner
     )

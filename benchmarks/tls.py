@@ -31,8 +31,8 @@ import grpc
 import numpy as np
 import uvloop
 
+from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
-from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import RateLimit, Rates
@@ -43,20 +43,20 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
-    pack,
+    pack_frame,
     unpack_backward,
     unpack_forward,
 )
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.net.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
 from protocol.net.guard import Guard
 from protocol.run.run_files import Descriptor, RunFile, describe, file_names
 from protocol.schemas import pipeline_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
 from protocol.trust.ticket import Ticket
 
@@ -91,7 +91,7 @@ class There:
 
 def manifest_of(preset: str, compression: int) -> Manifest:
     """Two stages; the smallest frames are those of `nano`."""
-    return check({"model": {"preset": preset}, "replicas": {"stages": 2, "compression": compression}})
+    return check_manifest({"model": {"preset": preset}, "replicas": {"stages": 2, "compression": compression}})
 
 
 def shown(peer: Identity, authority: Identity) -> Credentials:
@@ -135,7 +135,7 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
                 return
             place = FramePosition(1, 0, number)
             unpack_forward(messages, self.rules, place, EMBEDDING)
-            for message in pack(BackwardFrame(place, gradients), self.rules):
+            for message in pack_frame(BackwardFrame(place, gradients), self.rules):
                 upstream.send(message)
 
 
@@ -190,7 +190,7 @@ class Caller:
 
         def send(number: int) -> None:
             frame = ForwardFrame(FramePosition(1, 0, number), activations, tokens, EMBEDDING)
-            for message in pack(frame, rules):
+            for message in pack_frame(frame, rules):
                 downstream.send(message)
 
         async with self.channel(side) as channel:
@@ -305,9 +305,11 @@ def _door(descriptor: Descriptor, authority: Identity, folder: Path) -> Door:
     """The operator's, which lets in as many an hour as the benchmark likes."""
     manifest, standing = descriptor.manifest, as_operator(authority, A_DAY)
     register = Register(Authority(descriptor.run_id, descriptor.operator), manifest)
-    gatekeeper = Gatekeeper(folder, Rates(RateLimit(10**6, 1e-3)))
+    admission_policy = AdmissionPolicy(folder, Rates(RateLimit(10**6, 1e-3)))
     dht: Any = NobodyThere()
-    return Door(descriptor, dht, register, Admission(manifest), authority, standing.credentials, 1, A_DAY, gatekeeper)
+    return Door(
+        descriptor, dht, register, Admission(manifest), authority, standing.credentials, 1, A_DAY, admission_policy
+    )
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.live import Live
 from watched.node import Node, node, telling
 
-from peer.compute.machine import family_bytes
+from peer.compute.capacity import family_bytes
 from peer.compute.replica import WholeReplica
 from peer.process import Listeners
 from peer.swarm.node import PULSE_SECONDS
@@ -43,7 +43,7 @@ from peer.telemetry.prometheus import Metrics, served
 from peer.telemetry.status import Status
 from peer.telemetry.terminal import PeerScreen
 from protocol.layout import model_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 SCRAPE_SECONDS = 15.0
 """Prometheus' usual interval."""
@@ -127,7 +127,7 @@ class Peer:
 
 def manifest_of(preset: str) -> Manifest:
     inner = {"sequences": 4, "microbatch": 2, "steps": 20}
-    return check({"model": {"preset": preset}, "inner": inner, "replicas": {"stages": 2, "groups": 0}})
+    return check_manifest({"model": {"preset": preset}, "inner": inner, "replicas": {"stages": 2, "groups": 0}})
 
 
 def peer_of(manifest: Manifest) -> Peer:

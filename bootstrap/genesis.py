@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap.data import corpus, prepared
-from protocol.codec.units import to_units
+from bootstrap.data import corpus, published_text
+from protocol.codec.fixed_point import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
@@ -92,7 +92,7 @@ def create_run(
         )
     operator = load_or_create(directory).peer_id
     if prepared_text is not None:
-        progress(prepared.take(manifest, prepared_text, directory, checkpoint))
+        progress(published_text.take(manifest, prepared_text, directory, checkpoint))
     else:
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")

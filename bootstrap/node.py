@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc
 
+from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.front import Front
 from bootstrap.admission.measuring import Measuring
 from bootstrap.admission.places import Admission
-from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
-from bootstrap.data.prepared import lookup
+from bootstrap.data.published_text import lookup
 from bootstrap.monitor.pace import SwarmPace
 from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.status import StatusAnswers
+from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from protocol.addresses import LOOPBACK, join, moved
 from protocol.files import write_atomically
@@ -35,7 +35,7 @@ from protocol.run.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, monitor_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
 from protocol.trust.ticket import Ticket
 
@@ -77,7 +77,7 @@ def as_operator(identity: Identity, certificate_seconds: float) -> ServingRights
     return ServingRights(Credentials(certificates.private_key(identity), root, root), certificate_seconds)
 
 
-async def serve(
+async def serve_node(
     descriptor: Descriptor,
     directory: Path,
     where: Listen,
@@ -96,17 +96,19 @@ async def serve(
     """
     identity = load_or_create(directory)
     known = standing.known.addresses if standing.known else ()
-    gatekeeper = Gatekeeper(directory)
-    authority = Authority(descriptor.run_id, descriptor.operator, lambda gateway: bool(gatekeeper.objection(gateway)))
+    admission_policy = AdmissionPolicy(directory)
+    authority = Authority(
+        descriptor.run_id, descriptor.operator, lambda gateway: bool(admission_policy.objection(gateway))
+    )
     register = Register(authority, descriptor.manifest)
     if monitor is None:
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
     door_server, front = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()]), Front()
-    interceptors = [Guard(gatekeeper.objection), AnyBytes()]
+    interceptors = [Guard(admission_policy.objection), AnyBytes()]
     peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
     open_door = AsyncExitStack()
-    service = MonitorService(descriptor.manifest, monitor, gatekeeper.objection)
+    service = MonitorService(descriptor.manifest, monitor, admission_policy.objection)
     try:
         front.port = listen(door_server, f"{LOOPBACK}:0", standing.credentials.at_the_door())
         peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
@@ -120,7 +122,7 @@ async def serve(
             standing.credentials,
             peers_port,
             standing.certificate_seconds,
-            gatekeeper,
+            admission_policy,
             standing.card,
             measuring=measuring,
             mirrors=mirrors,
@@ -137,7 +139,7 @@ async def serve(
         door_port = await open_door.enter_async_context(front.listening(where.host, where.port))
         ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
-        await Relay(dht.streams, register.authority, gatekeeper.objection).open()
+        await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
         acquainted = list(await asyncio.to_thread(known_peers.recall, directory))
         following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import torch
 
-from peer.compute.speed import warm_up
+from peer.compute.calibration import warm_up
 from peer.joining import (
     PeerOptions,
     comes_too_late,
@@ -25,15 +25,15 @@ from peer.joining import (
 from peer.network import admission
 from peer.network.admission import Admitted
 from peer.network.attested import Attested
-from peer.network.bans import Distrust
-from peer.network.blob_fetcher import Fetcher
+from peer.network.bans import Bans
+from peer.network.blob_fetcher import BlobFetcher
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
 from peer.network.group import GroupService
-from peer.network.handover import SuccessionService
-from peer.network.intake import Acceptance, ledgers_of
+from peer.network.handover_service import HandoverService
+from peer.network.intake import Intake, ledgers_of
 from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
 from peer.network.renewal import keep_renewing
@@ -41,7 +41,7 @@ from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.trial import stand_trial
 from peer.network.ways import ways
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.group.volunteer import serve_stage
@@ -73,7 +73,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Register
 
@@ -87,7 +87,7 @@ GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
 
 
-async def run(
+async def run_peer(
     settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: RoleWork | None = None
 ) -> None:
     """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
@@ -165,10 +165,10 @@ async def _joined(
     space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
     emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
     emit = telling = Reporter(emit)
-    distrust = Distrust(emit)
-    authority = Authority(descriptor.run_id, descriptor.operator, distrust.is_revoked)
+    bans = Bans(emit)
+    authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
     bandwidth = settings.manners.bandwidth()
-    contacts, guard = Contacts(manifest, credentials, distrust.objection, bandwidth), Guard(distrust.objection)
+    contacts, guard = Contacts(manifest, credentials, bans.objection, bandwidth), Guard(bans.objection)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
     if said := way.objection or way.doubt:
@@ -199,22 +199,24 @@ async def _joined(
         )
         dht.say = lambda said: emit(Progress(said))
         signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
-        discovery = Discovery(dht, signer, manifest, record, nodes, objection=distrust.objection)
-        reached = ways(way, port, dht.streams, discovery, contacts, distrust, nodes, emit)
-        distrust.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
-        distrust.issuer = discovery.issuer
-        shelf = Shelf(directory / "contributions", space.shelf(text.cache_bytes if text else 0))
+        discovery = Discovery(dht, signer, manifest, record, nodes, objection=bans.objection)
+        reached = ways(way, port, dht.streams, discovery, contacts, bans, nodes, emit)
+        bans.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
+        bans.issuer = discovery.issuer
+        contribution_store = ContributionStore(
+            directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
+        )
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        fetcher = Fetcher(contacts, distrust)
-        acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers_of(manifest, record), discovery.news)
-        attested = Attested(signer, distrust, directory, acceptance.has_revoked)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
+        fetcher = BlobFetcher(contacts, bans)
+        intake = Intake(manifest, signer, fetcher, contribution_store, ledgers_of(manifest, record), discovery.news)
+        attested = Attested(signer, bans, directory, intake.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
         if isinstance(place, Admitted):
             attested.hear(place.attestation, place.node.peer_id)
-        succession = SuccessionService(reconciler, card.stage, tasks)
+        handover = HandoverService(reconciler, card.stage, tasks)
 
         def served(sha256: str) -> Blob | None:
-            return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)
+            return contribution_store.lookup(sha256) or snapshots.lookup(sha256) or handover.lookup(sha256)
 
         node = Node(
             manifest=manifest,
@@ -228,7 +230,7 @@ async def _joined(
             blobs=BlobService(manifest, served, bandwidth),
             pipeline=PipelineService(manifest),
             group=GroupService(manifest, card.stage, identity.peer_id),
-            succession=succession,
+            handover=handover,
             torch_thread=torch_thread,
             emit=emit,
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
@@ -245,7 +247,7 @@ async def _joined(
 
         def revoked(author: PeerId) -> None:
             if author not in (identity.peer_id, card.issuer):
-                distrust.revoke(author)
+                bans.revoke(author)
             elif not node.shut_out.done():
                 node.shut_out.set_result(author)
 
@@ -253,8 +255,8 @@ async def _joined(
             if not node.shut_out.done():
                 node.shut_out.set_exception(error)
 
-        acceptance.revoked, acceptance.unkept = revoked, unkept
-        acceptance.trials = {} if settings.audit else None
+        intake.revoked, intake.unkept = revoked, unkept
+        intake.trials = {} if settings.audit else None
         _bind(server, node)
         emit(Progress("getting ready to compute"))
         await warming
@@ -290,7 +292,7 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
     if node.discovery.record.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
         group_pb2_grpc.add_GroupServicer_to_server(node.group, server)
-        succession_pb2_grpc.add_SuccessionServicer_to_server(node.succession, server)
+        succession_pb2_grpc.add_SuccessionServicer_to_server(node.handover, server)
 
 
 async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: RoleWork | None = None) -> None:
@@ -298,7 +300,7 @@ async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, 
     contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
     async with Children() as children:
-        serving = children.spawn(run(settings, emit, joined, work))
+        serving = children.spawn(run_peer(settings, emit, joined, work))
         await first_of(asyncio.wait((serving,)), stop.wait())
         if not serving.done() and joined.done():
             emit(Progress("leaving: the inner step ends, and what is done is contributed"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.machine import DeviceName, find_device, require_memory
+from peer.compute.capacity import DeviceName, find_device, require_memory
 from peer.devices.fit import require_devices
 from peer.devices.workers import Split
 from peer.network import admission
@@ -18,7 +18,7 @@ from peer.network.admission import Admitted
 from peer.network.reach.reach import Wish
 from peer.pausing import Pauses
 from peer.settings import Manners
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, card_of, recall, remember_place, remember_text
 from peer.swarm.group.stragglers import FIRST_SECONDS
@@ -35,7 +35,7 @@ from protocol.net.bandwidth import WIRE, Bandwidth
 from protocol.run.prepared import require_same
 from protocol.run.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Authority, Role
+from protocol.trust.membership_card import Authority, Role
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
@@ -151,7 +151,7 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
 def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
     """Whom the operator has taken out, as far as this folder has heard: gateways may be among them."""
     found = set()
-    for signed in Shelf(folder / "contributions").revocations():
+    for signed in ContributionStore(folder / "contributions").revocations():
         with suppress(FormatError):
             found.add(read_revocation(signed, authority).author)
     return found
@@ -279,7 +279,7 @@ def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:
     """`--manifest`: join only a run of exactly this manifest."""
     if path is None:
         return
-    field = manifests.difference(manifests.load(path), theirs)
+    field = manifests.difference(manifests.load_manifest(path), theirs)
     if field is not None:
         raise ManifestError(f"the run has another manifest than {path}: {field}")
 

@@ -83,7 +83,7 @@ def told(emit: Listener, command: Callable[[], int]) -> int:
             signal.signal(number, handler)
 
 
-def run(serve: Serve, terminal: Terminal) -> int:
+def run_command(serve: Serve, terminal: Terminal) -> int:
     """Run `serve(stop)` in uvloop until it ends; the process's exit code.
 
     `stop` is set by Ctrl-C, SIGTERM, and, for children of the testnet, by the end of standard input.

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
-from peer.compute.machine import family_bytes, gigabytes, give_memory_back
+from peer.compute.capacity import family_bytes, gigabytes, give_memory_back
 from peer.daemon import run_until
 from peer.joining import PeerOptions
 from peer.pausing import Pauses

@@ -36,7 +36,7 @@ class TorchThread:
 def _set_up(threads: int, niceness: int) -> None:
     import torch
 
-    from peer.compute.machine import lower_priority
+    from peer.compute.capacity import lower_priority
 
     lower_priority(niceness)  # before OpenMP's threads begin, which inherit it
     torch.set_num_threads(threads)  # OpenMP counts threads for each calling thread apart

@@ -251,7 +251,7 @@ class Manifest(Section):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
 
-def load(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
+def load_manifest(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
     """Read `run.toml`. `overrides` maps `table.key` to a value that replaces the file's.
 
     Raises:
@@ -263,10 +263,10 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
         if not isinstance(tables.setdefault(table, {}), dict):
             raise ManifestError(f"{path}: {table} is no table")
         tables[table][key] = value
-    return check(tables, source=str(path))
+    return check_manifest(tables, source=str(path))
 
 
-def check(tables: dict[str, Any], source: str = "manifest") -> Manifest:
+def check_manifest(tables: dict[str, Any], source: str = "manifest") -> Manifest:
     """Parse tables into a `Manifest`, with errors that name the field.
 
     Raises:
@@ -275,7 +275,7 @@ def check(tables: dict[str, Any], source: str = "manifest") -> Manifest:
     return validated(Manifest, tables, source)
 
 
-def parse(canonical: bytes) -> Manifest:
+def parse_manifest(canonical: bytes) -> Manifest:
     """Parse what `Manifest.canonical` made, from another peer.
 
     Raises:
@@ -287,7 +287,7 @@ def parse(canonical: bytes) -> Manifest:
         raise ManifestError(f"not a manifest: {error}") from None
     if not isinstance(tables, dict):
         raise ManifestError("not a manifest: no tables")
-    return check(tables)
+    return check_manifest(tables)
 
 
 def difference(ours: Manifest, theirs: Manifest) -> str | None:

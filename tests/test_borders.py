@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,12 @@ def test_a_type_name_has_one_meaning() -> None:
             where.setdefault(named, []).append(name(path))
     riddles = {named: paths for named, paths in where.items() if len(paths) > 1}
     assert not riddles, "who greps for it finds several things: say in each name which it is"
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    """Commands are named as users type them: `hetpeer status` reads a status."""
+    named = Counter(path.stem for path in MODULES if "cli" not in path.parts and not path.stem.startswith("__"))
+    assert {name for name, modules in named.items() if modules > 1} == {"node"}  # a peer's and the operator's
 
 
 def test_the_check_of_type_names_sees_classes_and_aliases() -> None:

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from peer.cli.__main__ import app
-from protocol.manifest import load
+from protocol.manifest import load_manifest
 from protocol.monitor.view import RoundView, View
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def test_every_container_is_told_what_hetpeer_understands_and_listens_where_its_
 
 
 def test_the_services_are_the_run_s_stages_groups_and_datacenters():
-    replicas = load(DOCKER / "run.toml").replicas
+    replicas = load_manifest(DOCKER / "run.toml").replicas
     stages = {name: service for name, service in OURS.items() if name.startswith("stage-")}
     assert [command_of(service)["stage"] for service in stages.values()] == list(range(replicas.stages))
     assert {service["scale"] for service in stages.values()} == {replicas.groups}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from peer.planning.model import StageWork, Volunteer, round_of
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 STAGES, MICROBATCHES, D = 4, 64, 8192
 TOKENS, PAPERS_TOKENS = 20, 2048
@@ -42,7 +42,7 @@ def manifest_of(compression: int) -> Manifest:
     ratio = next(each for each in range(compression, 2 * compression) if D % each == 0)
     model = {"layers": 4, "d": D, "heads": 64, "kv_heads": 64, "ffn": 8, "context": TOKENS, "vocabulary": 258}
     replicas = {"stages": STAGES, "compression": ratio}
-    return check({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
+    return check_manifest({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
 
 
 def modelled(manifest: Manifest, scale: Scale, megabits: float, outer: bool, headers: float = 0.0) -> float:

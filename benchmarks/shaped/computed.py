@@ -8,7 +8,7 @@ from pathlib import Path
 from group.processes import started
 
 from peer.planning.model import HEADERS, Volunteer, step_of, work_of
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.trust.keys import load_or_create
 from shaped.case import LATENCY, STAGES
 from shaped.hosts import Hosts
@@ -30,7 +30,9 @@ class ComputedRow:
 def small(compression: int) -> Manifest:
     """What is trained with `--compute`."""
     replicas = {"stages": STAGES, "compression": compression}
-    return check({"model": {"preset": "tiny"}, "replicas": replicas, "inner": {"sequences": 16, "microbatch": 1}})
+    return check_manifest(
+        {"model": {"preset": "tiny"}, "replicas": replicas, "inner": {"sequences": 16, "microbatch": 1}}
+    )
 
 
 def measure_compute(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from bootstrap.dashboard.server import serve, taken
+from bootstrap.dashboard.server import serve_dashboard, taken
 from bootstrap.monitor.metrics import render
 from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.watch import Monitor
@@ -116,7 +116,7 @@ async def _serve(manifest: Manifest, keys: Keys, pipe: Connection) -> None:
     with taken("0") as place:
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         pipe.send((f"127.0.0.1:{port}", place.url))
-        await serve(place, monitor.view, monitor.until_changed, lambda: render(monitor.view()), stop)
+        await serve_dashboard(place, monitor.view, monitor.until_changed, lambda: render(monitor.view()), stop)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class AuditEntry(BaseModel):
         return json.dumps(cut).encode() + b"\n"
 
 
-def write(folder: Path, entry: AuditEntry, most_bytes: int = LOG_BYTES) -> None:
+def append_entry(folder: Path, entry: AuditEntry, most_bytes: int = LOG_BYTES) -> None:
     """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
 
     Raises:

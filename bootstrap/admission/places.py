@@ -7,7 +7,7 @@ from typing import Literal
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.trust.membership import Card, Role
+from protocol.trust.membership_card import Card, Role
 from protocol.trust.records import PeerRecord
 
 ARRIVAL_SECONDS = 600.0

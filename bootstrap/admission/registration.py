@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.dial_back import Dialler
 from bootstrap.admission.measuring import Measuring
 from bootstrap.admission.places import Admission, PlaceRole
-from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.trials import Trials
-from bootstrap.monitor.status import StatusAnswers
+from bootstrap.monitor.status_service import StatusAnswers
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials, refuse, require_manifest
@@ -22,7 +22,7 @@ from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, peer_id_of
-from protocol.trust.membership import Card, issue
+from protocol.trust.membership_card import Card, issue
 from protocol.trust.records import Register, common_round, may_author
 
 ROLES: dict[int, PlaceRole] = {
@@ -52,7 +52,7 @@ class Door(run_pb2_grpc.RunServicer):
     credentials: Credentials
     port: int
     certificate_seconds: float
-    gatekeeper: Gatekeeper
+    admission_policy: AdmissionPolicy
     own_card: bytes = b""
     dialler: Dialler = field(default_factory=Dialler)
     measuring: Measuring = field(default_factory=Measuring)
@@ -87,7 +87,7 @@ class Door(run_pb2_grpc.RunServicer):
         await require_manifest(context, self.descriptor.manifest)
         caller, peer = self.named(context.peer()), PeerId("")
         try:
-            self.gatekeeper.hear(caller, request.token)
+            self.admission_policy.hear(caller, request.token)
         except RefusedError as error:
             await refuse(context, str(error))  # and not written down: a flood would push everything else out of the log
         try:
@@ -95,15 +95,15 @@ class Door(run_pb2_grpc.RunServicer):
             peer = peer_id_of(key)
             role = self._role(request)
             invitation = await asyncio.to_thread(
-                self.gatekeeper.require_welcome, peer, request.token, role == "gateway"
+                self.admission_policy.require_welcome, peer, request.token, role == "gateway"
             )
-            closed = await asyncio.to_thread(self.gatekeeper.is_closed)
-            tried = await asyncio.to_thread(self.gatekeeper.trials)
+            closed = await asyncio.to_thread(self.admission_policy.is_closed)
+            tried = await asyncio.to_thread(self.admission_policy.trials)
             held = await asyncio.to_thread(self._held, peer, request.card)
             card = await self._admit(peer, role, request, held, tried)
-            await asyncio.to_thread(self.gatekeeper.note_admitted, card, caller, invitation, held == card)
+            await asyncio.to_thread(self.admission_policy.note_admitted, card, caller, invitation, held == card)
         except (FormatError, RefusedError, ResourceError) as error:
-            await asyncio.to_thread(self.gatekeeper.note_refused, peer, caller, str(error))
+            await asyncio.to_thread(self.admission_policy.note_refused, peer, caller, str(error))
             ours = isinstance(error, ResourceError)  # no business of strangers
             await refuse(context, "this node cannot keep its records now" if ours else str(error))
         gateway, now = card.role == "gateway", time.time()
@@ -122,7 +122,7 @@ class Door(run_pb2_grpc.RunServicer):
             closed=closed,
             trials=tried.required,
             mirrors=self.mirrors,
-            attestation=await asyncio.to_thread(self.gatekeeper.attestation),
+            attestation=await asyncio.to_thread(self.admission_policy.attestation),
         )
 
     async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:
@@ -171,5 +171,5 @@ class Door(run_pb2_grpc.RunServicer):
         """The place that a peer was given before, here or at another node of the run that is still one."""
         with suppress(FormatError):
             card = self.register.authority.admitted(peer, shown)
-            return None if card.issuer and self.gatekeeper.objection(card.issuer) else card
+            return None if card.issuer and self.admission_policy.objection(card.issuer) else card
         return None

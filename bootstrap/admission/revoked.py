@@ -34,12 +34,12 @@ def add(folder: Path, entry: RevokedPeer) -> None:
     """
     path = folder / REVOKED
     with exclusive(path):
-        entries = (*read(folder), entry)
+        entries = (*read_revoked(folder), entry)
         lines = (each.model_dump_json() + "\n" for each in entries)
         write_atomically(path, "".join(lines).encode(), 0o600)
 
 
-def read(folder: Path) -> tuple[RevokedPeer, ...]:
+def read_revoked(folder: Path) -> tuple[RevokedPeer, ...]:
     """The list, in the order in which it was written.
 
     Raises:
@@ -87,7 +87,7 @@ class RevokedList:
             raise ResourceError(f"cannot read {self.folder / REVOKED}: {error.strerror}") from None
         if version == self._version:
             return False
-        self.entries = read(self.folder)
+        self.entries = read_revoked(self.folder)
         self.peers = frozenset(each.peer for each in self.entries)
         self._version = version  # of before the reading: what came in between is read again
         return True

@@ -27,7 +27,7 @@ class Trials(BaseModel):
         return self.required and peer not in self.stood
 
 
-def read(folder: Path) -> Trials:
+def read_trials(folder: Path) -> Trials:
     """What the folder says; without the file, nobody is tried.
 
     Raises:
@@ -39,13 +39,13 @@ def read(folder: Path) -> Trials:
 def require(folder: Path, required: bool) -> None:
     """Try newcomers from now on, or no longer."""
     with exclusive(folder / TRIALS):
-        _write(folder, read(folder).model_copy(update={"required": required}))
+        _write(folder, read_trials(folder).model_copy(update={"required": required}))
 
 
 def note_stood(folder: Path, peer: PeerId) -> None:
     """A peer's trial is over: its next card lets its contributions count."""
     with exclusive(folder / TRIALS):
-        known = read(folder)
+        known = read_trials(folder)
         _write(folder, known.model_copy(update={"stood": known.stood | {peer}}))
 
 

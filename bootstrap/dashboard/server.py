@@ -81,7 +81,7 @@ def taken(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
         yield DashboardPort(listening, host, tuple(name for name in (host, announced) if name))
 
 
-async def serve(
+async def serve_dashboard(
     place: DashboardPort,
     view: Callable[[], View],
     until_changed: Callable[[float], Coroutine[Any, Any, None]],

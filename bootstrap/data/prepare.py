@@ -55,7 +55,7 @@ class PrepareRequest:
     shard_blocks: int = SHARD_BLOCKS
 
 
-def prepare(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -> DataManifest:
+def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -> DataManifest:
     """Read, tokenize, shuffle and write. Until all is done it is in a folder beside `out`, from which the same call
     goes on after one that was stopped, or failed, while it tokenized.
 

@@ -16,7 +16,7 @@ from protocol.errors import RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor.telemetry import unpack
+from protocol.monitor.telemetry import unpack_report
 from protocol.monitor.view import LineView, RoundView, View
 from protocol.net.tasks import Notifier
 from protocol.trust.records import PeerRecord
@@ -105,7 +105,7 @@ class Monitor:
         now = self.clock()
         if wait := self.batches.wait_seconds(peer, now):
             raise RefusedError(f"too much is told at once: try again in {math.ceil(wait)} s")
-        self.fold.hear(peer, unpack(data), now)
+        self.fold.hear(peer, unpack_report(data), now)
         known = self.fold.peers.get(peer)
         if known is not None and known.record is None:
             self._stranger.set()

@@ -57,7 +57,9 @@ def invite(
         token = invitations.invite(folder, uses, seconds, now, gateway)
         id = invitations.invitation_id(token)
         what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
-        audit_log.write(folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}"))
+        audit_log.append_entry(
+            folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}")
+        )
         expiry, line = int(now) + seconds, str(replace(ticket, token=token))
         row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line, "gateway": gateway}
         whom = "gateway" if gateway else "peer"
@@ -117,7 +119,7 @@ def withdraw(
 
     def work(folder: Path) -> None:
         invitations.withdraw(folder, invitation)
-        audit_log.write(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
+        audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
         shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 
     sys.exit(_in_folder(directory, shown, work))
@@ -130,22 +132,22 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
 
     from peer.cli.tables import peer_rows, peers_table, show
     from peer.network.visiting import read_peers
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.store.home import operators_folder, operators_ticket
-    from protocol.run.run_files import DESCRIPTOR, parse
+    from protocol.run.run_files import DESCRIPTOR, parse_descriptor
 
     shown = terminal(json)
 
     def work() -> int:
         folder = operators_folder(directory)
         ticket = operators_ticket(folder)
-        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
+        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
 
         async def read(stop: asyncio.Event) -> None:
             here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
             show(shown, peer_rows(here), peers_table(here))
 
-        return run(read, shown)
+        return run_command(read, shown)
 
     sys.exit(told(shown.emit, work))
 
@@ -189,7 +191,7 @@ def revoke(
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
     from peer.cli.revocation import Operator, spread
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.store.home import operators_folder, operators_ticket
     from protocol.trust.ticket import find
 
@@ -199,7 +201,7 @@ def revoke(
         folder = operators_folder(directory)
         found = find(ticket, folder) if ticket else operators_ticket(folder)
         operator = Operator.of(folder, found.run_id)
-        return run(lambda stop: spread(peer, from_round, operator, found, shown), shown)
+        return run_command(lambda stop: spread(peer, from_round, operator, found, shown), shown)
 
     sys.exit(told(shown.emit, work))
 

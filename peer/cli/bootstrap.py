@@ -134,17 +134,15 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     import asyncio
 
     from bootstrap.admission import trials
-    from bootstrap.dashboard.server import serve as serve_dashboard
-    from bootstrap.dashboard.server import taken
+    from bootstrap.dashboard.server import serve_dashboard, taken
     from bootstrap.genesis import create_run
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
-    from bootstrap.node import as_operator
-    from bootstrap.node import serve as serve_node
+    from bootstrap.node import as_operator, serve_node
     from peer.cli.dry_run import dry_run
     from peer.cli.observer import observe_beside
     from peer.cli.revocation import Operator
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
     from peer.telemetry.events import Progress, Serving, Warned
@@ -156,7 +154,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
         where, life = _listen_address(options), duration(options.life)
         mirrors = _mirrors(options)
         _require_operator(options)
-        ticket = tickets.parse(options.join) if options.join else None
+        ticket = tickets.parse_ticket(options.join) if options.join else None
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
@@ -177,7 +175,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 terminal.emit(Progress(f"the run is closed: its first ticket lets in {lets_in}, and is a secret"))
             if options.trials is not None:
                 trials.require(folder, options.trials)
-            audits = options.audit or options.revoke or (ticket is None and trials.read(folder).required)
+            audits = options.audit or options.revoke or (ticket is None and trials.read_trials(folder).required)
 
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -216,7 +214,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                         tasks.create_task(evaluate(served))
                 terminal.emit(Progress("Stopped. Peers train on, and the same command takes this node up again."))
 
-            return run(work, terminal)
+            return run_command(work, terminal)
 
     return told(terminal.emit, serve)
 
@@ -257,7 +255,7 @@ def _manifest(options: BootstrapOptions) -> "Manifest":
 
     if options.run_toml is None:
         raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
-    return manifests.load(options.run_toml)
+    return manifests.load_manifest(options.run_toml)
 
 
 def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peer.store.contributions import Shelf
-from peer.store.receipts import RECEIPTS, files, lines
+from peer.store.contributions import ContributionStore
+from peer.store.receipt_file import RECEIPTS, files, lines
 from protocol.errors import FormatError, ResourceError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
@@ -18,7 +18,7 @@ from protocol.outer.window import Window
 from protocol.run.run_files import Descriptor, read_kept
 from protocol.trust.credit import RoundCredit, by_round, microbatch_tokens
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
 from protocol.trust.receipts import Receipt, Verifier, from_line
 
@@ -52,7 +52,7 @@ class Checked:
         return by_round(self.receipts)
 
 
-def check(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
+def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     """The receipts in a peer's folder, or those `given`, all of one peer, which is the first that one names.
 
     Raises:
@@ -86,7 +86,7 @@ def _verifier(descriptor: Descriptor, folder: Path, receiver: PeerId | None) -> 
     """A verifier with the revocations that this folder knows: it cannot know those of others."""
     authority = Authority(descriptor.run_id, descriptor.operator)
     revoked: dict[PeerId, int] = {}
-    for signed in Shelf(folder / "contributions").revocations():
+    for signed in ContributionStore(folder / "contributions").revocations():
         try:
             record = read_revocation(signed, authority)
         except FormatError:

@@ -55,7 +55,7 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     """Check the receipts, show what they come to, and write those that hold; the exit code."""
     import json
 
-    from peer.cli.checked_receipts import check, draw, to_json
+    from peer.cli.checked_receipts import check_receipts, draw, to_json
     from peer.process import told
     from protocol.files import write_atomically
     from protocol.trust.credit import standing
@@ -64,7 +64,7 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     def work() -> int:
         given = tuple(options.verify or ())
         folder = (options.folder or (_any_folder() if given else _only_folder())).expanduser()
-        checked = check(folder, given)
+        checked = check_receipts(folder, given)
         if options.out is not None:
             kept = standing(checked.receipts)
             write_atomically(options.out, b"".join(to_line(checked.receipts[each]) for each in kept))
@@ -80,7 +80,7 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
 def _only_folder() -> Path:
     """The folder of the one peer of this machine that has receipts."""
     from peer.store.home import home, peer_folders
-    from peer.store.receipts import RECEIPTS
+    from peer.store.receipt_file import RECEIPTS
 
     found = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
     if not found:

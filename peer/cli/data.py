@@ -67,8 +67,7 @@ def prepare(
     json: JsonOption = False,
 ) -> None:
     """Tokenize and shuffle text into a folder of shards that a run trains on, and mirrors serve."""
-    from bootstrap.data.prepare import PrepareRequest
-    from bootstrap.data.prepare import prepare as prepare_text
+    from bootstrap.data.prepare import PrepareRequest, prepare_text
     from peer.process import told
     from peer.telemetry.events import Progress
     from protocol.run.prepared import open_folder
@@ -125,7 +124,7 @@ def verify(
     json: RowsOption = False,
 ) -> None:
     """Check every hash and every token of a prepared folder, or that a mirror serves it as peers will ask for it."""
-    from peer.process import run, told
+    from peer.process import run_command, told
     from protocol.run.dataset import checked_mirror
 
     shown = terminal(json)
@@ -142,7 +141,7 @@ def verify(
             url = checked_mirror(place)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return run(lambda stop: first_of(_verify_mirror(url, blocks, shown), stop.wait()), shown)
+        return run_command(lambda stop: first_of(_verify_mirror(url, blocks, shown), stop.wait()), shown)
 
     sys.exit(told(shown.emit, work))
 
@@ -250,10 +249,10 @@ async def _verify_mirror(url: str, blocks: int, terminal: "Terminal") -> None:
     from peer.store.blocks import FETCHES
     from peer.telemetry.events import Progress
     from protocol.net.bandwidth import Bandwidth
-    from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES, Dataset, check_block, parse
+    from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES, Dataset, check_block, parse_data_manifest
 
     async with Client(allowed=lambda ip: True) as client:  # who runs this has named the mirror
-        manifest = parse(await fetch_whole(client, f"{url}/{DATA}", MANIFEST_BYTES))
+        manifest = parse_data_manifest(await fetch_whole(client, f"{url}/{DATA}", MANIFEST_BYTES))
         dataset = Dataset.of(manifest, await fetch_whole(client, f"{url}/{BLOCKS}", DIGESTS_BYTES))
         numbers = list(range(dataset.blocks))
         if blocks:

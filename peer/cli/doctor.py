@@ -67,11 +67,11 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
     """Check everything, show what was found; the exit code: 0 if this machine can join."""
     from peer.cli.examination import drawn, look_around, of_network, of_stages, rows
     from peer.cli.tables import show
-    from peer.compute.machine import cores, find_device
+    from peer.compute.capacity import cores, find_device
     from peer.diagnosis import machine
     from peer.diagnosis.finding import gravest
     from peer.network.reach.reach import Wish
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.store.home import home, peer_folder
 
     def work() -> int:
@@ -86,7 +86,7 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
             async def look(stop: "asyncio.Event") -> None:
                 looked.append(await look_around(ticket, Wish(options.listen, options.announce), terminal))
 
-            if code := run(look, terminal):
+            if code := run_command(look, terminal):
                 return code
             around = looked[0]
             findings = [each for each in findings if each.name not in ("clock", "disk")]
@@ -128,4 +128,6 @@ def _manifest(options: DoctorOptions, around: "Around | None") -> "Manifest | No
     if around is not None:
         return around.descriptor.manifest if around.descriptor else None
     preset = options.preset or "512m"
-    return manifests.check({"model": {"preset": preset}, "replicas": {"stages": options.stages}}, "--preset, --stages")
+    return manifests.check_manifest(
+        {"model": {"preset": preset}, "replicas": {"stages": options.stages}}, "--preset, --stages"
+    )

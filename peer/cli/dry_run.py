@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.cli.tables import TableRow, show
-from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
+from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
 from peer.telemetry.units import size

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.cli.tables import TableRow, printable
-from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
+from peer.compute.capacity import BASE_BYTES, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
 from peer.diagnosis.finding import Finding, Outcome
 from peer.diagnosis.verdict import Room

@@ -51,7 +51,7 @@ def import_(
         has_basis = found.basis() is not None
         _check_values(found, shown)
         text = run_toml(found)
-        manifests.check(tomllib.loads(text), str(out))
+        manifests.check_manifest(tomllib.loads(text), str(out))
         write_atomically(out, text.encode())
         shown.emit(Progress(f"a run can begin from every tensor of {found.folder}"))
         _tell(found, has_basis, out, shown)

@@ -13,7 +13,7 @@ from peer.cli.options import JsonOption, ServingOptions, takes, terminal
 
 if TYPE_CHECKING:
     from peer.process import Terminal
-    from protocol.trust.membership import Role
+    from protocol.trust.membership_card import Role
 
 JOIN_EXAMPLES = (
     "Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
@@ -50,10 +50,10 @@ def observe(options: ServingOptions) -> None:
 def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
     from peer.compute.arithmetic import Arithmetic
-    from peer.compute.machine import cores
+    from peer.compute.capacity import cores
     from peer.joining import PeerOptions
     from peer.network.reach.reach import Wish
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.settings import Manners
     from peer.store.home import home, locked, own_folders, remember
     from peer.supervisor import serve_as_guest
@@ -96,7 +96,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
                 processes=options.nproc,
                 arithmetic=Arithmetic(options.precision, options.compiled),
             )
-            return run(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
+            return run_command(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
 
     return told(shown.emit, work)
 
@@ -110,7 +110,7 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
     """
     from dataclasses import replace
 
-    from peer.compute.machine import family_bytes
+    from peer.compute.capacity import family_bytes
     from peer.process import Listeners
     from peer.telemetry.events import Listener, Progress
     from peer.telemetry.journal import Journal

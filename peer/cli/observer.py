@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bootstrap.admission import invitations, trials
-from bootstrap.admission.policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER
 from peer.cli.revocation import Operator, spread
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.decisions import Suspected, Tried
@@ -22,7 +22,7 @@ from protocol.net.backoff import pause_after
 from protocol.net.tasks import first_of
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.ticket import ENVIRONMENT, Ticket
 
 LAST_WORDS_SECONDS = 2.0

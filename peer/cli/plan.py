@@ -61,7 +61,7 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
 
     def work() -> int:
         if options.figure2 is not None:
-            from peer.planning.figures import draw, read_measured
+            from peer.planning.paper_figures import draw, read_measured
 
             draw(options.figure2, read_measured(options.measured) if options.measured else ())
             terminal.emit(Progress(f"wrote {options.figure2}"))
@@ -69,9 +69,9 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
         if min(options.up, options.down, options.teraflops) <= 0 or options.latency < 0:
             raise UserError("--up, --down and --teraflops must be more than 0, and --latency not less")
         if options.run_toml is not None:
-            manifest = manifests.load(options.run_toml)
+            manifest = manifests.load_manifest(options.run_toml)
         else:
-            manifest = manifests.check({"model": {"preset": options.model}, "replicas": {"stages": 4}})
+            manifest = manifests.check_manifest({"model": {"preset": options.model}, "replicas": {"stages": 4}})
         up, down = options.up * 1e6, options.down * 1e6
         on = Volunteer(options.teraflops * 1e12, up, down, options.latency / 1e3, HEADERS)
         overlap = options.overlap or manifest.outer.overlap

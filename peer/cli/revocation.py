@@ -21,9 +21,9 @@ from protocol.errors import UnreachableError, UserError
 from protocol.identity import PeerId, RunId
 from protocol.outer.ledger import Revocation
 from protocol.outer.window import Window
-from protocol.run.run_files import DESCRIPTOR, Descriptor, parse
+from protocol.run.run_files import DESCRIPTOR, Descriptor, parse_descriptor
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import revoke as sign
 from protocol.trust.records import Peers
 from protocol.trust.ticket import Ticket
@@ -50,7 +50,7 @@ class Operator:
         Raises:
             UserError: the key there is not the operator's.
         """
-        descriptor = parse((folder / DESCRIPTOR).read_bytes(), run)
+        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), run)
         operator = Operator(folder, load_or_create(folder), descriptor)
         if operator.identity.peer_id != descriptor.operator:
             raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
@@ -90,7 +90,7 @@ async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers
     now, start = time.time(), revocation.start if revocation else asked or 0
     revoked.add(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
     since = f"from round {start} on" if start else ""
-    logs.write(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
+    logs.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
     reached = await _tell(operator, here, signed) if signed else 0
     terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(here))))
 

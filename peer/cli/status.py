@@ -43,7 +43,7 @@ def status(
     ] = False,
 ) -> None:
     """Show how a run goes: who is there and what each does, the rounds with their loss, and what happened last."""
-    from peer.process import run, told
+    from peer.process import run_command, told
     from peer.store.home import home
     from protocol.trust.ticket import find
 
@@ -51,7 +51,7 @@ def status(
 
     def work() -> int:
         found = find(ticket, home())
-        return run(lambda stop: _show(found, watch, shown, stop), shown)
+        return run_command(lambda stop: _show(found, watch, shown, stop), shown)
 
     sys.exit(told(shown.emit, work))
 

@@ -60,12 +60,12 @@ def testnet(
     ] = False,
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
-    from peer.process import run, told
-    from peer.telemetry.report import COMPLETED, Report
+    from peer.process import run_command, told
+    from peer.telemetry.run_report import COMPLETED, Report
     from peer.telemetry.terminal import TestnetScreen
-    from peer.testnet.chaos import check, parse
-    from peer.testnet.options import TestnetOptions, check_manifest
-    from peer.testnet.run import run as run_swarm
+    from peer.testnet.chaos import check_chaos, parse_chaos
+    from peer.testnet.run import run_testnet as run_swarm
+    from peer.testnet.testnet_options import TestnetOptions, check_manifest
 
     options = TestnetOptions(
         preset=preset,
@@ -87,9 +87,9 @@ def testnet(
 
     def work() -> int:
         report = Report(check_manifest(options))
-        faults = parse(options.chaos) if options.chaos is not None else ()
-        check(faults, options)
-        code = run(lambda stop: run_swarm(options, faults, TestnetScreen(report), stop), shown)
+        faults = parse_chaos(options.chaos) if options.chaos is not None else ()
+        check_chaos(faults, options)
+        code = run_command(lambda stop: run_swarm(options, faults, TestnetScreen(report), stop), shown)
         return code or int(report.verdict() != COMPLETED)
 
     sys.exit(told(shown.emit, work))

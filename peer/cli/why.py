@@ -50,7 +50,7 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
 
     def work() -> int:
         folder = explanation.folder_of(where)
-        noted = journal.read(explanation.daemon_in(folder))
+        noted = journal.read_journal(explanation.daemon_in(folder))
         happened = explanation.happenings(folder, noted)
         if re.fullmatch(ROUND, what):
             found = [each for each in happened if each.round == int(what)]

@@ -20,7 +20,7 @@ from protocol.manifest import Manifest
 
 
 class Evaluates(Protocol):
-    """Has the held-out loss of outer states, from one process or from several (`peer/devices/replica.py`)."""
+    """Has the held-out loss of outer states, from one process or from several (`peer/devices/parallel_replica.py`)."""
 
     manifest: Manifest
 

@@ -15,7 +15,7 @@ from protocol.manifest import Manifest
 
 
 class Replica(Protocol):
-    """All stages of one replica in training, in one process or in several (`peer/devices/replica.py`)."""
+    """All stages of one replica in training, in one process or in several (`peer/devices/parallel_replica.py`)."""
 
     def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state, or, of the parts in `ahead`, from there."""

@@ -12,7 +12,7 @@ def main() -> None:
     """Nothing heavy is imported before signals are set."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    from peer.devices.worker import work
+    from peer.devices.device_worker import work
 
     work(int(sys.argv[1]), int(sys.argv[2]))
 

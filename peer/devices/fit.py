@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from peer.compute.machine import BASE_BYTES, free_bytes, gigabytes, microbatch_bytes
+from peer.compute.capacity import BASE_BYTES, free_bytes, gigabytes, microbatch_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from peer.compute.arithmetic import Precision
-from peer.devices.shared_memory import Parcel, TensorLayout, unpack
+from peer.devices.shared_memory import Parcel, TensorLayout, unpack_tensors
 
 MOST_BYTES = 2**24
 
@@ -82,7 +82,7 @@ def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tenso
         return Order(said["do"], layout, said["step"], begin), {}
     handle = recv_handle(connection)
     try:
-        return Order(said["do"], layout, said["step"], begin), unpack(handle, layout)
+        return Order(said["do"], layout, said["step"], begin), unpack_tensors(handle, layout)
     finally:
         os.close(handle)
 

@@ -42,12 +42,12 @@ def packed(layout: TensorLayout) -> Iterator[Parcel]:
             handle = os.dup(file.fileno())
     try:
         os.ftruncate(handle, _end(layout))
-        yield Parcel(layout, unpack(handle, layout), handle)
+        yield Parcel(layout, unpack_tensors(handle, layout), handle)
     finally:
         os.close(handle)
 
 
-def unpack(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
+def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
     """The tensors in the memory behind a file descriptor, which may be closed afterwards."""
     memory = mmap.mmap(handle, _end(layout))
     tensors, place = {}, 0

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from peer import version
-from peer.compute.machine import cores, free_bytes, gigabytes
+from peer.compute.capacity import cores, free_bytes, gigabytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_bytes as free_on_disk

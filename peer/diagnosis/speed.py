@@ -10,8 +10,8 @@ from statistics import mean
 
 import torch
 
-from peer.compute.machine import BASE_BYTES, free_bytes, stage_bytes
-from peer.compute.speed import RUN, a_microbatch, wait_for, warm_up
+from peer.compute.calibration import RUN, a_microbatch, wait_for, warm_up
+from peer.compute.capacity import BASE_BYTES, free_bytes, stage_bytes
 from peer.compute.trainer import StageTrainer
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
@@ -19,7 +19,7 @@ from peer.planning.model import work_of
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout, parts_authored, parts_followed
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 SECONDS = 8.0
 """For each kind of stage; with what is made before and after, ten."""
@@ -79,7 +79,7 @@ def part_that_takes(manifest: Manifest, stage: int, operations: float) -> Manife
     inner, model = sizes["inner"], sizes["model"]
 
     def taken() -> float:
-        return work_of(check(sizes), stage=stage).operations
+        return work_of(check_manifest(sizes), stage=stage).operations
 
     while taken() > operations and inner["microbatch"] > 1:
         inner["microbatch"] //= 2
@@ -88,7 +88,7 @@ def part_that_takes(manifest: Manifest, stage: int, operations: float) -> Manife
         model["layers"] = manifest.replicas.stages
     while taken() > operations and model["context"] >= 2 * SHORTEST_CONTEXT:
         model["context"] //= 2
-    return check(sizes)
+    return check_manifest(sizes)
 
 
 def _trained(manifest: Manifest, stage: int) -> int:
@@ -151,7 +151,7 @@ def _closing_by_value(manifest: Manifest) -> float:
     and applying all; on a part of this size, whatever the model's."""
     outer = manifest.outer.model_dump(mode="json")
     sizes = {"layers": 1, "d": 512, "heads": 4, "kv_heads": 4, "ffn": 1408, "context": 8, "vocabulary": 258}
-    small = check({"model": sizes, "replicas": {"stages": 1}, "outer": outer})
+    small = check_manifest({"model": sizes, "replicas": {"stages": 1}, "outer": outer})
     part: Part = stage_part(0)
     layout = part_layout(small, part)
     genesis = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in layout.items()}

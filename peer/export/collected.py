@@ -1,4 +1,4 @@
-"""The whole model after one round, from the folders of peers: closed rounds from a snapshot, open ones from the shelf.
+"""The whole model after one round, from peers' folders: closed rounds from a snapshot, open ones from what they keep.
 
 Nothing is changed in the folders, whose peers may be at work. Each part is what a peer that starts from its folder
 makes of it, so it has the digest that this peer tells.
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.model.genesis import read_part
+from peer.model.first_weights import read_part
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
 from peer.store import checkpoint
 from peer.store.checkpoint import Settled
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.rounds.parts import to_torch
 from peer.telemetry.events import Listener, Progress
@@ -26,7 +26,7 @@ from protocol.outer.history import History
 from protocol.outer.ledger import Ledger
 from protocol.outer.window import Window
 from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_entry, read_revocation
 
 OBSERVER = "observer"
@@ -192,7 +192,7 @@ class Shelved:
     """What a folder has of the contributions to a part. `ledger` is as when its peer starts again; `closed` are the
     rounds before, as far as they are kept: round → author → SHA-256 of what counts."""
 
-    shelf: Shelf
+    contribution_store: ContributionStore
     ledger: Ledger
     closed: dict[int, dict[PeerId, str]]
 
@@ -203,33 +203,42 @@ class Shelved:
         chosen, history = self.closed.get(round, {}), self.ledger.history
         if missing := [author for author in history.ranges if history.has(author, round) and author not in chosen]:
             raise ResourceError(
-                f"{self.shelf.directory} no longer has what {len(missing)} peer(s) contributed to round {round}: "
-                f"rounds from {self.ledger.folded} on are here"
+                f"{self.contribution_store.directory} no longer has what {len(missing)} peer(s) contributed to round "
+                f"{round}: rounds from {self.ledger.folded} on are here"
             )
         return chosen
 
     def read(self, sha256: str, descriptor: Descriptor, round: int) -> Contribution:
         """One of them. Raises ResourceError if it is not what it is kept as."""
         try:
-            found = decode(self.shelf.read(sha256), descriptor.manifest)
+            found = decode(self.contribution_store.read(sha256), descriptor.manifest)
         except (OSError, FormatError) as error:
-            raise ResourceError(f"cannot read a contribution in {self.shelf.directory}: {error}") from None
+            raise ResourceError(f"cannot read a contribution in {self.contribution_store.directory}: {error}") from None
         if (found.run, found.name.part, found.name.round) != (descriptor.run_id, self.ledger.part, round):
-            raise ResourceError(f"{self.shelf.directory} holds a contribution to something else than its name says")
+            raise ResourceError(
+                f"{self.contribution_store.directory} holds a contribution to something else than its name says"
+            )
         return found
 
 
 def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: Header | None) -> Shelved:
     """Raises ResourceError if a contribution there is damaged: a state without it would be nobody's."""
     outer, authority = descriptor.manifest.outer, Authority(descriptor.run_id, descriptor.operator)
-    shelf, ledger = Shelf(place.folder / "contributions"), Ledger(part, PeerId(""), Window(outer.grace, outer.liars))
+    contribution_store, ledger = (
+        ContributionStore(place.folder / "contributions"),
+        Ledger(part, PeerId(""), Window(outer.grace, outer.liars)),
+    )
     if newest is not None:
         ledger.adopt(newest.round, newest.history.copy())
     ledger.advance(place.settled.round + 1)
-    found, files, whole_ones = Shelved(shelf, ledger, {}), len(list(shelf.directory.glob(f"{part}/????????-*"))), 0
-    for signed in shelf.revocations():
+    found, files, whole_ones = (
+        Shelved(contribution_store, ledger, {}),
+        len(list(contribution_store.directory.glob(f"{part}/????????-*"))),
+        0,
+    )
+    for signed in contribution_store.revocations():
         ledger.revoke(read_revocation(signed, authority))
-    for proof, _, whole in shelf.found(part):
+    for proof, _, whole in contribution_store.found(part):
         whole_ones += 1
         try:
             entry = read_entry(proof, [], authority)
@@ -241,8 +250,8 @@ def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: H
             found.closed.setdefault(entry.name.round, {})[entry.name.author] = entry.sha256
     if whole_ones < files:
         raise ResourceError(
-            f"{files - whole_ones} of {files} contributions in {shelf.directory / part} are damaged, or were dropped "
-            "just now by its peer: try again, or ask the swarm, with a ticket"
+            f"{files - whole_ones} of {files} contributions in {contribution_store.directory / part} are damaged, or "
+            "were dropped just now by its peer: try again, or ask the swarm, with a ticket"
         )
     return found
 

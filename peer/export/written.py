@@ -50,7 +50,7 @@ def require_room(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} holds {foreign[0]}, which is of no export: remove it, or name another folder")
 
 
-def write(collected: Collected, folder: Path, losses: HeldOutLosses | None, emit: Listener) -> Export:
+def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | None, emit: Listener) -> Export:
     """Write the model; it is in `folder` once it is whole, and not before. The grids are used up: of a large model
     there is no room for two.
 

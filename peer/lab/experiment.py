@@ -32,7 +32,7 @@ from pydantic import Field
 
 from peer.lab.switches import Switches, switches
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.toml_tables import Section, read_tables, validated
 
 Tables = dict[str, Any]
@@ -109,7 +109,7 @@ def identity(manifest: Manifest, switches: Switches) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def load(path: Path, scale: str) -> Experiment:
+def load_experiment(path: Path, scale: str) -> Experiment:
     """Read an experiment at a scale.
 
     Raises:
@@ -183,10 +183,10 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         tables[table][name] = value
     tables.setdefault("run", {})["seed"] = seed
     lab = tables.pop("lab", {})
-    manifest = check(tables, source)
+    manifest = check_manifest(tables, source)
     if experiment.steps is not None:
         tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
-        manifest = check(tables, source)
+        manifest = check_manifest(tables, source)
     return Case(dict(axes), seed, manifest, switches(lab, manifest, source), experiment.evaluate_every)
 
 

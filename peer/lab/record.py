@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from peer.lab.experiment import Case, Value, identity
 from peer.lab.switches import Switches
 from protocol.errors import FormatError, ManifestError, ResourceError
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from protocol.toml_tables import validated
 
 RESULTS = "results.jsonl"
@@ -86,7 +86,7 @@ def append(folder: Path, record: Record) -> None:
         raise ResourceError(f"cannot write {folder / RESULTS}: {error.strerror}") from None
 
 
-def read(folder: Path) -> list[Record]:
+def read_records(folder: Path) -> list[Record]:
     """All runs that have ended. A last line that was cut short does not count.
 
     Raises:
@@ -118,6 +118,6 @@ def _today(record: Record) -> str:
     """Under which id its run is known now: an option that came after it has its default. One that has gone since makes
     it a run that cannot be made again."""
     try:
-        return identity(check(record.manifest), validated(Switches, record.switches, "results", "lab"))
+        return identity(check_manifest(record.manifest), validated(Switches, record.switches, "results", "lab"))
     except ManifestError:
         return record.id

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from peer.lab.experiment import Case, Experiment, field_of
 from peer.lab.figures import draw
-from peer.lab.record import of, read
+from peer.lab.record import of, read_records
 from peer.lab.summary import Row, Spread, rows
 from protocol.files import write_atomically
 
@@ -20,7 +20,7 @@ LOSSES = {
 
 def write_report(experiment: Experiment, cases: Sequence[Case], results: Path, folder: Path) -> list[Path]:
     """Write what the results say of an experiment into a folder, made if it is missing; the files written."""
-    found = rows(experiment, cases, of(cases, read(results)))
+    found = rows(experiment, cases, of(cases, read_records(results)))
     folder.mkdir(parents=True, exist_ok=True)
     figures = draw(experiment, found, folder)
     path = folder / REPORT

@@ -13,7 +13,7 @@ from torch import Tensor
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.coding import Coder
 from peer.lab.methods import DiLoCo, PerStep, SparseLoCo
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.errors import ResourceError
 from protocol.files import write_atomically

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from peer.lab.experiment import Case
-from peer.lab.record import append, of, read
-from peer.lab.worker import Advanced, Ended, Setting, Started, WorkerMessage, state_folder, work
+from peer.lab.record import append, of, read_records
+from peer.lab.sweep_worker import Advanced, Ended, Setting, Started, WorkerMessage, state_folder, work
 from peer.store.home import locked
 from protocol.errors import FormatError, ManifestError
 from protocol.files import write_atomically
@@ -76,7 +76,7 @@ def _text(path: Path) -> str | None:
 
 def missing(folder: Path, cases: Sequence[Case]) -> list[Case]:
     """The runs that have no record yet, each once."""
-    done = of(cases, read(folder))
+    done = of(cases, read_records(folder))
     return list({case.id: case for case in cases if case.id not in done}.values())
 
 

@@ -21,12 +21,12 @@ from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock
 from protocol.run.dataset import base_urls
-from protocol.run.run_files import Descriptor, RunFile, parse
+from protocol.run.run_files import Descriptor, RunFile, parse_descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, peer_id_of_public
-from protocol.trust.membership import Authority, Card, Role
+from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.ticket import Ticket
 
 ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
@@ -62,7 +62,7 @@ async def describe(ticket: Ticket) -> Descriptor:
 
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Descriptor:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
-        return parse(reply.descriptor_json, ticket.run_id)
+        return parse_descriptor(reply.descriptor_json, ticket.run_id)
 
     descriptor = await _at_a_door(ticket, ask)
     if descriptor.operator != peer_id_of_public(ticket.authority):

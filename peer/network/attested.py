@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.telemetry.events import Refused
 from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
@@ -24,7 +24,7 @@ class Attested:
     """The newest attestation, kept in `folder`. `revoked` tells of an attester that the operator has taken out."""
 
     signer: Signer
-    distrust: Distrust
+    bans: Bans
     folder: Path
     revoked: Callable[[PeerId], bool]
     newest: Attestation | None = None
@@ -63,10 +63,10 @@ class Attested:
                 with suppress(ResourceError):  # others have it, too
                     write_atomically(self.folder / KEPT, signed)
         except FormatError as error:
-            self.distrust.note(sender, error)
+            self.bans.note(sender, error)
 
     def _keep(self, signed: bytes) -> bool:
-        said = attestations.read(signed, self.signer.authority)
+        said = attestations.read_attestation(signed, self.signer.authority)
         if said.round <= self.round or self.revoked(said.attester):
             return False
         self.newest, self.signed = said, signed
@@ -128,4 +128,4 @@ class Attested:
             elif (peer, part) not in self.disbelieved:
                 self.disbelieved.add((peer, part))
                 other = f"its state of {part} after round {self.round} is not the one that the operator attests"
-                self.distrust.emit(Refused(peer, other))
+                self.bans.emit(Refused(peer, other))

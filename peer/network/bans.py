@@ -29,7 +29,7 @@ class Offences:
 
 
 @dataclass(slots=True)
-class Distrust:
+class Bans:
     """`hang_up` ends what a peer and this one have open with each other, and if it is a gateway, what this one has open
     with those whom it let in; `issuer` is the gateway that let a peer in, as far as is known, or empty."""
 

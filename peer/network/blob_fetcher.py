@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from peer.network import wanted as deciding
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.wanted import Wanted
 from protocol.errors import HetpeerError, UnreachableError
@@ -57,11 +57,11 @@ class Bringing:
 
 
 @dataclass(slots=True)
-class Fetcher:
+class BlobFetcher:
     """Carries out what `Wanted` decides: from whom next, and how many at once."""
 
     contacts: Contacts
-    distrust: Distrust
+    bans: Bans
     wanted: Wanted[bytes, PeerId] = field(default_factory=lambda: Wanted(time.monotonic))
     holders: OrderedDict[PeerId, PeerRecord] = field(default_factory=OrderedDict)
     bringing: dict[bytes, Bringing] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Fetcher:
                     self._go_on()
             blob = fetching.result()
         except HetpeerError as error:  # another has it, too
-            self.distrust.note(attempt.source, error)
+            self.bans.note(attempt.source, error)
             if not wanted.blob.done():
                 attempt.ended = True
                 if not self.wanted.failed(key, attempt.source, attempt.late):

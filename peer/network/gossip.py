@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from peer.network.attested import Attested
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.distance import timed
@@ -30,7 +30,7 @@ from peer.network.gossip_wire import (
     some_named,
     summary_to_wire,
 )
-from peer.network.intake import Acceptance
+from peer.network.intake import Intake
 from peer.network.learning import Learner
 from peer.network.witnesses import Witnesses
 from protocol.errors import FormatError, HetpeerError, PeerError
@@ -65,8 +65,8 @@ class Reconciler:
     manifest: Manifest
     discovery: Discovery
     contacts: Contacts
-    acceptance: Acceptance
-    distrust: Distrust
+    intake: Intake
+    bans: Bans
     attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """This peer's own closed rounds."""
@@ -85,22 +85,22 @@ class Reconciler:
         self.learner = Learner(
             self.manifest,
             self.contacts,
-            self.acceptance,
-            self.distrust,
+            self.intake,
+            self.bans,
             self.attested,
             self._spread,
             self.start_learning,
         )
-        self.witnesses = Witnesses(self.discovery, self.acceptance)
-        self.acceptance.ahead = self.witnesses.follow
+        self.witnesses = Witnesses(self.discovery, self.intake)
+        self.intake.ahead = self.witnesses.follow
 
     def statement(self) -> bytes:
         """What this peer says of itself: its record and its closed rounds, signed."""
-        return statement.make(self.acceptance.signer, self.discovery.record, self.claims)
+        return statement.make_statement(self.intake.signer, self.discovery.record, self.claims)
 
     async def publish(self, part: Part, round: int, blob: bytes) -> None:
         """Keep and announce this peer's own contribution."""
-        entry = await self.acceptance.own(part, round, blob)
+        entry = await self.intake.own(part, round, blob)
         if entry is not None:
             for peer in first_hearers(self.discovery.record, *self._sorted(self.followers(part)), random):
                 self.start(self._tell(peer, [entry]))
@@ -111,11 +111,11 @@ class Reconciler:
         Raises:
             FormatError: it is none, or another's.
         """
-        heard = statement.read(said, self.acceptance.signer.authority)
+        heard = statement.read_statement(said, self.intake.signer.authority)
         require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
         if heard.record.peer_id != speaker:
             raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
-        ledgers = self.acceptance.ledgers
+        ledgers = self.intake.ledgers
         self.attested.look(speaker, {part: said for part, said in heard.claims.items() if part in ledgers})
         self.discovery.meet(heard.record, in_person=True)
         self.witnesses.follow()  # before anything is accepted: this peer may have slept
@@ -128,15 +128,15 @@ class Reconciler:
 
     def revocations(self) -> list[bytes]:
         """What to pass on of the operator's: so many as one message may have."""
-        return some([*self.acceptance.revocations.values()], REVOCATIONS_NAMED, random)
+        return some([*self.intake.revocations.values()], REVOCATIONS_NAMED, random)
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
         """Heed the operator's revocations, whoever passes them on."""
         try:
             for signed in revocations:
-                self.acceptance.revoke(signed)
+                self.intake.revoke(signed)
         except FormatError as error:
-            self.distrust.note(sender, error)
+            self.bans.note(sender, error)
 
     # Talking
 
@@ -160,7 +160,7 @@ class Reconciler:
         """In a large swarm, some of those who follow one of this peer's parts, each time another."""
         others = list(self.discovery.others())
         if len(others) > ALL_CONTACTS:
-            others = self.followers(random.choice([*self.acceptance.ledgers]))
+            others = self.followers(random.choice([*self.intake.ledgers]))
         return [*partners(*self._sorted(others), random), *self._returning()]
 
     def followers(self, part: Part) -> list[PeerRecord]:
@@ -201,28 +201,28 @@ class Reconciler:
             await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
-            followed = [part for part in self.acceptance.ledgers if follows(said.role, said.stage, part, self.manifest)]
+            followed = [part for part in self.intake.ledgers if follows(said.role, said.stage, part, self.manifest)]
             for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
-                self.acceptance.note_spoken(part, said.peer_id)
+                self.intake.note_spoken(part, said.peer_id)
             return self._held(followed) <= keys_of(told.parts)
         except PeerError as error:
-            self.distrust.note(peer.peer_id, error)
+            self.bans.note(peer.peer_id, error)
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
         return False
 
     def _held(self, parts: Iterable[Part]) -> set[tuple[Part, bytes]]:
-        return {(part, entry.key) for part in parts for entry in self.acceptance.ledgers[part].all_entries()}
+        return {(part, entry.key) for part in parts for entry in self.intake.ledgers[part].all_entries()}
 
     def _comparison(self, whole: bool) -> pb.Comparison:
-        mine = [summary(ledger) for ledger in self.acceptance.ledgers.values()]
+        mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
         parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
         return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
 
     def keep_promises(self) -> None:
         """After a start: say what this peer holds. It may have signed receipts, and died before it had passed on what
         they are for; liars that heard them may use them later."""
-        self._spread(entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+        self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
         """Tell others what is here now: at once, but what comes shortly after goes with the next message."""
@@ -260,7 +260,7 @@ class Reconciler:
     async def hand_out(self) -> None:
         """Tell others this peer's own contributions and its record, and wait until they have them: it leaves."""
         me = self.discovery.record.peer_id
-        entries = (entry for ledger in self.acceptance.ledgers.values() for entry in ledger.all_entries())
+        entries = (entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
         own = [entry for entry in entries if entry.name.author == me]
         messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
         hearers = favoured(*self._sorted(self.discovery.others()), HEARERS, random)

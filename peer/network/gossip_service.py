@@ -41,7 +41,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self._require(require_comparison, request, context)
         await self._require_ready(context)
         await self._hear(request.statement, context)
-        ledgers, attested = reconciler.acceptance.ledgers, reconciler.attested
+        ledgers, attested = reconciler.intake.ledgers, reconciler.attested
         asked = [each for each in map(summary_of, request.parts) if each.part in ledgers]
         keys = some_named({each.part: different(ledgers[each.part], each) for each in asked})
         count = sum(map(len, keys.values()))
@@ -56,7 +56,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
     async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:
         await require_manifest(context, self.reconciler.manifest)
         await self._require_ready(context)
-        ledger = self.reconciler.acceptance.ledgers.get(Part(request.part))
+        ledger = self.reconciler.intake.ledgers.get(Part(request.part))
         if ledger is None or len(request.keys) > ENTRIES_NAMED:
             await refuse(context, "this peer does not follow that part, or was asked for too much at once")
         await charge(context, len(request.keys) / ENTRIES_OF_A_CALL, f"{len(request.keys)} entries")
@@ -67,7 +67,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         reconciler = self.reconciler
         await self._require(require_news, request, context)
         await self._require_ready(context)
-        known = {*reconciler.acceptance.revocations.values()}
+        known = {*reconciler.intake.revocations.values()}
         cost = sum(1 + len(each.receipts) for each in request.entries)
         cost += sum(each not in known for each in request.revocations)
         keys = sum(len(each.keys) for each in request.held)
@@ -85,14 +85,14 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await charge(context, len(request.revocations), f"{len(request.revocations)} revocations")
         try:
             for signed in request.revocations:
-                self.reconciler.acceptance.revoke(signed)
+                self.reconciler.intake.revoke(signed)
         except FormatError as error:
             await self._reproach(error, context)
         return pb.Heard()
 
     async def _require_ready(self, context: Any) -> None:
         """Who is still reading its folder is not there yet: an empty answer would be its word that it holds nothing."""
-        if not self.reconciler.acceptance.ready:
+        if not self.reconciler.intake.ready:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this peer is not ready yet")
 
     async def _require(self, bounds: Callable[[Message, Manifest], None], request: Message, context: Any) -> None:
@@ -106,7 +106,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
         speaker = caller(context).peer
         try:
-            async with self.reconciler.acceptance.turns.of(speaker):
+            async with self.reconciler.intake.turns.of(speaker):
                 return self.reconciler.hear(said, speaker)
         except FormatError as error:
             await self._reproach(error, context)
@@ -116,4 +116,4 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         try:
             await refuse(context, str(error))
         finally:
-            self.reconciler.distrust.note(caller(context).peer, error)
+            self.reconciler.bans.note(caller(context).peer, error)

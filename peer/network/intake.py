@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from peer.network.blob_fetcher import Fetcher
+from peer.network.blob_fetcher import BlobFetcher
 from peer.network.turns import Turns
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from protocol.codec.contribution import digest, max_bytes, slot_of
 from protocol.errors import FormatError, PeerError, ResourceError
 from protocol.identity import ContributionName, Part, PeerId
@@ -51,13 +51,13 @@ async def nothing_is_valid(blob: bytes, entry: Entry) -> None:
 
 
 @dataclass(slots=True)
-class Acceptance:
-    """The ledgers of a peer, and its shelf. `news` rings whenever a ledger has changed."""
+class Intake:
+    """The ledgers of a peer, and its store of contributions. `news` rings whenever a ledger has changed."""
 
     manifest: Manifest
     signer: Signer
-    fetcher: Fetcher
-    shelf: Shelf
+    fetcher: BlobFetcher
+    contribution_store: ContributionStore
     ledgers: dict[Part, Ledger]
     news: Notifier
     check: Check = nothing_is_valid
@@ -103,10 +103,12 @@ class Acceptance:
         has now. On trial, it is there to be looked at."""
         entry = self.signer.contribution(part, round, digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
-            if self.shelf.lookup(entry.sha256) is None:  # for the error feedback; no proof that it would be valid by
-                await asyncio.to_thread(self.shelf.put, replace(entry, proof=b""), blob)
+            if (
+                self.contribution_store.lookup(entry.sha256) is None
+            ):  # for the error feedback; no proof that it would be valid by
+                await asyncio.to_thread(self.contribution_store.put, replace(entry, proof=b""), blob)
             return None
-        await asyncio.to_thread(self.shelf.put, entry, blob)
+        await asyncio.to_thread(self.contribution_store.put, entry, blob)
         if read_trial(entry.proof, self.signer.authority) is not None:
             return entry
         entry = read_entry(entry.proof, [], self.signer.authority)  # as others see it: by whose card it is signed
@@ -221,9 +223,9 @@ class Acceptance:
         receipt = self.signer.receipt(entry) if self.attests else b""
         receipts = entry.receipts | ({self.signer.identity.peer_id: receipt} if receipt else {})
         async with self.keeping.setdefault(entry.sha256, asyncio.Lock()):
-            if not blob and self.shelf.lookup(entry.sha256) is not None:
-                blob = self.shelf.read(entry.sha256)
-            await asyncio.to_thread(self.shelf.put, replace(entry, receipts=receipts), blob)
+            if not blob and self.contribution_store.lookup(entry.sha256) is not None:
+                blob = self.contribution_store.read(entry.sha256)
+            await asyncio.to_thread(self.contribution_store.put, replace(entry, receipts=receipts), blob)
         return receipt
 
     async def _check(self, blob: bytes, entry: Entry) -> None:
@@ -252,7 +254,7 @@ class Acceptance:
     def _note_equivocation(self, ledger: Ledger, name: ContributionName) -> None:
         """Two contributions of one name are their author's own proof against it."""
         if len(ledger.versions(name)) > 1 and name.author != ledger.me:
-            self.fetcher.distrust.note(name.author, PeerError(f"it has signed two contributions: {name}"))
+            self.fetcher.bans.note(name.author, PeerError(f"it has signed two contributions: {name}"))
 
     def revoke(self, signed: bytes) -> bool:
         """Take an author out, by the operator's word; whether that is news.
@@ -267,7 +269,7 @@ class Acceptance:
             return False
         self.revocations[revocation] = signed
         with suppress(ResourceError):  # the others keep it, too
-            self.shelf.keep_revocation(signed)
+            self.contribution_store.keep_revocation(signed)
         self.revoked(revocation.author)
         for ledger in self.ledgers.values():
             ledger.revoke(revocation)
@@ -279,13 +281,13 @@ class Acceptance:
         return any(each.author == author for each in self.revocations)
 
     def restore(self) -> None:
-        """Take up what the shelf holds: it was accepted before this process began. What has been damaged since is not
-        on it any more: others still have it."""
-        self.shelf.tidy()
-        for signed in self.shelf.revocations():
+        """Take up the stored contributions, which were accepted before this process began. Those damaged since are
+        dropped: others still have them."""
+        self.contribution_store.tidy()
+        for signed in self.contribution_store.revocations():
             with suppress(FormatError):
                 self.revoke(signed)
-        for proof, receipts, whole in self.shelf.found():
+        for proof, receipts, whole in self.contribution_store.found():
             try:
                 entry = read_entry(proof, receipts, self.signer.authority)
             except FormatError:
@@ -348,7 +350,7 @@ class Acceptance:
         still = [entry for entry in self.dropped if entry.sha256 in settled]
         for entry in self.dropped:
             if entry not in still and entry.sha256 not in self.ledgers[entry.name.part].versions(entry.name):
-                self.shelf.discard(entry)
+                self.contribution_store.discard(entry)
         self.dropped = still
 
     def caught_up(self, part: Part) -> bool:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.network.attested import Attested
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.contacts import Contacts
-from peer.network.intake import Acceptance, InvalidContributionError
+from peer.network.intake import Intake, InvalidContributionError
 from protocol.errors import HetpeerError, PeerError, ResourceError
 from protocol.identity import Part, PeerId
 from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_FEW, ENTRIES_OF_ONE, ENTRIES_TAKEN, LEARNING_OF_ONE
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake
-from protocol.net.places import Places
+from protocol.net.quotas import Places
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import lacking
 from protocol.schemas import reconciliation_pb2 as pb
@@ -40,8 +40,8 @@ class Learner:
 
     manifest: Manifest
     contacts: Contacts
-    acceptance: Acceptance
-    distrust: Distrust
+    intake: Intake
+    bans: Bans
     attested: Attested
     tell_on: Callable[[Iterable[Entry]], None]
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -72,17 +72,17 @@ class Learner:
 
     async def _take(self, message: pb.Entry, sender: PeerRecord) -> None:
         try:
-            if self.distrust.objection(sender.peer_id):  # by what came before it
-                entry = self.acceptance.claimed(message.proof)
+            if self.bans.objection(sender.peer_id):  # by what came before it
+                entry = self.intake.claimed(message.proof)
                 self._ask_others(sender.peer_id, entry.name.part, [entry.key])
                 return
-            self.tell_on(await self.acceptance.take(message.proof, list(message.receipts), sender))
+            self.tell_on(await self.intake.take(message.proof, list(message.receipts), sender))
         except InvalidContributionError as error:  # who passed it on may hold it as void, and so without its bytes
-            self.distrust.note(error.author, error)
+            self.bans.note(error.author, error)
         except PeerError as error:
-            self.distrust.note(sender.peer_id, error)
+            self.bans.note(sender.peer_id, error)
         except ResourceError as error:
-            self.acceptance.unkept(error)
+            self.intake.unkept(error)
 
     async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
         """A peer says what it holds: take from it, or from whoever else says so, what is lacking here. Of one that has
@@ -100,18 +100,18 @@ class Learner:
             await asyncio.wait(Taking().union(*taking))
 
     async def _hear_keys(self, peer: PeerRecord, part: Part, named: Iterable[int]) -> Taking:
-        ledger = self.acceptance.ledgers.get(part)
+        ledger = self.intake.ledgers.get(part)
         if ledger is None:
             return set()
         keys = [key.to_bytes(8, "big") for key in named]
         for key in keys if self.attested.believes(peer.peer_id, part) else ():
-            self.acceptance.vouch(part, key, peer.peer_id)
-        return await self._ask(peer, part, self.acceptance.fetcher.hear(lacking(ledger, keys), peer))
+            self.intake.vouch(part, key, peer.peer_id)
+        return await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
 
     async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
         """Ask a peer for entries that it has named, and begin to take what it shows. For what it does not, others are
         asked that have named it, too."""
-        mute, taking, left = self.acceptance.fetcher.wanted.mute, Taking(), keys
+        mute, taking, left = self.intake.fetcher.wanted.mute, Taking(), keys
         try:
             while left and (asked := await self._places(peer.peer_id, left, taking)):
                 shown = await self._shown(peer, part, asked)
@@ -124,7 +124,7 @@ class Learner:
                     mute.forgive(peer.peer_id)
         except HetpeerError as error:
             mute.note(peer.peer_id)
-            self.distrust.note(peer.peer_id, error)
+            self.bans.note(peer.peer_id, error)
         finally:
             self._ask_others(peer.peer_id, part, left)
         return taking
@@ -150,7 +150,7 @@ class Learner:
         try:
             answer = await self._entries(peer, part, asked)
             _require_shown(len(answer.entries) <= len(asked), "more entries than it was asked for")
-            found = {self.acceptance.claimed(each.proof, each.receipts).key: each for each in answer.entries}
+            found = {self.intake.claimed(each.proof, each.receipts).key: each for each in answer.entries}
             _require_shown(found.keys() <= {*asked}, "entries that it was not asked for")
             _require_shown(bool(found) or len(asked) < LIE_KEYS, f"none of {len(asked)} entries that it named")
             shown = found
@@ -159,7 +159,7 @@ class Learner:
         return shown
 
     def _ask_others(self, peer: PeerId, part: Part, keys: Iterable[bytes]) -> None:
-        fetcher = self.acceptance.fetcher
+        fetcher = self.intake.fetcher
         for other, named in fetcher.wanted.unanswered(keys, peer).items():
             if (record := fetcher.holders.get(other)) is not None:
                 self.start(self._ask_instead(record, part, named))

@@ -52,7 +52,7 @@ from protocol.monitor.telemetry import (
     RoundEnded,
     StepReport,
     Told,
-    pack,
+    pack_report,
     printable,
 )
 from protocol.net.channels import Reachable, handshake
@@ -177,7 +177,7 @@ class Reporter:
         now = time.monotonic()
         happened = [told.model_copy(update={"ago": min(MOST_SECONDS, now - at)}) for at, told in took]
         happened += [self._last] if self._last is not None else []
-        while len(packed := pack(self._batch(happened))) > BATCH_BYTES:
+        while len(packed := pack_report(self._batch(happened))) > BATCH_BYTES:
             self.left_out += 1
             happened.pop(0)
         return packed

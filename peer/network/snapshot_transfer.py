@@ -14,7 +14,7 @@ from peer.network.blob_fetcher import FetchAttempt
 from peer.network.contacts import Contacts
 from peer.network.wanted import LAG_BYTES_PER_SECOND, LAG_SECONDS
 from peer.store.snapshots import SnapshotStore, missing_pieces
-from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse, piece_bytes
+from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse_header, piece_bytes
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
@@ -168,7 +168,7 @@ async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts
                         raise FormatError(f"a snapshot's header longer than {HEADER_BYTES} bytes")
             if hashlib.sha256(data).hexdigest() != digest:
                 raise FormatError("it sent another snapshot's header than it announced")
-            return parse(data, contacts.manifest)
+            return parse_header(data, contacts.manifest)
         except HetpeerError as error:
             failed(peer, error)
         except TimeoutError:

@@ -13,7 +13,7 @@ from protocol.run.run_files import Descriptor
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.records import Peers, Register
 from protocol.trust.ticket import Ticket
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from peer.network.gossip_policy import Chance, some
 from peer.network.passing_over import PassedOver
 from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
-from protocol.net.places import Places
+from protocol.net.quotas import Places
 
 FETCHES = 8
 """Blobs that come in at the same time."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
@@ -41,14 +41,14 @@ def ways(
     streams: Streams,
     discovery: Discovery,
     contacts: Contacts,
-    distrust: Distrust,
+    bans: Bans,
     first: Sequence[str],
     emit: Listener,
 ) -> Ways:
     """Those of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`. From here
     on `contacts` finds who cannot be dialled."""
     contacts.routes = Routes(streams, discovery)
-    hidden = Hidden(streams, discovery, reach.here, port, first, emit, distrust.objection) if reach.hidden else None
+    hidden = Hidden(streams, discovery, reach.here, port, first, emit, bans.objection) if reach.hidden else None
     relays = discovery.record.relays
 
     async def pay(count: int) -> None:
@@ -56,5 +56,5 @@ def ways(
         await contacts.bandwidth.take(count)
         await contacts.bandwidth.send(count)
 
-    relay = Relay(streams, discovery.signer.authority, distrust.objection, pay) if relays else None
+    relay = Relay(streams, discovery.signer.authority, bans.objection, pay) if relays else None
     return Ways(streams, hidden, relay)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.network.discovery import Discovery
-from peer.network.intake import Acceptance
+from peer.network.intake import Intake
 from protocol.identity import PeerId
 from protocol.outer.window import SKEW
 from protocol.trust.records import common_round, may_author
@@ -26,7 +26,7 @@ class Witnesses:
     """
 
     discovery: Discovery
-    acceptance: Acceptance
+    intake: Intake
     target: int = 0
     """While this peer catches up with a round: that one."""
     disbelieved: dict[PeerId, float] = field(default_factory=dict)
@@ -53,16 +53,16 @@ class Witnesses:
 
     def contributing(self) -> set[PeerId]:
         """Whose contributions of late count here."""
-        return set().union(*(each.counted_since(each.begun - LATELY) for each in self.acceptance.ledgers.values()))
+        return set().union(*(each.counted_since(each.begun - LATELY) for each in self.intake.ledgers.values()))
 
     def follow(self) -> None:
         """Set the ledgers' clocks by the others, forward and back. Who has reason to think that it was away signs no
         receipts until it has caught up: they would say that something was in time by a clock that is not the others'.
         """
         others = self.others_at() + 1
-        for ledger in self.acceptance.ledgers.values():
+        for ledger in self.intake.ledgers.values():
             ledger.follow(others, self.target + 1 if self.target else 0)
-        self.acceptance.attests = self.shown_at() <= self.discovery.record.round + SKEW
+        self.intake.attests = self.shown_at() <= self.discovery.record.round + SKEW
 
     def disbelieve(self, round: int) -> bool:
         """That round was not to be found, though it was signed for: for a while, those who did are believed by what is
@@ -75,11 +75,11 @@ class Witnesses:
         return bool(vain)
 
     def _accepted(self, author: PeerId) -> int:
-        return max(ledger.newest(author) for ledger in self.acceptance.ledgers.values())
+        return max(ledger.newest(author) for ledger in self.intake.ledgers.values())
 
     def _shown(self, author: PeerId) -> int:
         trusted = self.disbelieved.get(author, 0.0) <= time.monotonic()
-        return max(self._accepted(author), self.acceptance.shown.get(author, 0) if trusted else 0)
+        return max(self._accepted(author), self.intake.shown.get(author, 0) if trusted else 0)
 
     def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
         others = [peer for peer in self.discovery.others() if may_author(peer)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.optim.inner import learning_rate
 from protocol.codec.contribution import Contribution
-from protocol.codec.units import UNITS_PER_ONE
+from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
 from protocol.layout import Shape

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocol.codec.units import UNITS_PER_ONE
+from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import DivergedError
 
 INT32_MAX = 2**31 - 1

@@ -4,7 +4,7 @@
     state.json                       the round, what was sent, and the SHA-256 of every file beside it
     <part>.error_feedback.safetensors <part>.contribution              its own, of the round: published only once this
     is durable optimizer.safetensors            AdamW's moments, by parameter bequest.safetensors              what is
-    set aside for a successor that has not answered (protocol/trust/handover.py)
+    set aside for a successor that has not answered (protocol/trust/bequests.py)
 <folder>/settled.json                the round that the outer state is of, and its digests
 <folder>/snapshots/                  the closed rounds (peer/store/snapshots.py)
 <folder>/contributions/              the open rounds (peer/store/contributions.py)
@@ -28,7 +28,7 @@ from peer.optim.outer import Grid
 from protocol.errors import ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part, PeerId
-from protocol.trust.handover import Heritage
+from protocol.trust.bequests import Handovers
 
 KEPT = 2
 """Checkpoints on disk: if the last one is damaged, the one before is taken."""
@@ -53,7 +53,7 @@ class PartState(BaseModel):
 
 class CheckpointState(BaseModel):
     """`state.json`. `round` is the last one finished, `contributed` the last one contributed to; `given`, `heir` and
-    `taken` are those of `Heritage`."""
+    `taken` are those of `Handovers`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -94,10 +94,10 @@ class Checkpoint:
     contributed: int
     parts: dict[Part, PartCheckpoint]
     optimizer: Mapping[str, Tensor]
-    heritage: Heritage = field(default_factory=Heritage)
+    handovers: Handovers = field(default_factory=Handovers)
 
 
-def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
     """Write a checkpoint; when this returns, it outlives a power cut. Of all there are, the last `keep` stay.
 
     Raises:
@@ -113,15 +113,15 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
         for name, data in _files(checkpoint):
             write_atomically(partial / name, data)
             files[name] = hashlib.sha256(data).hexdigest()
-        heritage = checkpoint.heritage
+        handovers = checkpoint.handovers
         state = CheckpointState(
             round=checkpoint.round,
             contributed=checkpoint.contributed,
             parts={str(part): each.state for part, each in checkpoint.parts.items()},
             files=files,
-            given=heritage.given,
-            heir=heritage.heir,
-            taken={str(giver): number for giver, number in heritage.taken.items()},
+            given=handovers.given,
+            heir=handovers.heir,
+            taken={str(giver): number for giver, number in handovers.taken.items()},
         )
         write_atomically(partial / STATE, state.model_dump_json().encode())
         os.replace(partial, final)
@@ -134,8 +134,8 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
 
 def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
     files = [(OPTIMIZER, save(dict(checkpoint.optimizer)))] if checkpoint.optimizer else []
-    if checkpoint.heritage.blob:
-        files.append((BEQUEST, checkpoint.heritage.blob))
+    if checkpoint.handovers.blob:
+        files.append((BEQUEST, checkpoint.handovers.blob))
     for part, each in checkpoint.parts.items():
         if each.error_feedback:
             files.append((f"{part}.error_feedback.safetensors", save(each.error_feedback)))
@@ -196,5 +196,5 @@ def _read(path: Path) -> Checkpoint:
         )
     optimizer = load(data[OPTIMIZER]) if OPTIMIZER in data else {}
     taken = {PeerId(giver): number for giver, number in state.taken.items()}
-    heritage = Heritage(state.given, PeerId(state.heir) if state.heir else "", data.get(BEQUEST, b""), taken)
-    return Checkpoint(state.round, state.contributed, parts, optimizer, heritage)
+    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", data.get(BEQUEST, b""), taken)
+    return Checkpoint(state.round, state.contributed, parts, optimizer, handovers)

@@ -26,7 +26,7 @@ BLOCK_BYTES = 4096
 
 
 @dataclass(slots=True)
-class Shelf:
+class ContributionStore:
     """Blobs and their entries, by hash."""
 
     directory: Path

@@ -57,7 +57,7 @@ class Space:
         """For blocks of text: as wanted, if there is so much."""
         return max(0, min(wanted, self.limit - self.needed))
 
-    def shelf(self, cache: int) -> int:
+    def contribution_store(self, cache: int) -> int:
         """For contributions: all that is left."""
         return self.limit - self.fixed - cache
 

@@ -9,7 +9,7 @@ from protocol.errors import ResourceError
 from protocol.files import try_lock, write_atomically
 from protocol.identity import RunId
 from protocol.run.run_files import DESCRIPTOR
-from protocol.trust.ticket import Ticket, parse
+from protocol.trust.ticket import Ticket, parse_ticket
 
 ENVIRONMENT = "HETPEER_HOME"
 
@@ -61,7 +61,7 @@ def operators_ticket(folder: Path) -> Ticket:
     path = folder / "ticket"
     if not path.is_file():
         raise ResourceError(f"{folder} has no ticket yet: start `hetpeer bootstrap` once")
-    return parse(path.read_text(encoding="utf-8", errors="replace"))
+    return parse_ticket(path.read_text(encoding="utf-8", errors="replace"))
 
 
 @contextmanager

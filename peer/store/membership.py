@@ -22,10 +22,10 @@ from protocol.net import known_peers
 from protocol.net.blobs import is_file
 from protocol.net.channels import Credentials, Reachable
 from protocol.run.dataset import base_urls
-from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse
-from protocol.trust.certificates import private_key, public_key, read
+from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse_descriptor
+from protocol.trust.certificates import private_key, public_key, read_certificate
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Authority, Card, Role
+from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.ticket import Ticket
 
 CARD, CERTIFICATE, AUTHORITY = "card", "certificate", "authority"
@@ -48,7 +48,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     """What `folder` has of the ticket's run, checked as if another had sent it; None unless it is all that this peer
     needs for this role and stage (None: any). The certificate may have ended. Hashes every file: off the event loop."""
     try:
-        descriptor = parse((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
+        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
         signed_card = (folder / CARD).read_bytes()
         card = Authority(descriptor.run_id, descriptor.operator).read(signed_card)
     except (OSError, FormatError):
@@ -85,7 +85,7 @@ def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Creden
         chain, root = (folder / CERTIFICATE).read_bytes(), (folder / AUTHORITY).read_bytes()
         if (public_key(chain), public_key(root)) != (identity.public, ticket.authority):
             return None
-        read(chain)
+        read_certificate(chain)
     except (OSError, FormatError):
         return None
     return Credentials(private_key(identity), chain, root)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.codec.snapshot import PIECE_BYTES, Header, Values, parse, piece_bytes, pieces_of, tensors_of
+from protocol.codec.snapshot import PIECE_BYTES, Header, Values, parse_header, piece_bytes, pieces_of, tensors_of
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.identity import Part
@@ -71,7 +71,7 @@ class SnapshotStore:
         """The states of a part on this disk that are whole, the last first. Changes nothing."""
         for path in sorted(self.directory.glob(f"{part}-*.header"), reverse=True):
             try:
-                header = parse(path.read_bytes(), self.manifest)
+                header = parse_header(path.read_bytes(), self.manifest)
                 found = self.read(header)
             except (OSError, HetpeerError):
                 continue

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from peer.devices.workers import Split
-from peer.model.genesis import read_basis, read_part
-from peer.network.credit import CreditService, SeenWork
+from peer.model.first_weights import read_basis, read_part
 from peer.network.discovery import Discovery, keep_remembering
 from peer.network.gossip import Reconciler
 from peer.network.group import GroupService
-from peer.network.handover import SuccessionService
+from peer.network.handover_service import HandoverService
 from peer.network.pipeline import PipelineService
-from peer.network.receipts import Earned
+from peer.network.receipt_collector import Earned
+from peer.network.receipt_signer import CreditService, SeenWork
 from peer.optim.outer import OuterState
-from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.rounds.catch_up import catch_up, resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.parts import Followed, FollowedPart
+from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.text_reader import FileReader, Reader, TextSources, block_reader
 from peer.telemetry.decisions import Left, Pulse
 from peer.telemetry.events import Finished, Listener, Progress
@@ -67,7 +67,7 @@ class Node:
     blobs: BlobService
     pipeline: PipelineService
     group: GroupService
-    succession: SuccessionService
+    handover: HandoverService
     torch_thread: TorchThread
     emit: Listener
     keep_certified: Callable[[], Coroutine[Any, Any, None]]
@@ -103,7 +103,7 @@ class Node:
 
     def __post_init__(self) -> None:
         """Nothing is seen yet."""
-        signer = self.reconciler.acceptance.signer
+        signer = self.reconciler.intake.signer
         self.credit = CreditService(SeenWork(signer, self.manifest))
         kept = KeptReceipts(self.directory / RECEIPTS, signer.authority)
         self.earned = Earned(self.credit.seen, self.reconciler, kept, self.emit)
@@ -112,15 +112,15 @@ class Node:
         """The outer state of the parts this peer follows, as its folder has it, or at genesis; error feedback for those
         it authors."""
         parts = {}
-        for part, ledger in self.reconciler.acceptance.ledgers.items():
+        for part, ledger in self.reconciler.intake.ledgers.items():
             genesis = await self.torch_thread.run(read_part, self.directory, self.manifest, part)
             parts[part] = FollowedPart(OuterState.begin(self.manifest, part, genesis, part in authored), ledger)
-        followed = Followed(
+        followed = FollowedParts(
             manifest=self.manifest,
             run_id=self.discovery.run_id,
             me=self.discovery.record.peer_id,
             parts=parts,
-            shelf=self.reconciler.acceptance.shelf,
+            contribution_store=self.reconciler.intake.contribution_store,
             snapshots=self.snapshots,
             torch_thread=self.torch_thread,
             closed=self.earned.close,
@@ -128,7 +128,7 @@ class Node:
         pace = Pace(self.manifest.outer.patience)
         outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
         await resume(outer)
-        self.reconciler.acceptance.check = followed.check  # from now on it answers
+        self.reconciler.intake.check = followed.check  # from now on it answers
         return outer
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import torch
 
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
-from peer.devices.replica import ShardedEvaluator, ShardedReplica
+from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.swarm.audit.auditing import Auditor
 from peer.swarm.node import Node
 from peer.swarm.rounds.catch_up import agree

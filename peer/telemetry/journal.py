@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
-from peer.telemetry.report import strict
+from peer.telemetry.run_report import strict
 from peer.telemetry.status import Status
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES, append_line, logged_lines
@@ -91,7 +91,7 @@ class LogLines:
         print(JournalEntry(self.clock(), self.status.round, event).line(), file=sys.stderr, flush=True)
 
 
-def read(folder: Path) -> list[JournalEntry]:
+def read_journal(folder: Path) -> list[JournalEntry]:
     """What is in a folder's log, the oldest first. Lines that a power cut left half, or of kinds that this version does
     not know, are passed over.
 

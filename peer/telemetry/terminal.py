@@ -44,7 +44,7 @@ from peer.telemetry.events import (
     Serving,
     StepDone,
 )
-from peer.telemetry.report import Report
+from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from peer.telemetry.units import clock, since, size, so_many, tail
 

@@ -26,7 +26,7 @@ from peer.testnet.faults import (
     When,
     targets,
 )
-from peer.testnet.options import TestnetOptions
+from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import UserError
 
 MOST_SECONDS = 600.0
@@ -48,7 +48,7 @@ EXAMPLES = {
 }
 
 
-def parse(spec: str) -> tuple[ChaosItem, ...]:
+def parse_chaos(spec: str) -> tuple[ChaosItem, ...]:
     """Read comma-separated items.
 
     Raises:
@@ -209,7 +209,7 @@ def _forbidden(seconds: float | None) -> None:
         raise ValueError("it takes no +Ns")
 
 
-def check(items: Iterable[ChaosItem], options: TestnetOptions) -> None:
+def check_chaos(items: Iterable[ChaosItem], options: TestnetOptions) -> None:
     """Raises UserError where an item does not fit this swarm, and says what does."""
     items = tuple(items)
     if sum(isinstance(item, Attacker) for item in items) > 1:

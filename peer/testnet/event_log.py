@@ -8,7 +8,7 @@ from typing import TextIO
 
 from peer.telemetry.damage import Timed
 from peer.telemetry.events import Event
-from peer.telemetry.report import strict
+from peer.telemetry.run_report import strict
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from peer.process import LINE_BYTES
-from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm
+from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import ResourceError
 
 

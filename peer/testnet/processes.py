@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peer.process import heard
 from peer.telemetry.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
-from peer.telemetry.report import Report
+from peer.telemetry.run_report import Report
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet.attackers.crowds import Crowds
 from peer.testnet.child import (
@@ -33,8 +33,8 @@ from peer.testnet.faults import CONTRIBUTING, Attacker, ChaosItem, Crowd, ends_a
 from peer.testnet.injection import CHAOS, Injection
 from peer.testnet.launch import arguments, attack, spawn, two_free_ports
 from peer.testnet.namespaces import Namespaces
-from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm, is_hostile
+from peer.testnet.testnet_options import TestnetOptions
 from protocol.net.tasks import first_of
 
 BLAME_SECONDS = 8.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from peer.process import first_error
 from peer.telemetry.damage import damages
-from peer.telemetry.report import COMPLETED, Chaos, Report
-from peer.telemetry.summary import summary
+from peer.telemetry.run_report import COMPLETED, Chaos, Report
+from peer.telemetry.run_summary import summary
 from peer.telemetry.terminal import TestnetScreen
 from peer.telemetry.toll import tolls
 from peer.testnet import namespaces
@@ -17,12 +17,12 @@ from peer.testnet.child import TestnetError
 from peer.testnet.compare import CompareError, lab_loss
 from peer.testnet.event_log import EventLog
 from peer.testnet.faults import ChaosItem, needs_namespaces
-from peer.testnet.options import TestnetOptions, to_toml
 from peer.testnet.processes import Testnet
+from peer.testnet.testnet_options import TestnetOptions, to_toml
 from protocol.errors import HetpeerError
 
 
-async def run(
+async def run_testnet(
     options: TestnetOptions, faults: tuple[ChaosItem, ...], screen: TestnetScreen, stop: asyncio.Event
 ) -> None:
     """Run a testnet, write its report, and show the outcome.

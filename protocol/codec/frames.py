@@ -114,7 +114,7 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
     return data
 
 
-def pack(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
+def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
     """A frame as it goes on the wire: `Payload.messages` of them."""
     place = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
     if isinstance(frame, BackwardFrame):

@@ -88,7 +88,7 @@ def describe(
     return Header(part, round, history, hashes, reading)
 
 
-def parse(data: bytes, manifest: Manifest) -> Header:
+def parse_header(data: bytes, manifest: Manifest) -> Header:
     """Check a header that another peer sent.
 
     Raises:

@@ -154,12 +154,12 @@ class StepReport(Strict):
     left_out: Count = Field(0, description="so many things that happened are not told")
 
 
-def pack(batch: StepReport) -> bytes:
+def pack_report(batch: StepReport) -> bytes:
     """A batch as it is sent."""
     return batch.model_dump_json().encode()
 
 
-def unpack(data: bytes) -> StepReport:
+def unpack_report(data: bytes) -> StepReport:
     """Check a batch that a peer sent.
 
     Raises:

@@ -17,7 +17,7 @@ from protocol.limits import CHUNK_BYTES, FLOOR_BYTES_PER_SECOND, SERVED, SERVED_
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import EOF, caller, handshake, refuse, require_manifest
-from protocol.net.places import Places
+from protocol.net.quotas import Places
 from protocol.run.run_files import RunFile, check_file
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc

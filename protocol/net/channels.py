@@ -28,7 +28,7 @@ from protocol.errors import (
 )
 from protocol.identity import PeerId
 from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS, message_bytes
-from protocol.manifest import Manifest, difference, parse
+from protocol.manifest import Manifest, difference, parse_manifest
 from protocol.net.lenient import AnyAnswer
 from protocol.trust import certificates
 from protocol.trust.certificates import Caller, dns_name
@@ -77,7 +77,7 @@ class Credentials:
     @property
     def ends(self) -> float:
         """When the certificate ends, in seconds since 1970."""
-        return certificates.read(self.chain).ends
+        return certificates.read_certificate(self.chain).ends
 
     def _server(self) -> Any:
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.root)
@@ -161,7 +161,7 @@ def caller(context: Any) -> Caller:
     shown = (context.auth_context() or {}).get("x509_pem_cert")
     if not shown:
         raise FormatError("a call without a certificate")
-    return certificates.read(bytes(shown[0]))
+    return certificates.read_certificate(bytes(shown[0]))
 
 
 def handshake(manifest: Manifest) -> tuple[tuple[str, str], ...]:
@@ -217,7 +217,7 @@ def _handshake(details: str) -> str:
 
 def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> HetpeerError:
     try:
-        theirs = parse(canonical.encode())
+        theirs = parse_manifest(canonical.encode())
     except ManifestError:
         return PeerError(f"{address} refused our manifest and sent none of its own")
     field = difference(ours, theirs) if ours else None

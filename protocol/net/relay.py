@@ -41,7 +41,7 @@ from protocol.limits import (
 from protocol.net.guard import Objection, nobody
 from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
 from protocol.net.tasks import Children
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 
 RELAY = "hetpeer/relay/1"
 

@@ -121,7 +121,7 @@ class DataManifest(Section):
         return json.dumps(self.model_dump(mode="json"), indent=1).encode() + b"\n"
 
 
-def parse(data: bytes) -> DataManifest:
+def parse_data_manifest(data: bytes) -> DataManifest:
     """Parse `data.json`.
 
     Raises:

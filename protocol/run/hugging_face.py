@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.codec.fixed_point import to_units
 from protocol.codec.stored_tensors import DTYPES, Stored, read_json, tensors_in
-from protocol.codec.units import to_units
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
 from protocol.manifest import Model

@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
-from protocol.run.dataset import BLOCKS, DATA, Block, Dataset, check_block, parse
+from protocol.run.dataset import BLOCKS, DATA, Block, Dataset, check_block, parse_data_manifest
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
 
 LINK = "data.path"
@@ -25,7 +25,7 @@ def open_folder(folder: Path) -> Dataset:
         ResourceError: one cannot be read.
     """
     try:
-        return Dataset.of(parse((folder / DATA).read_bytes()), (folder / BLOCKS).read_bytes())
+        return Dataset.of(parse_data_manifest((folder / DATA).read_bytes()), (folder / BLOCKS).read_bytes())
     except OSError as error:
         raise ResourceError(f"there is no prepared text in {folder}: {error.filename}: {error.strerror}") from None
     except FormatError as error:

@@ -106,7 +106,7 @@ def describe(manifest: Manifest, operator: PeerId, files: Iterable[RunFile]) -> 
     return Descriptor(manifest, operator, tuple(sorted(files, key=lambda file: file.name)))
 
 
-def parse(data: bytes, run_id: RunId) -> Descriptor:
+def parse_descriptor(data: bytes, run_id: RunId) -> Descriptor:
     """Parse what `Descriptor.canonical` made, from another peer.
 
     Raises:
@@ -119,7 +119,7 @@ def parse(data: bytes, run_id: RunId) -> Descriptor:
         raise FormatError("not the descriptor of this run: its hash is not the run id")
     try:
         document = json.loads(data)
-        manifest = manifests.check(document["manifest"])
+        manifest = manifests.check_manifest(document["manifest"])
         files = [_parse_file(name, fields) for name, fields in document["files"].items()]
         operator = PeerId(str(document["operator"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
@@ -142,7 +142,7 @@ def read_kept(directory: Path) -> Descriptor:
     try:
         with (directory / DESCRIPTOR).open("rb") as file:
             data = file.read(DESCRIPTOR_BYTES + 1)
-        return parse(data, RunId(hashlib.sha256(data).hexdigest()))
+        return parse_descriptor(data, RunId(hashlib.sha256(data).hexdigest()))
     except OSError as error:
         raise ResourceError(f"there is no run in {directory}: {DESCRIPTOR}: {error.strerror}") from None
     except FormatError as error:

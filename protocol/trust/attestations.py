@@ -15,7 +15,7 @@ from protocol.identity import Part, PeerId
 from protocol.outer.claims import Claim
 from protocol.trust import signed
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.statement import CLAIMS_TOLD
 
 KIND, GRANT = "attestation", "attester"
@@ -57,7 +57,7 @@ def read_grant(data: bytes, authority: Authority) -> PeerId:
     Raises:
         FormatError: it is not this run's operator's word.
     """
-    signer, fields = signed.read(data, GRANT)
+    signer, fields = signed.read_signed(data, GRANT)
     match fields:
         case [authority.run, str(attester)] if signer == authority.operator:
             return PeerId(attester)
@@ -70,13 +70,13 @@ def attest(identity: Identity, authority: Authority, attestation: Attestation, g
     return signed.sign(identity, KIND, [authority.run, attestation.round, attestation.since, states, granted])
 
 
-def read(data: bytes, authority: Authority) -> Attestation:
+def read_attestation(data: bytes, authority: Authority) -> Attestation:
     """Check an attestation.
 
     Raises:
         FormatError: it is malformed, of another run, or of nobody whom the operator has named.
     """
-    signer, fields = signed.read(data, KIND)
+    signer, fields = signed.read_signed(data, KIND)
     match fields:
         case [authority.run, int(round), int(since), dict(states), bytes(granted)] if (
             0 <= since < round < 2**31 and 1 <= len(states) <= MOST_PARTS

@@ -103,7 +103,7 @@ def certify(
 
 
 @lru_cache(1024)
-def read(pem: bytes) -> Caller:
+def read_certificate(pem: bytes) -> Caller:
     """Whom a certificate names (the first, if it is a chain). TLS has checked it before, if it comes from a channel.
 
     Raises:

@@ -8,7 +8,7 @@ from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.ledger import Entry, Revocation
 from protocol.trust import signed
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Authority, Card
+from protocol.trust.membership_card import Authority, Card
 
 CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
 
@@ -71,7 +71,7 @@ def read_trial(proof: bytes, authority: Authority) -> Entry | None:
 
 
 def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
-    author, fields = signed.read(proof, CONTRIBUTION)
+    author, fields = signed.read_signed(proof, CONTRIBUTION)
     entry, card = _entry(proof, author, fields, authority)
     owner = authority.admitted(author, card)
     if not owner.authors(entry.name.part):
@@ -94,7 +94,7 @@ def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None
     """Who signed a receipt for this entry; only those who could contribute to the part themselves are asked for it."""
     name = entry.name
     try:
-        holder, fields = signed.read(receipt, RECEIPT)
+        holder, fields = signed.read_signed(receipt, RECEIPT)
         expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
         if fields[:-1] != expected or not isinstance(fields[-1], bytes):
             return None
@@ -116,7 +116,7 @@ def read_revocation(data: bytes, authority: Authority) -> Revocation:
     Raises:
         FormatError: it is not one of this run's operator.
     """
-    signer, fields = signed.read(data, REVOCATION)
+    signer, fields = signed.read_signed(data, REVOCATION)
     match fields:
         case [authority.run, str(author), int(start), int(issued)] if signer == authority.operator and start >= 1:
             return Revocation(PeerId(author), start, issued)

@@ -19,7 +19,7 @@ from protocol.errors import FormatError
 from protocol.identity import Part, PeerId, ReplicaId, RunId
 from protocol.trust import signed
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES
-from protocol.trust.membership import Authority, Card
+from protocol.trust.membership_card import Authority, Card
 from protocol.trust.proofs import Signer
 
 WORK, COUNTED = "work", "counted"
@@ -102,7 +102,7 @@ def sign(signer: Signer, receipt: Receipt) -> bytes:
             return signed.sign(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
 
 
-def read(data: bytes, authority: Authority) -> Receipt:
+def read_receipt(data: bytes, authority: Authority) -> Receipt:
     """Check a receipt.
 
     Raises:
@@ -112,7 +112,7 @@ def read(data: bytes, authority: Authority) -> Receipt:
         raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
     start = len(COUNTED) + 1 + SIGNATURE_BYTES + PUBLIC_BYTES
     counted = data[:start].endswith(COUNTED.encode() + b"\0")
-    signer, fields = signed.read(data, COUNTED if counted else WORK)
+    signer, fields = signed.read_signed(data, COUNTED if counted else WORK)
     if not fields or fields[0] != authority.run:
         raise FormatError(f"the receipt of peer {signer[-8:]} is of another run")
     receipt = (_counted if counted else _work)(signer, fields, authority)
@@ -200,7 +200,7 @@ class Verifier:
         Raises:
             FormatError: it does not hold, and why.
         """
-        receipt = read(data, self.authority)
+        receipt = read_receipt(data, self.authority)
         if self.receiver is not None and receipt.receiver != self.receiver:
             raise FormatError(f"it is peer {receipt.receiver[-8:]}'s, not peer {self.receiver[-8:]}'s")
         for who, what in ((receipt.signer, "its signer"), (receipt.receiver, "its receiver")):

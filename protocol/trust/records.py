@@ -27,7 +27,7 @@ from protocol.identity import NO_PEER, PeerId, ReplicaId, RunId
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.trust import signed
-from protocol.trust.membership import Authority, Role
+from protocol.trust.membership_card import Authority, Role
 from protocol.trust.proofs import Signer
 
 KIND = "record"
@@ -109,10 +109,10 @@ Peers = tuple[PeerRecord, ...]
 
 def sign(signer: Signer, record: PeerRecord) -> bytes:
     """A record as it lies in the DHT."""
-    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), signer.card])
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack_record(record), signer.card])
 
 
-def read(data: object, owner: str, authority: Authority) -> PeerRecord:
+def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
     """Check what lies in the DHT as the record of `owner`.
 
     Raises:
@@ -120,12 +120,12 @@ def read(data: object, owner: str, authority: Authority) -> PeerRecord:
     """
     if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
         raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
-    signer, fields = signed.read(data, KIND)
+    signer, fields = signed.read_signed(data, KIND)
     if signer != owner:
         raise FormatError(f"peer {signer[-8:]} signed a record of {owner}")
     match fields:
         case [authority.run, bytes(packed), bytes(card)]:
-            return unpack(packed, signer, card, authority)
+            return unpack_record(packed, signer, card, authority)
     raise FormatError(f"peer {signer[-8:]} signed no record of this run")
 
 
@@ -149,13 +149,13 @@ def common_round(finished: Iterable[int], liars: int) -> int:
     return rounds[min(liars, len(rounds) - 1)] if rounds else 0
 
 
-def pack(record: PeerRecord) -> bytes:
+def pack_record(record: PeerRecord) -> bytes:
     """A record as it lies in a signed message."""
     packed: bytes = msgpack.packb(record.model_dump())
     return packed
 
 
-def unpack(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> PeerRecord:
+def unpack_record(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> PeerRecord:
     """Check a record that came with its signer's card, in a message whose signature holds.
 
     Raises:
@@ -212,7 +212,7 @@ class Register:
         Raises:
             FormatError: it is not the owner's record, or has its place under another key.
         """
-        record = read(value, owner, self.authority)
+        record = read_record(value, owner, self.authority)
         if key != self.key(owner):
             raise FormatError(f"the record of {owner} lies under another peer's key")
         require_rounds(record, self.manifest)
@@ -223,7 +223,7 @@ class Register:
         records = []
         for owner in sorted(found):
             try:
-                record = read(found[owner], owner, self.authority)
+                record = read_record(found[owner], owner, self.authority)
                 require_rounds(record, self.manifest)
             except FormatError:
                 continue

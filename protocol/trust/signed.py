@@ -30,7 +30,7 @@ def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
     return identity.sign(body) + identity.public + body
 
 
-def read(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]:
+def read_signed(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]:
     """Check a message of a kind: (who signed it, its fields). The fields are still to be checked. `again`: the same
     bytes may well come again, from others.
 

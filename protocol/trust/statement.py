@@ -8,9 +8,9 @@ from protocol.errors import FormatError
 from protocol.identity import Part, PeerId
 from protocol.outer.claims import Claim
 from protocol.trust import signed
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, pack, unpack
+from protocol.trust.records import PeerRecord, pack_record, unpack_record
 
 KIND = "statement"
 CLAIMS_TOLD = 3
@@ -27,25 +27,25 @@ class Statement:
     claims: Claims
 
 
-def make(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
+def make_statement(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
     """Sign what this peer says of itself now."""
     told = {
         part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
         for part, last in claims.items()
     }
-    return signed.sign(signer.identity, KIND, [signer.authority.run, pack(record), told, signer.card])
+    return signed.sign(signer.identity, KIND, [signer.authority.run, pack_record(record), told, signer.card])
 
 
-def read(data: bytes, authority: Authority) -> Statement:
+def read_statement(data: bytes, authority: Authority) -> Statement:
     """Check a statement.
 
     Raises:
         FormatError: it is malformed, of another run, or its record is none that its signer may tell.
     """
-    signer, fields = signed.read(data, KIND, again=False)
+    signer, fields = signed.read_signed(data, KIND, again=False)
     match fields:
         case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
-            record = unpack(packed, signer, card, authority)
+            record = unpack_record(packed, signer, card, authority)
             trains = bool(record.replica) and not record.on_trial
             return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
     raise FormatError(f"peer {signer[-8:]} made no statement of this run")

@@ -54,7 +54,7 @@ class Ticket:
         return PREFIX + _encoded(_check(body) + body)
 
 
-def parse(text: str) -> Ticket:
+def parse_ticket(text: str) -> Ticket:
     """Read a ticket.
 
     Raises:
@@ -102,13 +102,13 @@ def find(given: str | None, directory: Path) -> Ticket:
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
     if source.lstrip().startswith(PREFIX):
-        return parse(source)
+        return parse_ticket(source)
     text = _in_file(Path(source))
     if text is None:
         raise TicketError(
             f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
         )
-    return parse(text)
+    return parse_ticket(text)
 
 
 def _in_file(path: Path) -> str | None:

@@ -10,13 +10,13 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from bootstrap.genesis import basis, create_run, genesis_tensor, load_run
-from protocol.codec.units import UNITS_PER_ONE
+from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import ManifestError, ResourceError
 from protocol.identity import Part
 from protocol.layout import model_layout
 from protocol.run import run_files
 from protocol.run.hugging_face import open_checkpoint
-from protocol.run.run_files import file_names, genesis_file, parse
+from protocol.run.run_files import file_names, genesis_file, parse_descriptor
 from tests.reference.checkpoints import CONFIG, by_hand, llama
 from tests.reference.small_manifest import small_manifest
 
@@ -42,7 +42,7 @@ def test_all_files_are_written_and_pinned(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == sorted(
         [*file_names(small_manifest()), "identity.key", "run.json"]
     )
-    assert parse((run / "run.json").read_bytes(), descriptor.run_id) == descriptor
+    assert parse_descriptor((run / "run.json").read_bytes(), descriptor.run_id) == descriptor
 
 
 def test_the_operator_is_told_what_is_done(text: Path, tmp_path: Path) -> None:

@@ -100,10 +100,12 @@ CERTIFICATES = (
         lambda data: read_request(signed_anew(AUTHOR, data)),
         ((x509.load_der_x509_csr(REQUEST).tbs_certrequest_bytes, AUTHOR.peer_id),),
     ),
-    Reader("certificate", certificates.read, ((CERTIFIED, CALLER), (DOOR + CERTIFIED, AT_THE_DOOR)), "text"),
+    Reader(
+        "certificate", certificates.read_certificate, ((CERTIFIED, CALLER), (DOOR + CERTIFIED, AT_THE_DOOR)), "text"
+    ),
     Reader(
         "certificate's content",
-        by_authority(lambda data: certificates.read(pem(data))),
+        by_authority(lambda data: certificates.read_certificate(pem(data))),
         ((content(CERTIFIED), CALLER), (content(DOOR), AT_THE_DOOR)),
     ),
     Reader("certificate's key", certificates.public_key, ((CERTIFIED, AUTHOR.public),), "text"),
@@ -118,7 +120,7 @@ CERTIFICATES = (
         "record in the DHT",
         AUTHOR,
         records.KIND,
-        lambda data: records.read(data, AUTHOR.peer_id, AUTHORITY),
+        lambda data: records.read_record(data, AUTHOR.peer_id, AUTHORITY),
         LIES,
         RECORD,
     ),

@@ -21,11 +21,11 @@ from peer.lab import record as lab_records
 from peer.lab.experiment import Case
 from peer.lab.sweep import _text
 from peer.lab.switches import Switches
-from peer.model.genesis import read_part
-from peer.network.intake import Acceptance
+from peer.model.first_weights import read_part
+from peer.network.intake import Intake
 from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from peer.store.membership import AUTHORITY as ROOT
 from peer.store.membership import CARD, CERTIFICATE, mirrors_of, recall
 from peer.store.snapshots import SnapshotStore
@@ -42,11 +42,11 @@ from protocol.outer.history import History
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.window import Window
 from protocol.run.dataset import DataManifest, Dataset, TokenShard
-from protocol.run.dataset import parse as parse_data
+from protocol.run.dataset import parse_data_manifest as parse_data
 from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
 from protocol.trust import certificates
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import KIND, Card, issue
+from protocol.trust.membership_card import KIND, Card, issue
 from protocol.trust.proofs import revoke
 from protocol.trust.ticket import Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
@@ -66,17 +66,17 @@ def ledger() -> Ledger:
 
 
 def read_shelf(path: Path) -> list[tuple[bytes, list[bytes], bool]]:
-    found = list(Shelf(path.parent.parent).found())
+    found = list(ContributionStore(path.parent.parent).found())
     assert all(isinstance(proof, bytes) for proof, _, _ in found)
     assert all(isinstance(receipt, bytes) for _, receipts, _ in found for receipt in receipts)
     return found
 
 
 def restore(path: Path) -> list[Entry]:
-    """What a peer takes up from its shelf when it starts."""
+    """What a peer takes up from its contributions when it starts."""
     ledgers = {EMBEDDING: ledger()}
     unused: Any = None
-    Acceptance(MANIFEST, signer(AUTHOR), unused, Shelf(path.parent.parent), ledgers, Notifier()).restore()
+    Intake(MANIFEST, signer(AUTHOR), unused, ContributionStore(path.parent.parent), ledgers, Notifier()).restore()
     return ledgers[EMBEDDING].all_entries()
 
 
@@ -205,7 +205,7 @@ MEASURED = lab_records.Record(
 
 def read_results(path: Path) -> list[lab_records.Record]:
     """A manifest and switches may be of another version, and anything: the id says whether they are known."""
-    return [replace(each, manifest={}, switches={}) for each in lab_records.read(path.parent)]
+    return [replace(each, manifest={}, switches={}) for each in lab_records.read_records(path.parent)]
 
 
 MEETING = "/ip4/1.2.3.4/tcp/4001/p2p/QmPeer"

@@ -74,7 +74,7 @@ OPERATORS = (
     ),
     Reader(
         "revoked peers",
-        from_file(f"revoked peers/{REVOKED}", lambda path: revoked.read(path.parent)),
+        from_file(f"revoked peers/{REVOKED}", lambda path: revoked.read_revoked(path.parent)),
         ((SHUT_OUT.model_dump_json().encode() + b"\n", (SHUT_OUT,)),),
         "json",
         (ResourceError,),

@@ -6,11 +6,11 @@ from protocol.identity import EMBEDDING, ReplicaId, stage_part
 from protocol.outer.claims import Claim
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2
-from protocol.trust import attestations, handover, membership, proofs, receipts, records, signed
+from protocol.trust import attestations, bequests, membership_card, proofs, receipts, records, signed
 from protocol.trust import statement as statements
-from protocol.trust.handover import Bequest
+from protocol.trust.bequests import Bequest
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Card
+from protocol.trust.membership_card import Card
 from tests.fuzz.material import (
     AUTHOR,
     AUTHORITY,
@@ -52,7 +52,7 @@ RECORD = records.PeerRecord(
 )
 
 CARD = Card(AUTHOR.peer_id, "volunteer", 0, 0)
-VIA_GATEWAY = membership.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
+VIA_GATEWAY = membership_card.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
 CLAIMS = {EMBEDDING: [Claim(1, SHA256, 3, False), Claim(2, SHA256, 5, False)], stage_part(0): []}
 ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
 RECEIPT = signer(HOLDER).receipt(ENTRY)
@@ -81,16 +81,18 @@ def read_passed_on(data: bytes) -> Entry:
 
 SIGNED = (
     Reader(
-        "signed", lambda data: signed.read(data, membership.KIND), ((VIA_GATEWAY, signed.read(VIA_GATEWAY, "card")),)
+        "signed",
+        lambda data: signed.read_signed(data, membership_card.KIND),
+        ((VIA_GATEWAY, signed.read_signed(VIA_GATEWAY, "card")),),
     ),
-    behind_signature("card", OPERATOR, membership.KIND, AUTHORITY.read, card(AUTHOR), CARD),
-    behind_signature("card by a gateway", GATEWAY, membership.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
+    behind_signature("card", OPERATOR, membership_card.KIND, AUTHORITY.read, card(AUTHOR), CARD),
+    behind_signature("card by a gateway", GATEWAY, membership_card.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
     behind_signature(
         "statement",
         AUTHOR,
         statements.KIND,
-        lambda data: statements.read(data, AUTHORITY),
-        statements.make(signer(AUTHOR), RECORD, CLAIMS),
+        lambda data: statements.read_statement(data, AUTHORITY),
+        statements.make_statement(signer(AUTHOR), RECORD, CLAIMS),
         statements.Statement(RECORD, CLAIMS),
     ),
     behind_signature(
@@ -117,31 +119,31 @@ SIGNED = (
         "attestation",
         HOLDER,
         attestations.KIND,
-        lambda data: attestations.read(data, AUTHORITY),
+        lambda data: attestations.read_attestation(data, AUTHORITY),
         attestations.attest(HOLDER, AUTHORITY, ATTESTATION, GRANTED),
         ATTESTATION,
     ),
     behind_signature(
         "bequest",
         AUTHOR,
-        handover.KIND,
-        lambda data: handover.read(data, AUTHORITY),
-        handover.offer(signer(AUTHOR), BEQUEST),
+        bequests.KIND,
+        lambda data: bequests.read_bequest(data, AUTHORITY),
+        bequests.sign_bequest(signer(AUTHOR), BEQUEST),
         BEQUEST,
     ),
     behind_signature(
         "answer to a bequest",
         HOLDER,
-        handover.ANSWER,
-        lambda data: handover.read_answer(data, BEQUEST, AUTHORITY),
-        handover.answer(signer(HOLDER), BEQUEST, "busy"),
+        bequests.ANSWER,
+        lambda data: bequests.read_answer(data, BEQUEST, AUTHORITY),
+        bequests.sign_answer(signer(HOLDER), BEQUEST, "busy"),
         "busy",
     ),
     behind_signature(
         "receipt of work",
         AUTHOR,
         receipts.WORK,
-        lambda data: receipts.read(data, AUTHORITY),
+        lambda data: receipts.read_receipt(data, AUTHORITY),
         receipts.sign(signer(AUTHOR), WORK),
         WORK,
     ),
@@ -149,13 +151,13 @@ SIGNED = (
         "receipt of a contribution",
         AUTHOR,
         receipts.COUNTED,
-        lambda data: receipts.read(data, AUTHORITY),
+        lambda data: receipts.read_receipt(data, AUTHORITY),
         receipts.sign(signer(AUTHOR), COUNTED),
         COUNTED,
     ),
     Reader(
         "receipt in a file",
-        lambda data: receipts.read(receipts.from_line(data), AUTHORITY),
+        lambda data: receipts.read_receipt(receipts.from_line(data), AUTHORITY),
         ((receipts.to_line(receipts.sign(signer(AUTHOR), WORK)), WORK),),
     ),
     Reader(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.node import as_operator
 from peer.network import admission
 from peer.network.group import Membership, Seat, invite
-from peer.network.handover import bequeath
+from peer.network.handover_service import bequeath
 from peer.network.pipeline import Attempt
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
@@ -25,7 +25,7 @@ from protocol.identity import PeerId, ReplicaId
 from protocol.net.blobs import fetch
 from protocol.net.channels import listen, options
 from protocol.run.run_files import RunFile, describe, file_names
-from protocol.trust.handover import Bequest
+from protocol.trust.bequests import Bequest
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket

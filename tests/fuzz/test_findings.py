@@ -13,20 +13,19 @@ from bootstrap.admission.audit_log import LOG
 from bootstrap.admission.invitations import INVITATIONS, redeem
 from bootstrap.data.texts.decoders import osis_text, pod_text
 from peer.cli.options import duration
-from peer.lab.experiment import PAPER, cases
-from peer.lab.experiment import load as load_experiment
-from peer.store.checkpoint import Checkpoint, candidates, write
-from peer.store.contributions import Shelf
+from peer.lab.experiment import PAPER, cases, load_experiment
+from peer.store.checkpoint import Checkpoint, candidates, write_checkpoint
+from peer.store.contributions import ContributionStore
 from peer.store.membership import CERTIFICATE
 from protocol import manifest
 from protocol.codec import snapshot
 from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError
 from protocol.identity import EMBEDDING
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from protocol.trust import certificates, proofs, signed
 from protocol.trust.keys import load_or_create
 from protocol.trust.proofs import CONTRIBUTION
-from protocol.trust.records import unpack
+from protocol.trust.records import unpack_record
 from protocol.trust.ticket import find
 from tests.fuzz import certified
 from tests.fuzz.disk import recall_with, restore
@@ -57,12 +56,12 @@ def test_true_is_not_a_round():
 def test_lists_within_lists_in_a_snapshots_header_are_refused_unread():
     spam = b"\x95\x01\xa9embedding\x03\x81\xa1a\xdd" + (2**20).to_bytes(4, "big") + b"\x90" * 2**20
     with pytest.raises(FormatError):
-        snapshot.parse(spam, MANIFEST)
+        snapshot.parse_header(spam, MANIFEST)
 
 
 def test_a_malformed_record_is_refused_in_one_line():
     with pytest.raises(FormatError) as refused:
-        unpack(msgpack.packb({"peer_id": 1, "a\nb": 2}), AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
+        unpack_record(msgpack.packb({"peer_id": 1, "a\nb": 2}), AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -71,14 +70,14 @@ def test_a_malformed_record_is_refused_in_one_line():
 )
 def test_no_manifest_is_an_error_that_says_so(data: bytes):
     with pytest.raises(ManifestError):
-        manifest.parse(data)
+        manifest.parse_manifest(data)
 
 
 @pytest.mark.parametrize("text", ["run = 5", "a = " + "[" * 10_000, "a = " + "9" * 5000, "a" + ".a" * 5000 + " = 1"])
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str):
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ManifestError):
-        manifest.load(tmp_path / "run.toml", {"run.seed": 1})
+        manifest.load_manifest(tmp_path / "run.toml", {"run.seed": 1})
 
 
 @pytest.mark.parametrize("base", ["day = 1979-05-27", "run = 5", "replicas = 1"])
@@ -89,7 +88,7 @@ def test_a_field_where_a_table_belongs_is_an_error_of_the_experiment(tmp_path: P
 
 
 def test_numbers_that_the_wire_cannot_hold_are_no_manifests():
-    assert check(small_manifest().model_dump()) == small_manifest()
+    assert check_manifest(small_manifest().model_dump()) == small_manifest()
     with pytest.raises(ManifestError, match=r"inner\.steps"):
         small_manifest(inner={"steps": 2**31})
 
@@ -101,12 +100,12 @@ def test_a_peer_starts_with_a_damaged_shelf(tmp_path: Path, head: list[object]):
     path.write_bytes(msgpack.packb(head))
     (tmp_path / "revocations").mkdir()
     (tmp_path / "revocations" / "one").write_bytes(b"damaged")
-    assert len(list(Shelf(tmp_path).found())) == (head == [b"no proof", []])
+    assert len(list(ContributionStore(tmp_path).found())) == (head == [b"no proof", []])
     assert restore(path) == []
 
 
 def test_a_copied_checkpoint_folder_stops_nobody(tmp_path: Path):
-    write(tmp_path, Checkpoint(1, 1, {}, {"w": torch.ones(2)}))
+    write_checkpoint(tmp_path, Checkpoint(1, 1, {}, {"w": torch.ones(2)}))
     shutil.copytree(tmp_path / "checkpoint-00000001", tmp_path / "checkpoint-old (copy)")
     assert len(candidates(tmp_path)) == 1
 
@@ -153,7 +152,7 @@ def test_a_certificate_of_a_version_that_does_not_exist_is_refused():
     """cryptography raises InvalidVersion, which is no ValueError."""
     wrong = certified.content(certified.CERTIFIED).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09", 1)
     made = certified.pem(certified.signed_anew(OPERATOR, wrong))
-    for read in (certificates.read, certificates.public_key):
+    for read in (certificates.read_certificate, certificates.public_key):
         with pytest.raises(FormatError):
             read(made)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
+from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
-from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
 from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.status import StatusAnswers
+from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import RateLimit, Rates
@@ -23,7 +23,7 @@ from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.monitor.telemetry import Noted, StepReport, pack
+from protocol.monitor.telemetry import Noted, StepReport, pack_report
 from protocol.net.channels import channel_to, knock, listen, options
 from protocol.net.guard import Guard, nobody
 from protocol.net.lenient import AnyBytes
@@ -46,8 +46,8 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
-from protocol.trust import certificates, handover, proofs
-from protocol.trust.handover import Bequest, Heritage
+from protocol.trust import bequests, certificates, proofs
+from protocol.trust.bequests import Bequest, Handovers
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import Register
 from tests.fuzz.hostile import MANIFEST, Town
@@ -79,7 +79,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
         victim.earned.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
         victim.earned.seen.close(PART, 1, {PeerId(caller.id): ("ab" * 32, 1)})
-        victim.succession.heritage, victim.succession.open = Heritage(), True
+        victim.handover.handovers, victim.handover.open = Handovers(), True
         for round in (1, 2):
             await village.round(round, [caller])
         record = victim.outer.discovery.record
@@ -118,7 +118,7 @@ async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.ai
     place = village.folder / "door"
     place.mkdir()
     register = Register(village.authority, MANIFEST)
-    keeper = Gatekeeper(place, rates)
+    keeper = AdmissionPolicy(place, rates)
     door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
     limit = RateLimit(2**30, 1e-9)
     door.status = StatusAnswers(monitor.view, limit, limit)
@@ -134,7 +134,7 @@ async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.ai
 
 def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> tuple[list[str], list[bytes]]:
     """Names that the victim knows, and what the caller may rightly have signed."""
-    ledgers = victim.acceptance.ledgers.values()
+    ledgers = victim.intake.ledgers.values()
     entries = [entry for ledger in ledgers for entry in ledger.all_entries()]
     snapshots = victim.outer.followed.snapshots
     known = [PART, EMBEDDING, caller.id, victim.id, *snapshots.headers, *snapshots.pieces, "ab" * 32]
@@ -150,25 +150,27 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
         caller.signer.card,
     ]
     signed += [receipt for entry in entries for receipt in entry.receipts.values()]
-    signed += [handover.offer(caller.signer, each) for each in offers]
+    signed += [bequests.sign_bequest(caller.signer, each) for each in offers]
     return known, [*signed, revoked, certificates.request(caller.signer.identity)]
 
 
 def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     """Of each method, a request that is answered."""
     mine, theirs = caller.outer.reconciler, victim.outer.followed
-    statement, entries = mine.statement(), mine.acceptance.ledgers[PART].all_entries()
+    statement, entries = mine.statement(), mine.intake.ledgers[PART].all_entries()
     keys = [int.from_bytes(entry.key, "big") for entry in entries]
     held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
     place = pipeline_pb2.Place(round=3, step=1)
-    offered = handover.offer(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    offered = bequests.sign_bequest(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
         "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2], counted=[1, 2], part=PART),
         "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
         "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
-        "Monitor/Tell": monitor_pb2.Batch(batch_json=pack(StepReport(round=1, step=2, loss=5.0, happened=[said]))),
+        "Monitor/Tell": monitor_pb2.Batch(
+            batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
+        ),
         "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
         "Reconciliation/Compare": mine._comparison(whole=False),
         "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),

@@ -16,12 +16,11 @@ import msgpack
 from bootstrap.data.texts.archives import MAX_TOTAL, read_members
 from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
 from peer.cli.options import duration
-from peer.lab.experiment import PAPER, cases
-from peer.lab.experiment import load as load_experiment
+from peer.lab.experiment import PAPER, cases, load_experiment
 from peer.testnet import chaos
 from peer.testnet.faults import ChaosItem
 from protocol.errors import ManifestError, TicketError, UserError
-from protocol.manifest import load
+from protocol.manifest import load_manifest
 from protocol.trust import ticket as tickets
 from protocol.trust.ticket import PREFIX, Ticket
 from tests.fuzz.material import MANIFEST, OPERATOR, RUN, folder, from_file
@@ -57,7 +56,7 @@ def read_ticket_body(data: bytes) -> Ticket:
     from base64 import urlsafe_b64encode
 
     check = hashlib.sha256(data).digest()[:4]
-    return tickets.parse(PREFIX + urlsafe_b64encode(check + data).decode().rstrip("="))
+    return tickets.parse_ticket(PREFIX + urlsafe_b64encode(check + data).decode().rstrip("="))
 
 
 def read_given(data: bytes) -> Ticket:
@@ -70,8 +69,8 @@ def read_experiment(path: Path) -> list[str]:
 
 
 def read_chaos(data: bytes) -> tuple[ChaosItem, ...]:
-    found = chaos.parse(data.decode(errors="replace"))
-    assert chaos.parse(",".join(map(str, found))) == found
+    found = chaos.parse_chaos(data.decode(errors="replace"))
+    assert chaos.parse_chaos(",".join(map(str, found))) == found
     return found
 
 
@@ -111,7 +110,7 @@ UNPACKED = {"one": b"One."}
 TYPED = (
     Reader(
         "ticket",
-        lambda data: tickets.parse(data.decode(errors="replace")),
+        lambda data: tickets.parse_ticket(data.decode(errors="replace")),
         ((str(TICKET).encode(), TICKET),),
         "text",
         (TicketError,),
@@ -126,7 +125,7 @@ TYPED = (
     Reader("ticket given", read_given, ((str(TICKET).encode(), TICKET),), "text", (TicketError,)),
     Reader(
         "run.toml",
-        from_file("run.toml", lambda path: load(path, {"run.seed": 7, "outer.rounds": 100}).digest),
+        from_file("run.toml", lambda path: load_manifest(path, {"run.seed": 7, "outer.rounds": 100}).digest),
         ((TOML.encode(), MANIFEST.digest),),
         "text",
         MANIFEST_ONLY,
@@ -150,7 +149,7 @@ TYPED = (
     Reader(
         "chaos",
         read_chaos,
-        tuple((spec.encode(), chaos.parse(spec)) for spec in chaos.EXAMPLES.values()),
+        tuple((spec.encode(), chaos.parse_chaos(spec)) for spec in chaos.EXAMPLES.values()),
         "text",
         (UserError,),
     ),

@@ -8,7 +8,7 @@ import numpy as np
 
 from peer.network.duplex import BreachError
 from peer.network.gossip_wire import summary_of
-from peer.optim import handover as bequests
+from peer.optim import handover_state as bequests
 from peer.swarm.group.control import Gradients, MemberControl
 from protocol import manifest
 from protocol.codec import bitstream, frames, quantize, rice
@@ -19,7 +19,7 @@ from protocol.codec.contribution import SparseTensor
 from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, FrameRules
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.monitor import telemetry
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
@@ -57,8 +57,8 @@ PRESET = json.dumps({"model": NANO}).encode()
 
 
 def read_manifest(data: bytes) -> dict[str, Any]:
-    found = manifest.parse(data)
-    assert manifest.parse(found.canonical()) == found
+    found = manifest.parse_manifest(data)
+    assert manifest.parse_manifest(found.canonical()) == found
     assert manifest.difference(found, found) is None
     return found.model_dump(mode="json")
 
@@ -69,12 +69,12 @@ def descriptor() -> run_files.Descriptor:
 
 
 def read_descriptor(data: bytes) -> run_files.Descriptor:
-    return run_files.parse(data, RunId(hashlib.sha256(data).hexdigest()))
+    return run_files.parse_descriptor(data, RunId(hashlib.sha256(data).hexdigest()))
 
 
 def unpack_record(data: bytes) -> records.PeerRecord:
     """Its signer's card holds."""
-    return records.unpack(data, AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
+    return records.unpack_record(data, AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
 
 
 # Contributions and what they are made of
@@ -141,7 +141,7 @@ CONTRIBUTIONS = (
 def forward() -> bytes:
     tokens = np.arange(RULES.sequences * (RULES.context + 1)).reshape(RULES.sequences, -1)
     frame = ForwardFrame(PLACE, bytes(RULES.activations.size), tokens, EMBEDDING_DIGEST)
-    (message,) = frames.pack(frame, RULES)
+    (message,) = frames.pack_frame(frame, RULES)
     return message.SerializeToString()
 
 
@@ -157,7 +157,7 @@ def read_backward(data: bytes) -> FramePosition:
     return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).place
 
 
-(BACKWARD,) = frames.pack(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)
+(BACKWARD,) = frames.pack_frame(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)
 
 
 class OneOrder:
@@ -220,11 +220,11 @@ def legacy() -> tuple[bytes, object]:
     layout = bequests.part_layout(MANIFEST, Part("stage-1"))
     grid = {name: torch.ones(shape, dtype=torch.int32) for name, shape in layout.items()}
     moments = {"w.exp_avg": torch.zeros(2, 3), "w.exp_avg_sq": torch.ones(2, 3), "w.step": torch.tensor(2.0)}
-    return bequests.pack(bequests.Legacy({stage_part(1): grid}, moments)), (sorted(grid), sorted(moments))
+    return bequests.pack_state(bequests.HandoverState({stage_part(1): grid}, moments)), (sorted(grid), sorted(moments))
 
 
 def read_legacy(data: bytes) -> object:
-    found = bequests.unpack(data, [stage_part(1)], MANIFEST, LEGACY_SHAPES)
+    found = bequests.unpack_state(data, [stage_part(1)], MANIFEST, LEGACY_SHAPES)
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
@@ -246,13 +246,13 @@ WIRE = (
         read_manifest,
         (
             (MANIFEST.canonical(), MANIFEST.model_dump(mode="json")),
-            (PRESET, check({"model": NANO}).model_dump(mode="json")),
+            (PRESET, check_manifest({"model": NANO}).model_dump(mode="json")),
         ),
         "json",
         (ManifestError,),
     ),
     Reader("descriptor", read_descriptor, ((descriptor().canonical(), descriptor()),), "json"),
-    Reader("record", unpack_record, ((records.pack(RECORD), RECORD),), "msgpack"),
+    Reader("record", unpack_record, ((records.pack_record(RECORD), RECORD),), "msgpack"),
     *SIGNED,
     *CONTRIBUTIONS,
     Reader("forward frame", read_forward, ((forward(), PLACE),)),
@@ -266,7 +266,7 @@ WIRE = (
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(
         "snapshot header",
-        lambda data: snapshots.parse(data, MANIFEST),
+        lambda data: snapshots.parse_header(data, MANIFEST),
         ((header().to_bytes(), header()),),
         "msgpack",
     ),
@@ -277,6 +277,6 @@ WIRE = (
         "json",
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
-    Reader("what a peer tells", telemetry.unpack, ((telemetry.pack(TOLD), TOLD),), "json"),
+    Reader("what a peer tells", telemetry.unpack_report, ((telemetry.pack_report(TOLD), TOLD),), "json"),
     Reader("bequest's tensors", read_legacy, (legacy(),)),
 )

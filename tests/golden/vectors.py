@@ -18,23 +18,23 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
-    pack,
+    pack_frame,
     unpack_backward,
     unpack_forward,
 )
 from protocol.codec.payloads import Payload
-from protocol.codec.snapshot import Header, parse, pieces_of, tensors_of
+from protocol.codec.snapshot import Header, parse_header, pieces_of, tensors_of
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.outer.claims import Claim
 from protocol.outer.data_plan import Plan, Reading
 from protocol.outer.history import History
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
-from protocol.trust import handover, proofs, receipts, records, signed, statement, ticket
+from protocol.trust import bequests, proofs, receipts, records, signed, statement, ticket
 from protocol.trust.keys import Identity, peer_id_of, peer_id_of_public
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
 
@@ -70,7 +70,7 @@ class Vector:
 
     @property
     def manifest(self) -> Manifest:
-        return check(self.manifest_tables)
+        return check_manifest(self.manifest_tables)
 
     def identity(self, peer: str) -> Identity:
         return identity(self.keys[peer])
@@ -116,9 +116,9 @@ def encode(vector: Vector) -> bytes:
             record = Revocation(values["author"], values["first"], values["issued"])
             return proofs.revoke(vector.identity(values["operator"]), authority, record)
         case "bequest":
-            return handover.offer(_signer(vector, values["giver"], values["card"]), _bequest(values))
+            return bequests.sign_bequest(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
-            return handover.answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+            return bequests.sign_answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
         case "work" | "counted":
             return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
@@ -130,7 +130,7 @@ def encode(vector: Vector) -> bytes:
                 Part(part): [Claim(folded, digest, count, True) for folded, digest, count in told]
                 for part, told in values["claims"].items()
             }
-            return statement.make(_signer(vector, record.peer_id, values["card"]), record, claims)
+            return statement.make_statement(_signer(vector, record.peer_id, values["card"]), record, claims)
         case "ticket":
             authority = bytes.fromhex(values["authority"])
             where = tuple(values["doors"]), tuple(values["addresses"])
@@ -173,9 +173,9 @@ def _frame(vector: Vector) -> list[pipeline_pb2.Frame]:
         return to_bytes(number_format(expected.wire, expected.width).pack(numbers))
 
     if values["kind"] == "backward":
-        return pack(BackwardFrame(place, payload(values["gradients"])), rules)
+        return pack_frame(BackwardFrame(place, payload(values["gradients"])), rules)
     tokens = np.array(values["tokens"], np.int64).reshape(rules.sequences, rules.context + 1)
-    return pack(ForwardFrame(place, payload(values["activations"]), tokens, values["embedding_digest"]), rules)
+    return pack_frame(ForwardFrame(place, payload(values["activations"]), tokens, values["embedding_digest"]), rules)
 
 
 def _card(vector: Vector, values: Values) -> bytes:
@@ -197,9 +197,9 @@ def _signer(vector: Vector, peer: str, card: Values | None = None) -> proofs.Sig
     return proofs.Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
 
 
-def _bequest(values: Values) -> handover.Bequest:
+def _bequest(values: Values) -> bequests.Bequest:
     sha256, size, stage = values.get("sha256", ""), values.get("size", 0), values.get("card", {}).get("stage", 0)
-    return handover.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
+    return bequests.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
 
 
 def _receipt(vector: Vector) -> receipts.Receipt:
@@ -221,7 +221,7 @@ def read(vector: Vector, data: bytes) -> Values:
         case "frame":
             return _read_frame(data, vector)
         case "snapshot header":
-            header = parse(data, vector.manifest)
+            header = parse_header(data, vector.manifest)
             said = {"part": header.part, "round": header.round, "history": header.history.to_wire()}
             read = json.loads(json.dumps(asdict(header.reading))) if header.reading else None
             return said | {"pieces": list(header.pieces), "digest": header.digest, "reading": read}
@@ -238,31 +238,31 @@ def read(vector: Vector, data: bytes) -> Values:
             record = proofs.read_revocation(data, Authority(run, values["operator"]))
             return values | {"author": record.author, "first": record.start, "issued": record.issued}
         case "bequest":
-            offer = handover.read(data, _authority(values["card"], run))
+            offer = bequests.read_bequest(data, _authority(values["card"], run))
             said = {"run": run, "giver": offer.giver, "heir": offer.heir, "number": offer.number}
-            card = _read_card(signed.read(data, "bequest")[1][-1])
+            card = _read_card(signed.read_signed(data, "bequest")[1][-1])
             return said | {"sha256": offer.sha256, "size": offer.size, "card": card}
         case "inheritance":
-            reason = handover.read_answer(data, _bequest(values), Authority(run, PeerId("")))
+            reason = bequests.read_answer(data, _bequest(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
         case "work" | "counted":
-            receipt = asdict(receipts.read(data, _authority(values["card"], run)))
-            card = _read_card(signed.read(data, vector.kind)[1][-1])
+            receipt = asdict(receipts.read_receipt(data, _authority(values["card"], run)))
+            card = _read_card(signed.read_signed(data, vector.kind)[1][-1])
             assert receipt.pop("beside", card["stage"]) == card["stage"]
             return {"run": run} | receipt | {"card": card}
         case "record":
-            record = records.read(data, values["record"]["peer_id"], _authority(values["card"], run))
-            card = _read_card(signed.read(data, "record")[1][-1])
+            record = records.read_record(data, values["record"]["peer_id"], _authority(values["card"], run))
+            card = _read_card(signed.read_signed(data, "record")[1][-1])
             return {"run": run, "record": record.model_dump(), "card": card}
         case "statement":
-            found = statement.read(data, _authority(values["card"], run))
-            card = _read_card(signed.read(data, "statement")[1][-1])
+            found = statement.read_statement(data, _authority(values["card"], run))
+            card = _read_card(signed.read_signed(data, "statement")[1][-1])
             claims = {
                 part: [[c.folded, c.digest, c.contributions] for c in told] for part, told in found.claims.items()
             }
             return {"run": run, "record": found.record.model_dump(), "claims": claims, "card": card}
         case "ticket":
-            pasted = ticket.parse(data.decode())
+            pasted = ticket.parse_ticket(data.decode())
             said = {"run": pasted.run_id, "authority": pasted.authority.hex()}
             said |= {"operator": peer_id_of_public(pasted.authority), "token": pasted.token.hex()}
             return said | {"doors": list(pasted.doors), "addresses": list(pasted.addresses)}
@@ -304,7 +304,7 @@ def _authority(card: Values, run: RunId) -> Authority:
 
 
 def _read_card(data: bytes) -> Values:
-    issuer, (run, *_, by) = signed.read(data, "card")
+    issuer, (run, *_, by) = signed.read_signed(data, "card")
     gateway = _read_card(by) if by else None
     card = Authority(run, gateway["issuer"] if gateway else issuer).read(data)
     said = {"issuer": issuer, "run": run, "peer": card.peer, "role": card.role, "stage": card.stage, "slot": card.slot}
@@ -318,7 +318,7 @@ def _read_entry(data: bytes, authority: Authority) -> Values:
     said = {"run": authority.run, "part": found.name.part, "round": found.name.round, "author": found.name.author}
     said |= {"sha256": found.sha256, "size": found.size, "key": found.key.hex()}
     receipts = [
-        {"holder": holder, "card": _read_card(signed.read(receipt, "receipt")[1][-1])}
+        {"holder": holder, "card": _read_card(signed.read_signed(receipt, "receipt")[1][-1])}
         for holder, receipt in found.receipts.items()
     ]
-    return said | {"card": _read_card(signed.read(found.proof, "contribution")[1][-1]), "receipts": receipts}
+    return said | {"card": _read_card(signed.read_signed(found.proof, "contribution")[1][-1]), "receipts": receipts}

@@ -10,13 +10,13 @@ import grpc
 import psutil
 import pytest
 
+from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
-from bootstrap.admission.policy import Gatekeeper
 from bootstrap.admission.registration import Door
-from bootstrap.data import prepared
+from bootstrap.data import published_text
 from bootstrap.genesis import create_run
 from bootstrap.node import as_operator
-from peer.daemon import run
+from peer.daemon import run_peer
 from peer.joining import PeerOptions
 from peer.settings import Manners
 from peer.store.disk import space_in
@@ -29,7 +29,7 @@ from protocol.net.channels import listen, options
 from protocol.net.guard import Guard
 from protocol.run.run_files import BASIS, TRAIN, Descriptor, RunFile, describe, file_names, files_needed, genesis_file
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity
@@ -86,16 +86,16 @@ def join(
     `served`, it comes to its `work`."""
 
     async def scene() -> tuple[int, int, HetpeerError]:
-        by, gatekeeper = as_operator(OPERATOR, 600.0), Gatekeeper(folder / "operator")
+        by, admission_policy = as_operator(OPERATOR, 600.0), AdmissionPolicy(folder / "operator")
         outside = grpc.aio.server(options=options(None))
-        inside = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard(gatekeeper.objection)])
+        inside = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard(admission_policy.objection)])
         port = listen(outside, "127.0.0.1:0", by.credentials.at_the_door())
         files = listen(inside, "127.0.0.1:0", by.credentials.serving())
         register = Register(Authority(descriptor.run_id, OPERATOR.peer_id), descriptor.manifest)
-        places = Admission(descriptor.manifest), OPERATOR, by.credentials, files, 600.0, gatekeeper, by.card
+        places = Admission(descriptor.manifest), OPERATOR, by.credentials, files, 600.0, admission_policy, by.card
         door, endless = Counted(descriptor, NoRecords(), register, *places), Endless()  # type: ignore[arg-type]
         run_pb2_grpc.add_RunServicer_to_server(door, outside)
-        files_of = BlobService(descriptor.manifest, prepared.lookup(descriptor, served)) if served else endless
+        files_of = BlobService(descriptor.manifest, published_text.lookup(descriptor, served)) if served else endless
         blobs_pb2_grpc.add_BlobsServicer_to_server(files_of, inside)
         await outside.start()
         await inside.start()
@@ -104,7 +104,7 @@ def join(
         settings.directory.mkdir()
         said: list[Event] = []
         try:
-            await run(settings, said.append, asyncio.get_running_loop().create_future(), work)
+            await run_peer(settings, said.append, asyncio.get_running_loop().create_future(), work)
         except HetpeerError as error:
             return door.registered, endless.fetched, error
         finally:
@@ -150,21 +150,21 @@ def test_a_text_that_the_owner_gives_no_room_for_is_not_fetched(tmp_path: Path) 
 
 
 def test_a_peer_ends_when_what_others_contribute_has_no_room_left(tmp_path: Path) -> None:
-    """Its shelf has what --max-disk leaves beside what the place itself keeps."""
+    """Its store of contributions has what --max-disk leaves beside what the place itself keeps."""
     text, most = tmp_path / "text.txt", 2 * 10**8
     text.write_text("Some words of a small text, again and again.\n" * 200)
     made = create_run(small_manifest(), tmp_path / "run", text)
     descriptor = describe(made.manifest, OPERATOR.peer_id, made.files)
 
     async def work(node: Node) -> None:
-        acceptance = node.reconciler.acceptance
+        intake = node.reconciler.intake
         names = files_needed(descriptor, 1)
-        assert acceptance.shelf.most_bytes == most - space_in(tmp_path, descriptor, names, 1, True, most).fixed
-        acceptance.unkept(ResourceError("the shelf is full"))
+        assert intake.contribution_store.most_bytes == most - space_in(tmp_path, descriptor, names, 1, True, most).fixed
+        intake.unkept(ResourceError("the disk is full"))
         await asyncio.Event().wait()
 
     _, _, error = join(tmp_path, descriptor, 1, tmp_path / "run", work, max_disk=most)
-    assert str(error) == "the shelf is full"
+    assert str(error) == "the disk is full"
 
 
 @pytest.mark.parametrize(

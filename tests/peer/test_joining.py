@@ -5,9 +5,9 @@ import pytest
 from peer.joining import require_bandwidth
 from peer.settings import Manners
 from protocol.errors import UserError
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 
-RUN = check(
+RUN = check_manifest(
     {
         "model": {"preset": "512m"},
         "replicas": {"stages": 4, "compression": 1},

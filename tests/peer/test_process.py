@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run, told
+from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run_command, told
 from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
 
@@ -22,7 +22,7 @@ def test_work_that_ends_well_is_exit_code_zero():
     async def serve(stop: asyncio.Event) -> None:
         return None
 
-    assert run(serve, heard) == 0
+    assert run_command(serve, heard) == 0
     assert said == []
 
 
@@ -32,7 +32,7 @@ def test_a_signal_asks_the_work_to_stop(number: signal.Signals, code: int):
         os.kill(os.getpid(), number)
         await stop.wait()
 
-    assert run(serve, terminal()[0]) == code
+    assert run_command(serve, terminal()[0]) == code
 
 
 def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
@@ -47,7 +47,7 @@ def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(fail())
 
-    assert run(serve, heard) == 8
+    assert run_command(serve, heard) == 8
     assert said == [Failed("stage 1 is gone", 8)]
 
 
@@ -58,7 +58,7 @@ def test_what_breaks_while_stopping_is_no_error():
         stop.set()
         raise LostMemberError("stage 1 is gone")
 
-    assert run(serve, heard) == 0
+    assert run_command(serve, heard) == 0
     assert said == []
 
 
@@ -67,7 +67,7 @@ def test_a_bug_is_not_dressed_up_as_a_users_error():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError):
-        run(serve, terminal()[0])
+        run_command(serve, terminal()[0])
     with pytest.raises(ExceptionGroup):
         first_error(ExceptionGroup("group", [RuntimeError("a bug")]))
 

@@ -14,7 +14,7 @@ from protocol.layout import (
     parts_authored,
     parts_followed,
 )
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from tests.reference.small_manifest import small_manifest
 
 
@@ -33,19 +33,19 @@ def test_nine_layers_in_four_stages():
 @pytest.mark.parametrize(("preset", "count"), [("178m", 177_622_016), ("512m", 512_398_848), ("1b", 1_204_881_408)])
 @pytest.mark.parametrize("stages", [1, 4])
 def test_the_papers_models_have_the_papers_parameters(preset: str, count: int, stages: int):
-    manifest = check({"model": {"preset": preset}, "replicas": {"stages": stages}})
+    manifest = check_manifest({"model": {"preset": preset}, "replicas": {"stages": stages}})
     assert parameter_count(manifest) == count
 
 
 def test_nano_is_small_and_has_four_stages():
-    manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 4}})
     assert 1_000_000 <= parameter_count(manifest) <= 2_000_000
     assert list(model_layout(manifest)) == [EMBEDDING, *map(stage_part, range(4))]
 
 
 def test_every_compressed_stage_follows_the_embedding_and_only_the_first_authors_it():
-    compressed = check({"model": {"preset": "nano"}, "replicas": {"compression": 8}})
-    whole = check({"model": {"preset": "nano"}, "replicas": {"compression": 1}})
+    compressed = check_manifest({"model": {"preset": "nano"}, "replicas": {"compression": 8}})
+    whole = check_manifest({"model": {"preset": "nano"}, "replicas": {"compression": 1}})
     assert parts_followed(compressed, 1) == [EMBEDDING, stage_part(1)]
     assert parts_followed(whole, 1) == [stage_part(1)]
     assert parts_authored(0) == [EMBEDDING, stage_part(0)]

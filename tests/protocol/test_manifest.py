@@ -3,28 +3,28 @@
 import pytest
 
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, check, difference, load, parse
+from protocol.manifest import Manifest, check_manifest, difference, load_manifest, parse_manifest
 from tests.reference.small_manifest import small_manifest
 
 
 def nano(**tables: dict[str, object]) -> Manifest:
-    return check({"model": {"preset": "nano"}} | tables)
+    return check_manifest({"model": {"preset": "nano"}} | tables)
 
 
 def test_a_preset_fills_in_what_is_not_given():
-    model = check({"model": {"preset": "nano", "layers": 6}}).model
+    model = check_manifest({"model": {"preset": "nano", "layers": 6}}).model
     assert (model.layers, model.d) == (6, 128)
 
 
 def test_a_preset_and_its_sizes_by_hand_are_one_manifest():
     by_hand = nano().model.model_dump()
-    assert check({"model": by_hand}).digest == nano().digest
+    assert check_manifest({"model": by_hand}).digest == nano().digest
 
 
 def test_the_canonical_form_reads_back():
     manifest = nano(outer={"values": "2bit"})
-    assert parse(manifest.canonical()) == manifest
-    assert parse(manifest.canonical()).digest == manifest.digest
+    assert parse_manifest(manifest.canonical()) == manifest
+    assert parse_manifest(manifest.canonical()).digest == manifest.digest
 
 
 def test_every_field_counts_in_the_digest():
@@ -71,20 +71,20 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
 )
 def test_an_error_names_what_is_wrong(tables: dict[str, object], words: str):
     with pytest.raises(ManifestError, match="(?s)" + words.replace(".", r"\.").replace("(", r"\(")):
-        check(tables)
+        check_manifest(tables)
 
 
 def test_a_missing_file_and_broken_toml_are_named(tmp_path):
     with pytest.raises(ManifestError, match="cannot read the manifest"):
-        load(tmp_path / "none.toml")
+        load_manifest(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[model")
     with pytest.raises(ManifestError, match="not valid TOML"):
-        load(tmp_path / "bad.toml")
+        load_manifest(tmp_path / "bad.toml")
 
 
 def test_overrides_replace_the_file(tmp_path):
     (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n')
-    assert load(tmp_path / "run.toml", {"inner.steps": 7}).inner.steps == 7
+    assert load_manifest(tmp_path / "run.toml", {"inner.steps": 7}).inner.steps == 7
 
 
 def test_a_run_that_leaves_k_to_its_groups_names_what_they_choose_from():
@@ -92,7 +92,7 @@ def test_a_run_that_leaves_k_to_its_groups_names_what_they_choose_from():
     assert auto.compressions == (2, 4, 8, 16)
     assert (auto.k, auto.compressed) == (24, True)
     assert (auto.at(8).k, auto.at(8).compressed) == (6, True)
-    assert parse(auto.canonical()) == auto
+    assert parse_manifest(auto.canonical()) == auto
     fixed = small_manifest()
     assert fixed.compressions == (4,)
     assert fixed.at(4) is fixed

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bootstrap.dashboard.server import serve, taken
+from bootstrap.dashboard.server import serve_dashboard, taken
 from protocol.monitor.view import View
 
 
@@ -45,7 +45,7 @@ class Shown:
         self._loop = asyncio.get_running_loop()
         with taken(where, "train.example.org") as place:
             up(place.url)
-            await serve(place, lambda: self.view, self.until_changed, lambda: metrics, self.stop)
+            await serve_dashboard(place, lambda: self.view, self.until_changed, lambda: metrics, self.stop)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.streams import Stream, Streams
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 
 RUN = RunId("ab" * 32)
 

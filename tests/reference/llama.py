@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.manifest import Manifest, Model, check
+from protocol.manifest import Manifest, Model, check_manifest
 
 Weights = Mapping[str, Tensor]
 
@@ -116,4 +116,4 @@ def small_manifests(draw: st.DrawFn) -> Manifest:
         "vocabulary": draw(st.integers(258, 300)),
     }
     replicas = {"stages": draw(st.integers(1, layers)), "compression": draw(st.sampled_from([2, 4]))}
-    return check({"model": model, "replicas": replicas})
+    return check_manifest({"model": model, "replicas": replicas})

@@ -10,25 +10,25 @@ import grpc
 import torch
 
 from peer.network.attested import Attested
-from peer.network.bans import Distrust
-from peer.network.blob_fetcher import Fetcher
+from peer.network.bans import Bans
+from peer.network.blob_fetcher import BlobFetcher
 from peer.network.contacts import Contacts
-from peer.network.credit import CreditService, SeenWork
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
-from peer.network.handover import SuccessionService
-from peer.network.intake import Acceptance
-from peer.network.receipts import Earned
+from peer.network.handover_service import HandoverService
+from peer.network.intake import Intake
+from peer.network.receipt_collector import Earned
+from peer.network.receipt_signer import CreditService, SeenWork
 from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
-from peer.store.contributions import Shelf
-from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.store.contributions import ContributionStore
+from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.rounds.catch_up import resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.parts import Followed, FollowedPart
+from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.identity import Part, PeerId, RunId
@@ -47,7 +47,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord
 from tests.reference.admitted import by_gateway, certified
@@ -72,7 +72,7 @@ class LoopbackPeer:
     manifest: Manifest
     signer: Signer
     outer: OuterLoop
-    succession: SuccessionService
+    handover: HandoverService
     earned: Earned
     server: grpc.aio.Server
     said: list[Event] = field(default_factory=list)
@@ -82,8 +82,8 @@ class LoopbackPeer:
         return self.outer.discovery.record.peer_id
 
     @property
-    def acceptance(self) -> Acceptance:
-        return self.outer.reconciler.acceptance
+    def intake(self) -> Intake:
+        return self.outer.reconciler.intake
 
     def digests(self) -> dict[str, str]:
         return self.outer.followed.digests
@@ -225,21 +225,21 @@ class Village:
         granted = issue(self.operator, RUN, Card(gateway.peer_id, "gateway", 0, 0)) if gateway else b""
         card = issue(gateway or self.operator, RUN, Card(identity.peer_id, role, place, slot, on_trial), granted)
         signer = Signer(identity, self.authority, card)
-        discovery, contacts, shelf = (
+        discovery, contacts, contribution_store = (
             Discovery(NoDht(), signer, manifest, record),
             Contacts(manifest, shown),
-            Shelf(folder / "contributions"),
+            ContributionStore(folder / "contributions"),
         )
         window = Window(manifest.outer.grace, manifest.outer.liars)
         followed_parts = whole if stage is None else parts_followed(manifest, stage)
         authored = {"observer": [], "datacenter": whole, "volunteer": parts_authored(place)}[role]
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
-        distrust = Distrust(said.append)
-        fetcher = Fetcher(contacts, distrust)
-        acceptance = Acceptance(manifest, signer, fetcher, shelf, ledgers, discovery.news)
-        attested = Attested(signer, distrust, folder, acceptance.has_revoked)
-        reconciler = Reconciler(manifest, discovery, contacts, acceptance, distrust, attested)
+        bans = Bans(said.append)
+        fetcher = BlobFetcher(contacts, bans)
+        intake = Intake(manifest, signer, fetcher, contribution_store, ledgers, discovery.news)
+        attested = Attested(signer, bans, folder, intake.has_revoked)
+        reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
         snapshots, torch_thread = SnapshotStore(folder / "snapshots", manifest), TorchThread(1)
         parts = {
             part: FollowedPart(OuterState.begin(manifest, part, genesis(manifest, part), part in authored), ledger)
@@ -247,19 +247,21 @@ class Village:
         }
         kept = KeptReceipts(folder / RECEIPTS, self.authority)
         earned = Earned(SeenWork(signer, manifest), reconciler, kept, said.append)
-        followed = Followed(manifest, RUN, identity.peer_id, parts, shelf, snapshots, torch_thread, closed=earned.close)
-        acceptance.check = followed.check
+        followed = FollowedParts(
+            manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread, closed=earned.close
+        )
+        intake.check = followed.check
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
-        succession = SuccessionService(reconciler, place, Children())
+        handover = HandoverService(reconciler, place, Children())
 
         def served(sha256: str) -> Blob | None:
-            return shelf.lookup(sha256) or snapshots.lookup(sha256) or succession.lookup(sha256)
+            return contribution_store.lookup(sha256) or snapshots.lookup(sha256) or handover.lookup(sha256)
 
         blobs = BlobService(manifest, served)
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, server)
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
-        succession_pb2_grpc.add_SuccessionServicer_to_server(succession, server)
+        succession_pb2_grpc.add_SuccessionServicer_to_server(handover, server)
         credit_pb2_grpc.add_CreditServicer_to_server(CreditService(earned.seen), server)
         self.more_services(server, identity.peer_id)
         await server.start()
@@ -267,7 +269,7 @@ class Village:
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
         await resume(outer)
-        return LoopbackPeer(manifest, signer, outer, succession, earned, server, said)
+        return LoopbackPeer(manifest, signer, outer, handover, earned, server, said)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bootstrap.data.prepare import PrepareRequest, prepare
+from bootstrap.data.prepare import PrepareRequest, prepare_text
 from protocol.run.prepared import open_folder
 
 BLOCK_TOKENS = 64
@@ -22,6 +22,6 @@ def small_prepared(folder: Path, shard_blocks: int = 50, **wanted: object) -> Pa
     out = folder / "prepared"
     texts = write_texts(folder / "texts")
     asked = {"train_tokenizer": 300, "block_tokens": BLOCK_TOKENS, "shard_blocks": shard_blocks} | wanted
-    prepare(PrepareRequest([str(texts)], **asked), out, lambda doing, done, total: None)  # type: ignore[arg-type]
+    prepare_text(PrepareRequest([str(texts)], **asked), out, lambda doing, done, total: None)  # type: ignore[arg-type]
     assert len(open_folder(out).manifest.shards) > 1
     return out

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from peer.telemetry.events import Event, Serving, from_line
-from protocol.trust.ticket import Ticket, parse
+from protocol.trust.ticket import Ticket, parse_ticket
 
 HETPEER = [sys.executable, "-m", "peer.cli"]
 SECONDS = 240
@@ -65,7 +65,7 @@ def serving(
     (folder / "text.txt").write_text(TEXT)
     where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt")))]
     with start("bootstrap", str(folder / "run.toml"), *where, inside=inside) as process:
-        yield parse(next(event.ticket for event in events(process) if isinstance(event, Serving)))
+        yield parse_ticket(next(event.ticket for event in events(process) if isinstance(event, Serving)))
         process.communicate(timeout=SECONDS)
 
 

@@ -7,8 +7,8 @@ from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
 from peer.data.text import Tokens
 from peer.lab.methods import method
+from peer.lab.reference_run import Lab
 from peer.lab.replicas import Bench, Workshop
-from peer.lab.run import Lab
 from peer.lab.switches import Switches
 from peer.optim.grid import digest, to_float, to_units
 from protocol.identity import EMBEDDING, RunId

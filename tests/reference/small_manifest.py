@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 SMALL: dict[str, dict[str, Any]] = {
     "run": {"seed": 7},
@@ -24,4 +24,4 @@ SMALL: dict[str, dict[str, Any]] = {
 def small_manifest(**tables: dict[str, Any]) -> Manifest:
     """The small manifest with some fields of some tables replaced."""
     names = SMALL.keys() | tables.keys()
-    return check({name: SMALL.get(name, {}) | tables.get(name, {}) for name in names})
+    return check_manifest({name: SMALL.get(name, {}) | tables.get(name, {}) for name in names})

@@ -163,10 +163,10 @@ def test_a_closed_run_is_joined_by_invitation_alone_whose_secret_stays_in_the_ti
 ):
     operator = stack.enter_context(Peer("bootstrap", *created, "--closed", "--evaluate"))
     ticket = operator.wait_for(Serving).ticket
-    secret = tickets.parse(ticket).token[ID_BYTES:]
+    secret = tickets.parse_ticket(ticket).token[ID_BYTES:]
     own = tmp_path / "operator" / "observer" / "ticket"  # the observer beside the node has an invitation of its own
     operator.wait_for(Joined)
-    another = tickets.parse(own.read_text()).token[ID_BYTES:]
+    another = tickets.parse_ticket(own.read_text()).token[ID_BYTES:]
     assert len({secret, another, b""}) == 3
 
     plain = (tmp_path / "operator" / "ticket").read_text().strip()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from peer.cli.__main__ import app
 from peer.export.collected import collect
-from peer.export.written import write
+from peer.export.written import write_export
 from peer.model.language_model import LanguageModel
 from peer.telemetry.events import Finished, RoundDone, Serving
 from protocol.errors import ResourceError
@@ -251,7 +251,7 @@ def test_ctrl_c_leaves_nothing_half_made_and_what_was_there(run: Ended, tmp_path
     for out in (tmp_path / "new", Path(shutil.copytree(run.model, tmp_path / "old"))):
         collected = collect([run.folder / "datacenter"], None, lambda event: None)
         with pytest.raises(KeyboardInterrupt):
-            write(collected, out, None, interrupted)
+            write_export(collected, out, None, interrupted)
     assert [each.name for each in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old" / "model.safetensors").read_bytes() == (run.model / "model.safetensors").read_bytes()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bootstrap.genesis import load_run
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.telemetry.events import Evaluated, Event, RoundDone
 from protocol.run.run_files import Descriptor
 from tests.reference.processes import finish, serving, start

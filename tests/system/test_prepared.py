@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.data.prepare import PrepareRequest, prepare
+from bootstrap.data.prepare import PrepareRequest, prepare_text
 from bootstrap.genesis import load_run
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.telemetry.events import Evaluated, Event, Progress, RoundDone
 from tests.reference.mirror import mirror
 from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer, finish, serving, start
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with (here / "texts" / f"{number % 40}.txt").open("a") as file:
             file.write(f"{text}\n\n")
     wanted = PrepareRequest([str(here / "texts")], train_tokenizer=400, held_out=0.1, block_tokens=512, shard_blocks=20)
-    prepare(wanted, here / "prepared", lambda doing, done, total: None)
+    prepare_text(wanted, here / "prepared", lambda doing, done, total: None)
     return here / "prepared"
 
 

@@ -16,7 +16,7 @@ import pytest
 from peer.telemetry.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces
-from protocol.trust.ticket import parse
+from protocol.trust.ticket import parse_ticket
 from tests.reference.processes import RUN, TEXT, Peer
 
 needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
@@ -168,7 +168,7 @@ def test_a_swarm_trains_over_ipv6(tmp_path: Path):
     more = ["--data", str(tmp_path / "text.txt"), "--dir", str(tmp_path / "operator")]
     with Peer("bootstrap", str(tmp_path / "run.toml"), "--listen", "[::1]:0", *more) as operator:
         ticket = operator.wait_for(Serving).ticket
-        assert parse(ticket).operator.startswith("[::1]:")
+        assert parse_ticket(ticket).operator.startswith("[::1]:")
         where = ["--device", "cpu", "--threads", "1", "--dir"]
         with (
             Peer("join", ticket, "--stage", "0", *where, str(tmp_path / "0")) as leader,

@@ -9,7 +9,7 @@ from bootstrap.genesis import load_run
 from peer.data.batches import sequence_ids, sequences_in
 from peer.data.text import open_tokens
 from peer.telemetry.events import Contributed, Finished, Joined, StepDone
-from protocol.codec.snapshot import Header, parse
+from protocol.codec.snapshot import Header, parse_header
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.run.run_files import TRAIN
@@ -24,7 +24,7 @@ Author = tuple[str, int]
 def last_state(folder: Path, manifest: Manifest) -> Header:
     """The last state of the embedding that a peer has closed."""
     newest = max((folder / "snapshots").glob(f"{EMBEDDING}-*.header"))
-    return parse(newest.read_bytes(), manifest)
+    return parse_header(newest.read_bytes(), manifest)
 
 
 def behind(peers: list[Peer]) -> dict[Author, list[int]]:

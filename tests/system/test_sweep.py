@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.record import read
+from peer.lab.record import read_records
 
 EXPERIMENT = """
 title = "small"
@@ -57,7 +57,7 @@ def command(tmp_path: Path, text: Path, rounds: int, *more: str) -> list[str]:
 
 
 def losses(tmp_path: Path) -> dict[str, float]:
-    return {record.id: record.loss("replicas") for record in read(tmp_path / "out")}
+    return {record.id: record.loss("replicas") for record in read_records(tmp_path / "out")}
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -71,7 +71,7 @@ def test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_tw
     assert "| uniform |" in (tmp_path / "out" / "experiment-paper" / "results.md").read_text()
     again = subprocess.run(command(tmp_path, text, 2, "--json"), capture_output=True, text=True, check=True)
     assert not [line for line in again.stdout.splitlines() if json.loads(line)["event"] in ("Started", "Ended")]
-    assert len(read(tmp_path / "out")) == 3
+    assert len(read_records(tmp_path / "out")) == 3
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -171,5 +171,5 @@ def test_the_curve_has_every_nth_round_and_the_last(tmp_path: Path, text: Path):
     experiment.write_text("evaluate_every = 2\n" + experiment.read_text())
     subprocess.run(arguments, capture_output=True, check=True)
     tokens_per_round = 2 * 2 * 2 * 16
-    for record in read(tmp_path / "out"):
+    for record in read_records(tmp_path / "out"):
         assert [point.tokens / tokens_per_round for point in record.curve] == [2, 4, 5]

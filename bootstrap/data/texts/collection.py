@@ -42,7 +42,7 @@ Announce = Callable[[str], object]
 """Is told in sentences what is being done."""
 
 
-def prepare(folder: Path, texts: Texts, progress: Announce = lambda sentence: None) -> None:
+def prepare_collection(folder: Path, texts: Texts, progress: Announce = lambda sentence: None) -> None:
     """Fetch the texts into `folder`, which is made. What is there and whole is not fetched again.
 
     A source's folder appears when all of it is there, so one that was cut short is fetched anew.

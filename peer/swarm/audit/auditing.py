@@ -7,11 +7,11 @@ from itertools import product
 
 from peer.compute.audit import Sets, gain, held_out_loss, overlap
 from peer.compute.evaluation import Evaluates
-from peer.swarm.audit.trials import hold_trials
+from peer.swarm.audit.trial_audits import hold_trials
 from peer.swarm.audit.verdicts import Pair, Verdicts
 from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.parts import Followed
+from peer.swarm.rounds.parts import FollowedParts
 from peer.telemetry.decisions import Audited, Suspected
 from protocol.identity import Part, PeerId
 
@@ -67,7 +67,7 @@ class Auditor:
         for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
             self.node.emit(Suspected(found.peer, found.reason, found.since))
 
-    def unseen(self, followed: Followed) -> dict[AuditKey, list[Part]]:
+    def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:
         """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
         by its name alone: each stage of a group is another peer."""
         here = {

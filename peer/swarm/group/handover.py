@@ -1,7 +1,7 @@
 """A volunteer that leaves hands error feedback and AdamW's state to another of its stage; and takes those of others.
 
 All of it is done by the peer's own loop, between two inner steps or while it waits: nothing else changes the error
-feedback then. `protocol/trust/handover.py` says why nothing counts twice.
+feedback then. `protocol/trust/bequests.py` says why nothing counts twice.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from peer.compute.trainer import StageTrainer
-from peer.network.handover import Offered, SuccessionService, bequeath
-from peer.optim.handover import Legacy, added, pack, returned, unpack
+from peer.network.handover_service import HandoverService, Offered, bequeath
+from peer.optim.handover_state import HandoverState, added, pack_state, returned, unpack_state
 from peer.optim.outer import OuterState
 from peer.swarm.roles import heirs
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -19,7 +19,7 @@ from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import Part, PeerId
 from protocol.layout import parts_authored
-from protocol.trust.handover import Bequest, Heritage
+from protocol.trust.bequests import Bequest, Handovers
 from protocol.trust.records import PeerRecord
 
 HEIRS_TRIED = 3
@@ -27,20 +27,20 @@ HEIRS_TRIED = 3
 
 
 @dataclass(slots=True)
-class Succession:
+class Handover:
     """One volunteer's."""
 
     outer: OuterLoop
-    service: SuccessionService
+    service: HandoverService
     trainer: StageTrainer
 
     def __post_init__(self) -> None:
-        self.service.heritage = self.outer.heritage
+        self.service.handovers = self.outer.handovers
 
     @property
-    def heritage(self) -> Heritage:
+    def handovers(self) -> Handovers:
         """What was given and taken."""
-        return self.outer.heritage
+        return self.outer.handovers
 
     # The heir's side
 
@@ -69,10 +69,10 @@ class Succession:
         try:
             optimizer = await self._thread.run(self._absorb, offered)
         except FormatError as error:
-            self.outer.reconciler.distrust.note(giver, error)
+            self.outer.reconciler.bans.note(giver, error)
             offered.answer.set_result(str(error))
             return
-        self.heritage.taken[giver] = offered.bequest.number
+        self.handovers.taken[giver] = offered.bequest.number
         await self.outer.save({})
         offered.answer.set_result("")
         self.outer.emit(Inherited(giver, optimizer))
@@ -88,7 +88,7 @@ class Succession:
         """
         outer, trainer = self.outer, self.trainer
         states = self._states()
-        legacy = unpack(offered.blob, list(states), outer.manifest, trainer.optimizer_shapes)
+        legacy = unpack_state(offered.blob, list(states), outer.manifest, trainer.optimizer_shapes)
         sums = {
             part: added(state.error_feedback, legacy.error_feedback[part], outer.manifest, part, outer.clock)
             for part, state in states.items()
@@ -108,9 +108,12 @@ class Succession:
         self.close()
         await self.settle()
         empty = await self._thread.run(lambda: self._legacy().empty)
-        if self.heritage.heir or empty:
+        if self.handovers.heir or empty:
             return
-        for heir in heirs(self.outer.discovery.others(), self.outer.discovery.record)[:HEIRS_TRIED]:
+        discovery = self.outer.discovery
+        if not heirs(discovery.others(), discovery.record):  # one may have come since this peer last looked
+            await discovery.read()
+        for heir in heirs(discovery.others(), discovery.record)[:HEIRS_TRIED]:
             await self._set_aside(heir)
             if not await self._is_declined():
                 return
@@ -118,26 +121,26 @@ class Succession:
 
     async def settle(self) -> None:
         """Offer once more what was set aside for an heir that has not answered, if anything was."""
-        if self.heritage.heir:
+        if self.handovers.heir:
             await self._is_declined()
 
     async def _set_aside(self, heir: PeerRecord) -> None:
         """From now on it is the heir's; older checkpoints, in which it is still ours, go."""
-        self.heritage.set_aside(heir.peer_id, await self._thread.run(lambda: pack(self._legacy())))
+        self.handovers.set_aside(heir.peer_id, await self._thread.run(lambda: pack_state(self._legacy())))
         for state in self._states().values():
             state.error_feedback = {name: torch.zeros_like(tensor) for name, tensor in state.error_feedback.items()}
         await self.outer.save({}, keep=1)
 
     async def _is_declined(self) -> bool:
         """Offer what is set aside; True: it is this peer's again. False: the heir has it, or may have it."""
-        heritage, heir = self.heritage, PeerId(self.heritage.heir)
+        handovers, heir = self.handovers, PeerId(self.handovers.heir)
         there = next((peer for peer in self.outer.discovery.others() if peer.peer_id == heir), None)
         unknown = f"peer {heir[-8:]} has not said whether it took over: what it was handed stays in {self.outer.folder}"
         if there is None:
             self._tell(unknown)
             return False
         me = self.outer.discovery.record
-        bequest = Bequest(me.peer_id, heir, heritage.given, me.stage, heritage.sha256, len(heritage.blob))
+        bequest = Bequest(me.peer_id, heir, handovers.given, me.stage, handovers.sha256, len(handovers.blob))
         try:
             reason = await bequeath(bequest, there, self.outer.reconciler)
         except HetpeerError as error:
@@ -145,8 +148,8 @@ class Succession:
             return False
         if reason:
             for part, state in self._states().items():
-                state.error_feedback = await self._thread.run(returned, state.error_feedback, heritage.blob, part)
-        heritage.settle()
+                state.error_feedback = await self._thread.run(returned, state.error_feedback, handovers.blob, part)
+        handovers.settle()
         await self.outer.save({})
         if reason:
             self._tell(f"peer {heir[-8:]} takes nothing over: {reason}")
@@ -154,10 +157,10 @@ class Succession:
             self.outer.emit(HandedOver(heir))
         return bool(reason)
 
-    def _legacy(self) -> Legacy:
+    def _legacy(self) -> HandoverState:
         """On the torch thread: all that this peer alone has."""
         error_feedback = {part: state.error_feedback for part, state in self._states().items()}
-        return Legacy(error_feedback, self.trainer.optimizer_tensors())
+        return HandoverState(error_feedback, self.trainer.optimizer_tensors())
 
     def _states(self) -> dict[Part, OuterState]:
         """Of the parts that this peer authors."""

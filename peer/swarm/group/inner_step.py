@@ -26,7 +26,7 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
-    pack,
+    pack_frame,
     unpack_backward,
     unpack_forward,
 )
@@ -242,7 +242,7 @@ class PipelineStage:
         timing.add(microbatch, time.monotonic() - begun)
 
     def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
-        for message in pack(frame, self.rules):
+        for message in pack_frame(frame, self.rules):
             link.send(message)
 
     def _read_forward(self, messages: list[pb.Frame], place: FramePosition) -> ForwardFrame:

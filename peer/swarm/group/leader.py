@@ -87,7 +87,7 @@ class Leader:
             self._forget_the_lost()
             if self._complete:
                 return True
-            await self.here.succession.inherit()
+            await self.here.handover.inherit()
             for stage, seat in (await fill(node.reconciler, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:
@@ -140,7 +140,7 @@ class Leader:
     def _dismiss(self, error: BreachError) -> None:
         """Hang up on a member, and do not invite it again as long as it is avoided."""
         self.here.node.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
-        self.here.node.reconciler.distrust.note(error.peer, error)
+        self.here.node.reconciler.bans.note(error.peer, error)
         for stream in self.orders.values():
             if stream.peer == error.peer:
                 stream.abort(str(error))

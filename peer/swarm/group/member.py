@@ -44,7 +44,7 @@ class Member:
                 if outer.over or node.leaving:
                     break
                 if isinstance(error, BreachError):
-                    node.reconciler.distrust.note(error.peer, error)
+                    node.reconciler.bans.note(error.peer, error)
                 node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
                 await self._dissolve(reports, str(error))
         node.group.ready = False
@@ -90,7 +90,7 @@ class Member:
 
     async def _next_order(self, reports: Reports) -> pb.Order:
         """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
-        news, succession = self.here.node.discovery.news, self.here.succession
+        news, handover = self.here.node.discovery.news, self.here.handover
         async with Children() as children:
             receiving = children.spawn(reports.receive())
             receiving.add_done_callback(lambda _: news.ring())
@@ -98,7 +98,7 @@ class Member:
                 if self.here.outer.over or self.here.node.leaving:
                     reports.close()
                     raise LeavingError("this peer leaves")
-                await (succession.inherit() if succession.due else news.wait(1.0))
+                await (handover.inherit() if handover.due else news.wait(1.0))
             return receiving.result()
 
     def _notice(self, said: pb.Order | HetpeerError) -> None:
@@ -111,7 +111,7 @@ class Member:
         patience for the step, and for all to halt, and as much again."""
         if seconds >= 4 * self.here.pace.bound():
             error = reports.breach(f"neither ended an inner step in {seconds:.0f} s nor called it off")
-            self.here.node.reconciler.distrust.note(reports.peer, error)
+            self.here.node.reconciler.bans.note(reports.peer, error)
             reports.abort(str(error))
 
     def _say_halted(self, attempt: int, reports: Reports) -> None:
@@ -139,7 +139,7 @@ class Member:
             node.emit(GroupFormed(membership.replica, membership.slot, members, reason))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
         for stage in (node.stage - 1, node.stage + 1):
-            if stage in seats and (objection := node.reconciler.distrust.objection(seats[stage].peer_id)):
+            if stage in seats and (objection := node.reconciler.bans.objection(seats[stage].peer_id)):
                 culprit = seats[stage].peer_id
                 reports.send(pb.Report(broken=pb.Broken(attempt=order.attempt, reason=objection, culprit=culprit)))
                 return
@@ -193,7 +193,7 @@ class Member:
             if error.peer == reports.peer:
                 raise
             await self.here.abandon(str(error))
-            self.here.node.reconciler.distrust.note(error.peer, error)
+            self.here.node.reconciler.bans.note(error.peer, error)
             reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200], culprit=error.peer)))
         except LostMemberError as error:
             if reports.ended:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from peer.compute.machine import microbatches_that_fit
-from peer.compute.speed import told
+from peer.compute.calibration import told
+from peer.compute.capacity import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Seat
 from peer.network.pipeline import Attempt, Link, call, link
 from peer.swarm.group.control import Agreed, Control
-from peer.swarm.group.handover import Succession
+from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.node import Node
@@ -42,7 +42,7 @@ class StageRound:
     outer: OuterLoop
     trainer: StageTrainer
     tasks: asyncio.TaskGroup
-    succession: Succession
+    handover: Handover
     round: int = 0
     steps: int = 0
     own_steps: int = 0
@@ -134,7 +134,7 @@ class StageRound:
             LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
         """
         assert self.pipeline is not None
-        await self.succession.inherit()
+        await self.handover.inherit()
         self._bandwidth.begin_steps()
         with self._watched():
             agreed = await self.pipeline.run(self.round, self.steps, batch, control)
@@ -196,8 +196,8 @@ class StageRound:
     async def take_up(self) -> None:
         """Go on as this peer's folder has it, with AdamW's state."""
         await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
-        await self.succession.settle()
-        self.succession.open()
+        await self.handover.settle()
+        self.handover.open()
 
     async def finish(self) -> None:
         """Contribute what there is, wait for the others, settle; or leave it at that, if this peer is asked to go, or
@@ -205,10 +205,10 @@ class StageRound:
         round, steps = self.round or self.outer.clock, self.steps
         await self.contribute()
         for due in self.node.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(due, lambda: self.succession.due or self.node.leaving):
+            while not await self.outer.wait_for_others(due, lambda: self.handover.due or self.node.leaving):
                 if self.outer.told_over or self.node.leaving:
                     return
-                await self.succession.inherit()
+                await self.handover.inherit()
         counts = await self.outer.finish(round)
         if not counts:
             return
@@ -234,8 +234,8 @@ class StageRound:
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""
         while not (self.outer.over or interrupted()):
-            await self.succession.inherit()
-            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.succession.due):
+            await self.handover.inherit()
+            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.handover.due):
                 await self.finish()
 
     @property

@@ -1,9 +1,9 @@
 """A volunteer: one stage of a replica group, from the first hello to the last round."""
 
-from peer.compute.speed import tokens_per_second, told
+from peer.compute.calibration import tokens_per_second, told
 from peer.compute.trainer import StageTrainer
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.handover import Succession
+from peer.swarm.group.handover import Handover
 from peer.swarm.group.leader import Leader
 from peer.swarm.group.member import Member
 from peer.swarm.group.stage_round import StageRound
@@ -22,7 +22,7 @@ async def serve_stage(node: Node) -> None:
     if node.split_backward:
         trainer.split_backward()
     async with node.in_the_swarm(outer) as tasks:
-        here = StageRound(node, outer, trainer, tasks, Succession(outer, node.succession, trainer))
+        here = StageRound(node, outer, trainer, tasks, Handover(outer, node.handover, trainer))
         if node.stage == 0:
             async with node.reading() as reader:
                 await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
@@ -30,5 +30,5 @@ async def serve_stage(node: Node) -> None:
         else:
             await Member(here).serve()
         if not outer.over:
-            await here.succession.hand_over()
+            await here.handover.hand_over()
     node.emit_finished(outer)

@@ -42,7 +42,7 @@ async def resume(outer: OuterLoop) -> None:
         was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
         if was is not None and was.contribution is not None and outer.contributed:
             await reconciler.publish(part, kept[0].contributed, was.contribution)
-    reconciler.acceptance.restore()
+    reconciler.intake.restore()
     for part, each in followed.parts.items():
         each.own |= {
             entry.name.round: entry.sha256 for entry in each.ledger.all_entries() if entry.name.author == followed.me
@@ -56,7 +56,7 @@ async def resume(outer: OuterLoop) -> None:
 
 
 def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
-    outer.optimizer, outer.heritage = kept.optimizer, kept.heritage
+    outer.optimizer, outer.handovers = kept.optimizer, kept.handovers
     outer.discovery.tell(round=kept.round, contributed=kept.contributed)
     for part, each in outer.followed.parts.items():
         was = kept.parts.get(part)
@@ -107,13 +107,13 @@ async def _catch_up(outer: OuterLoop) -> int:
             if _holders(outer, part, oldest) < _witnesses(outer, part):
                 return target
             raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
-        outer.reconciler.acceptance.catch_up(part, target, _witnesses(outer, part))
+        outer.reconciler.intake.catch_up(part, target, _witnesses(outer, part))
     witnesses.follow()
     caught_up = False
     for _ in range(TRIES):
         await compare_with_all(outer)
         shared = [part for part in outer.followed.parts if not _is_alone_with(outer, part, target)]
-        caught_up = all(map(outer.reconciler.acceptance.caught_up, shared))
+        caught_up = all(map(outer.reconciler.intake.caught_up, shared))
         if caught_up:
             break
     if not caught_up:
@@ -122,7 +122,7 @@ async def _catch_up(outer: OuterLoop) -> int:
     if target >= outer.clock and outer.others_at() < target:
         return target
     for part in shared:
-        outer.reconciler.acceptance.reconsider(part)
+        outer.reconciler.intake.reconsider(part)
     if target >= outer.clock:
         outer.reconciler.attested.hearsay(target)
         outer.emit(CaughtUp(target))
@@ -180,10 +180,10 @@ async def agree(outer: OuterLoop) -> None:
             outer.emit(Progress(f"another state of {part} is said to stand, and cannot be had: {error}"))
             continue
         outer.emit(Resynchronised(part, held.folded, returned, attested is not None))
-        outer.reconciler.acceptance.catch_up(part, outer.clock - 1, _witnesses(outer, part))
+        outer.reconciler.intake.catch_up(part, outer.clock - 1, _witnesses(outer, part))
         await compare_with_all(outer)
-        if outer.reconciler.acceptance.caught_up(part):
-            outer.reconciler.acceptance.reconsider(part)
+        if outer.reconciler.intake.caught_up(part):
+            outer.reconciler.intake.reconsider(part)
         await outer.settle_part(part)
 
 
@@ -209,7 +209,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     sources = past.holders(outer, part, held)
 
     def failed(peer: PeerRecord, error: HetpeerError) -> None:
-        outer.reconciler.distrust.note(peer.peer_id, error)
+        outer.reconciler.bans.note(peer.peer_id, error)
         if not isinstance(error, PeerError):
             outer.emit(Progress(f"peer {peer.peer_id[-8:]} does not give us the state of {part}: {error}"))
 

@@ -15,18 +15,18 @@ from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.swarm.roles import authors, replicas
-from peer.swarm.rounds import policy
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.own_credit import OwnCredit
-from peer.swarm.rounds.parts import Followed
-from peer.swarm.rounds.policy import PartSeen, RoundSeen
+from peer.swarm.rounds.parts import FollowedParts
+from peer.swarm.rounds.round_policy import PartSeen, RoundSeen
 from peer.telemetry.events import Contributed, Listener
 from protocol.codec.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, beginning, chunks
 from protocol.outer.window import SKEW
-from protocol.trust.handover import Heritage
+from protocol.trust.bequests import Handovers
 from protocol.trust.records import PeerRecord
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
@@ -56,7 +56,7 @@ class OuterLoop:
 
     manifest: Manifest
     folder: Path
-    followed: Followed
+    followed: FollowedParts
     discovery: Discovery
     reconciler: Reconciler
     emit: Listener
@@ -67,7 +67,7 @@ class OuterLoop:
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     """AdamW's state as it was kept last."""
-    heritage: Heritage = field(default_factory=Heritage)
+    handovers: Handovers = field(default_factory=Handovers)
     """What passed between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
     ended_before: bool = False
@@ -178,8 +178,8 @@ class OuterLoop:
             state = PartState(sent=sent, returned=returned)
             parts[part] = PartCheckpoint(state, each.state.error_feedback, blobs.get(part))
         record = self.discovery.record
-        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.heritage)
-        await self.followed.torch_thread.run(checkpoint.write, self.folder, kept, keep)
+        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
+        await self.followed.torch_thread.run(checkpoint.write_checkpoint, self.folder, kept, keep)
 
     async def finish(self, round: int) -> dict[str, int]:
         """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
@@ -206,7 +206,7 @@ class OuterLoop:
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
-        self.reconciler.acceptance.discard_dropped(self.followed.in_grids())
+        self.reconciler.intake.discard_dropped(self.followed.in_grids())
         await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
         self.tell_claims()
 
@@ -246,21 +246,21 @@ class OuterLoop:
     async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
         """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
         if interrupted before, or if the run is over elsewhere."""
-        while self.told_over or not policy.is_complete(self._seen_now(round)):
+        while self.told_over or not round_policy.is_complete(self._seen_now(round)):
             if self.told_over or interrupted():
                 return False
             self.note_arrivals()
             seen, now = self._seen_now(round), time.monotonic()
-            if policy.others_have_gone_on(seen) and seen.passed is None:
+            if round_policy.others_have_gone_on(seen) and seen.passed is None:
                 self._noted(round).passed = now
-            left = policy.seconds_left(seen, self.pace, now)
+            left = round_policy.seconds_left(seen, self.pace, now)
             if left is not None and left <= 0:
-                if not policy.is_ahead(seen, self.reconciler.witnesses.most_shown()):
+                if not round_policy.is_ahead(seen, self.reconciler.witnesses.most_shown()):
                     due = {
                         part: each.awaited - {self.followed.me}
                         for part, each in zip(self.followed.parts, seen.parts, strict=True)
                     }
-                    self.credited.go_on(self.emit, due, self.followed.parts, round, policy.why_go_on(seen, now))
+                    self.credited.go_on(self.emit, due, self.followed.parts, round, round_policy.why_go_on(seen, now))
                     break
                 left = None
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
@@ -282,13 +282,13 @@ class OuterLoop:
         if self.told_over:
             return "the run is over"
         self.note_arrivals()
-        return policy.why_stop(self._seen_now(round), self.pace, time.monotonic())
+        return round_policy.why_stop(self._seen_now(round), self.pace, time.monotonic())
 
     def _noted(self, round: int) -> Noting:
         return self.noted.setdefault(round, Noting())
 
     def _seen_now(self, round: int) -> RoundSeen:
-        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/policy.py`."""
+        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/round_policy.py`."""
         noted = self._noted(round)
         parts = [
             PartSeen(self._awaited(part, round), frozenset(each.ledger.accepted.get(round, ())), noted.arrived(part))
@@ -299,7 +299,7 @@ class OuterLoop:
             parts=parts,
             started=noted.started,
             passed=noted.passed,
-            least=policy.least_contributions(round, self.clock, self.manifest.replicas.total),
+            least=round_policy.least_contributions(round, self.clock, self.manifest.replicas.total),
             applied_in=round + self.manifest.outer.delay,
             is_last=round == self.manifest.outer.rounds,
             others_at=self.others_at(),
@@ -309,5 +309,5 @@ class OuterLoop:
         """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's
         first contribution, and that of one who was away, may come late, and counts all the same."""
         ledger = self.followed.parts[part].ledger
-        training = policy.awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
+        training = round_policy.awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
         return training if round == 1 else training & ledger.counted_since(round - LATELY)

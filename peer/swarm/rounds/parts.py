@@ -9,7 +9,7 @@ from torch import Tensor
 from peer.optim.bounds import check_magnitudes
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
-from peer.store.contributions import Shelf
+from peer.store.contributions import ContributionStore
 from peer.store.snapshots import SNAPSHOTS_KEPT, SnapshotStore
 from peer.torch_thread import TorchThread
 from protocol.codec.contribution import Contribution, decode, max_bytes
@@ -48,14 +48,14 @@ class FollowedPart:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedParts:
     """All of them, and where their contributions are."""
 
     manifest: Manifest
     run_id: RunId
     me: PeerId
     parts: dict[Part, FollowedPart]
-    shelf: Shelf
+    contribution_store: ContributionStore
     snapshots: SnapshotStore
     torch_thread: TorchThread
     fresh: dict[str, Contribution] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Followed:
         followed.own = {
             round: sha256 for round, sha256 in followed.own.items() if round > folded or round in remembered
         }
-        self.shelf.drop(part, last, keep=followed.own.values())
+        self.contribution_store.drop(part, last, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
         """On the torch thread: write the state of the closed rounds."""
@@ -199,7 +199,7 @@ class Followed:
     def _read(self, sha256: str) -> Contribution:
         """On the torch thread."""
         found = self.fresh.get(sha256)
-        return found if found is not None else decode(self.shelf.read(sha256), self.manifest)
+        return found if found is not None else decode(self.contribution_store.read(sha256), self.manifest)
 
     async def check(self, blob: bytes, entry: Entry) -> None:
         """Decode what a peer sent; whatever is wrong with it shows here.

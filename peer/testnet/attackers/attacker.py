@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peer import daemon
 from peer.joining import PeerOptions
-from peer.process import Terminal, print_json, run, told
+from peer.process import Terminal, print_json, run_command, told
 from peer.store.home import locked
 from peer.testnet.attackers.attacks import ATTACKS
 from peer.testnet.faults import CONTRIBUTING
@@ -32,7 +32,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
                 stage=None if kind in CONTRIBUTING else 1,
                 device="cpu",
             )
-            return run(lambda stop: daemon.run_until(stop, settings, terminal.emit), terminal)
+            return run_command(lambda stop: daemon.run_until(stop, settings, terminal.emit), terminal)
 
     return told(terminal.emit, serve)
 

@@ -22,7 +22,7 @@ from peer.swarm.node import Node
 from peer.testnet.attackers.hostile import give, keep, replace, say
 from peer.testnet.attackers.poison import a_thousandfold, against_all, anothers, contributing, two_of_one_name
 from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
-from protocol.codec.frames import pack as honest_pack
+from protocol.codec.frames import pack_frame as honest_pack
 from protocol.errors import HetpeerError
 from protocol.identity import Part
 from protocol.limits import RECORD_SECONDS

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from peer.telemetry.events import Event, Joined
-from peer.telemetry.report import Report
+from peer.telemetry.run_report import Report
 from peer.telemetry.toll import Held, Met, Witnessed
 from peer.testnet.child import Child, TestnetError, overhear, stop
 from peer.testnet.faults import Crowd
@@ -60,7 +60,9 @@ class Crowds:
         peers = [[each.peer_id, each.address] for each in self.report.joined.values()]
         targets.write_text(json.dumps({"peers": peers, "dashboard": urlsplit(self.dashboard).netloc}))
         asked = [crowd.kind, str(crowd.names), str(crowd.seconds), self.ticket(), str(targets)]
-        child = await self.start(folder.name, [sys.executable, "-m", "peer.testnet.attackers.crowd.process", *asked])
+        child = await self.start(
+            folder.name, [sys.executable, "-m", "peer.testnet.attackers.crowd.hostile_process", *asked]
+        )
         try:
             if not await child.wait_until_serving():
                 raise TestnetError(child.obituary())

@@ -26,8 +26,8 @@ def replace(where: object, name: str, by: object) -> None:
 
 async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> Entry:
     """To be fetched from here; the entry that stands for it."""
-    entry = reconciler.acceptance.signer.contribution(part, round, digest(blob), len(blob))
-    await asyncio.to_thread(reconciler.acceptance.shelf.put, entry, blob)
+    entry = reconciler.intake.signer.contribution(part, round, digest(blob), len(blob))
+    await asyncio.to_thread(reconciler.intake.contribution_store.put, entry, blob)
     return entry
 
 

@@ -62,10 +62,10 @@ async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: b
 
 async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """The first that comes, under this peer's name."""
-    ledger = reconciler.acceptance.ledgers[part]
+    ledger = reconciler.intake.ledgers[part]
     while not (others := [sha256 for author, sha256 in ledger.chosen(round).items() if author != ledger.me]):
         await reconciler.discovery.news.wait(1.0)
-    copy = changed(reconciler.acceptance.shelf.read(others[0]), reconciler, lambda values: values)
+    copy = changed(reconciler.intake.contribution_store.read(others[0]), reconciler, lambda values: values)
     say(f"a copy to {part} of round {round}")
     await honest_publish(reconciler, part, round, copy)
 

@@ -5,10 +5,10 @@ import pytest
 from bootstrap.admission.places import ARRIVAL_SECONDS, Admission, Place
 from protocol.errors import RefusedError
 from protocol.identity import PeerId
-from protocol.manifest import check
-from protocol.trust.membership import Card
+from protocol.manifest import check_manifest
+from protocol.trust.membership_card import Card
 
-MANIFEST = check({"model": {"preset": "nano"}, "replicas": {"groups": 2, "datacenters": 2, "stages": 2}})
+MANIFEST = check_manifest({"model": {"preset": "nano"}, "replicas": {"groups": 2, "datacenters": 2, "stages": 2}})
 
 
 def admission() -> Admission:

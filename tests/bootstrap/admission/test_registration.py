@@ -16,15 +16,15 @@ import grpc
 import pytest
 
 from bootstrap.admission import invitations, revoked, trials
+from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
 from bootstrap.admission.dial_back import NOBODY
 from bootstrap.admission.front import Front
 from bootstrap.admission.invitations import set_closed
 from bootstrap.admission.places import Admission
-from bootstrap.admission.policy import OBSERVER, Gatekeeper
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
 from bootstrap.admission.revoked import RevokedPeer
-from bootstrap.monitor.status import StatusAnswers
+from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
 from bootstrap.rate_limit import RateLimit, Rates
@@ -41,7 +41,7 @@ from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.attestations import KEPT
 from protocol.trust.keys import Identity
-from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Register, sign
 from protocol.trust.ticket import Ticket
@@ -110,13 +110,13 @@ def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Serving
 
     async def run() -> None:
         by = standing or as_operator(OPERATOR, LIFE)
-        gatekeeper = Gatekeeper(folder)
+        admission_policy = AdmissionPolicy(folder)
         door_server, front = grpc.aio.server(options=door_options()), Front()
-        peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(gatekeeper.objection)])
+        peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(admission_policy.objection)])
         front.port = listen(door_server, "127.0.0.1:0", by.credentials.at_the_door())
         peers_port = listen(peers_server, "127.0.0.1:0", by.credentials.serving())
         register = Register(Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), MANIFEST)
-        places = Admission(MANIFEST), who, by.credentials, peers_port, by.certificate_seconds, gatekeeper, by.card
+        places = Admission(MANIFEST), who, by.credentials, peers_port, by.certificate_seconds, admission_policy, by.card
         records = Records()
         door = Door(DESCRIPTOR, records, register, *places, named=front.caller)  # type: ignore[arg-type]
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
@@ -189,7 +189,7 @@ def test_a_newcomer_gets_a_place_and_a_certificate_that_opens_the_other_port(tmp
         given = await house.register(stage=1)
         assert given.card == Card(ANN.peer_id, "volunteer", 1, 0)
         assert Authority(DESCRIPTOR.run_id, OPERATOR.peer_id).admitted(ANN.peer_id, given.signed_card) == given.card
-        assert certificates.read(given.credentials.chain).peer == ANN.peer_id
+        assert certificates.read_certificate(given.credentials.chain).peer == ANN.peer_id
         assert given.credentials.root == certificates.authority(OPERATOR)
         assert await fetched(given) == BLOB
         (entry,) = last(house.folder, 9)
@@ -206,12 +206,12 @@ def test_a_certificate_lasts_as_long_as_the_operator_says(tmp_path: Path, monkey
         context: Any = Context()
         peer = run_pb2.RegisterRequest(signing_request=key, role=run_pb2.VOLUNTEER)
         given = await house.door.Register(peer, context)
-        assert certificates.read(given.certificate).ends == 1_900_000_000.0 + LIFE
+        assert certificates.read_certificate(given.certificate).ends == 1_900_000_000.0 + LIFE
         gateway = run_pb2.RegisterRequest(
             signing_request=certificates.request(GATEWAY), role=run_pb2.GATEWAY, token=house.invited(gateway=True)
         )
         given = await house.door.Register(gateway, context)
-        assert certificates.read(given.certificate).ends == 1_900_000_000.0 + GATEWAY_SECONDS
+        assert certificates.read_certificate(given.certificate).ends == 1_900_000_000.0 + GATEWAY_SECONDS
 
     play(tmp_path, scene)
 
@@ -304,7 +304,7 @@ def test_a_revoked_peer_gets_no_certificate_and_nothing_at_the_other_port(tmp_pa
 
 def test_who_asks_too_often_is_told_when_to_come_back_and_leaves_no_line_in_the_log(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.gatekeeper.rates = Rates(by_network=RateLimit(burst=2, seconds=3600.0))
+        house.door.admission_policy.rates = Rates(by_network=RateLimit(burst=2, seconds=3600.0))
         await house.register()
         await house.register()
         await house.refused(RefusedError, "too many peers ask from your network at once: try again in 3600 s")
@@ -417,7 +417,7 @@ def test_only_an_invitation_for_a_gateway_makes_one_and_it_makes_nothing_else(tm
             assert (await house.register(token=grant)).card.role == "volunteer"  # as without it, and it is not used up
         given = await house.register(GATEWAY, "gateway", token=grant)
         assert (given.card.role, given.closed) == ("gateway", closed)
-        assert certificates.read(given.credentials.chain).certifies
+        assert certificates.read_certificate(given.credentials.chain).certifies
         await house.refused(RefusedError, "has been used by the one peer", who=BOB, role="gateway", token=grant)
         assert (await house.register(GATEWAY, "gateway")).card.role == "gateway"  # it starts again, and shows none
         for each in invitations.listed(house.folder):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.admission.revoked import REVOKED, RevokedList, RevokedPeer, add, read
+from bootstrap.admission.revoked import REVOKED, RevokedList, RevokedPeer, add, read_revoked
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 
@@ -28,7 +28,7 @@ def test_what_is_written_is_read(tmp_path: Path):
     entries = [RevokedPeer(peer=ANN, start=n, at=float(n), signed=bytes([n] * n)) for n in range(4)]
     for entry in entries:
         add(tmp_path, entry)
-    assert read(tmp_path) == tuple(entries)
+    assert read_revoked(tmp_path) == tuple(entries)
     assert (tmp_path / REVOKED).stat().st_mode & 0o777 == 0o600
 
 

@@ -13,7 +13,7 @@ ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
 
 
 def test_a_new_run_tries_nobody(tmp_path: Path):
-    assert trials.read(tmp_path) == Trials(required=False, stood=frozenset())
+    assert trials.read_trials(tmp_path) == Trials(required=False, stood=frozenset())
 
 
 def test_what_is_noted_stays_though_trials_are_no_longer_asked_for(tmp_path: Path):
@@ -21,9 +21,9 @@ def test_what_is_noted_stays_though_trials_are_no_longer_asked_for(tmp_path: Pat
     trials.note_stood(tmp_path, ANN)
     trials.note_stood(tmp_path, BOB)
     trials.note_stood(tmp_path, ANN)
-    assert trials.read(tmp_path) == Trials(required=True, stood=frozenset({ANN, BOB}))
+    assert trials.read_trials(tmp_path) == Trials(required=True, stood=frozenset({ANN, BOB}))
     trials.require(tmp_path, False)
-    assert trials.read(tmp_path) == Trials(required=False, stood=frozenset({ANN, BOB}))
+    assert trials.read_trials(tmp_path) == Trials(required=False, stood=frozenset({ANN, BOB}))
     assert (tmp_path / TRIALS).stat().st_mode & 0o777 == 0o600
 
 
@@ -31,4 +31,4 @@ def test_what_is_noted_stays_though_trials_are_no_longer_asked_for(tmp_path: Pat
 def test_a_damaged_file_is_no_empty_one(tmp_path: Path, content: bytes):
     (tmp_path / TRIALS).write_bytes(content)
     with pytest.raises(ResourceError, match="is damaged"):
-        trials.read(tmp_path)
+        trials.read_trials(tmp_path)

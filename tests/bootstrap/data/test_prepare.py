@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from bootstrap.data.prepare import PrepareRequest, prepare
+from bootstrap.data.prepare import PrepareRequest, prepare_text
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.run.dataset import DataManifest
 from protocol.run.prepared import open_folder, read_block
@@ -86,7 +86,7 @@ def test_whatever_the_texts_are_they_can_be_read_back(
     wanted = PrepareRequest(
         [str(folder / "texts.jsonl")], train_tokenizer=300, block_tokens=32, shard_blocks=shard_blocks
     )
-    prepare(wanted, folder / "out", quietly)
+    prepare_text(wanted, folder / "out", quietly)
     train, held_out = documents_in(folder / "out")
     expected = [json.loads(line)["text"] for line in lines]
     assert sorted(train + held_out) == sorted(text for text in expected if text.strip())
@@ -94,7 +94,7 @@ def test_whatever_the_texts_are_they_can_be_read_back(
 
 def test_a_single_text_is_cut_and_its_end_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "book").write_text("Call me Ishmael. " * 200)
-    manifest = prepare(
+    manifest = prepare_text(
         PrepareRequest([str(tmp_path / "book")], train_tokenizer=300, held_out=0.1), tmp_path / "out", quietly
     )
     assert manifest.held_out.tokens == pytest.approx(
@@ -109,7 +109,7 @@ def test_a_text_longer_than_what_is_read_at_once_has_the_tokens_of_the_whole(
     manifests = []
     for name, characters in (("whole", 2**20), ("pieces", 50)):
         monkeypatch.setattr("bootstrap.data.documents.READ_CHARACTERS", characters)
-        manifests.append(prepare(PrepareRequest([str(texts)], train_tokenizer=300), tmp_path / name, quietly))
+        manifests.append(prepare_text(PrepareRequest([str(texts)], train_tokenizer=300), tmp_path / name, quietly))
     assert manifests[0].shards == manifests[1].shards
 
 
@@ -129,7 +129,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     parquet.write_table(pyarrow.table({"content": written, "url": ["x"] * 20}), tmp_path / "c.parquet")
     found = [
-        prepare(
+        prepare_text(
             PrepareRequest([str(tmp_path / name)], train_tokenizer=300, field="content"),
             tmp_path / f"{name}.out",
             quietly,
@@ -145,8 +145,8 @@ def test_a_dataset_is_streamed_by_its_own_library(tmp_path: Path, monkeypatch: p
     (tmp_path / "rows").mkdir()
     lines = [json.dumps({"text": f"Row {number} of a dataset, with words in it."}) for number in range(20)]
     (tmp_path / "rows" / "train.jsonl").write_text("\n".join(lines))
-    manifest = prepare(PrepareRequest([f"hf:{tmp_path / 'rows'}"], train_tokenizer=300), tmp_path / "out", quietly)
-    same = prepare(PrepareRequest([str(tmp_path / "rows")], train_tokenizer=300), tmp_path / "same", quietly)
+    manifest = prepare_text(PrepareRequest([f"hf:{tmp_path / 'rows'}"], train_tokenizer=300), tmp_path / "out", quietly)
+    same = prepare_text(PrepareRequest([str(tmp_path / "rows")], train_tokenizer=300), tmp_path / "same", quietly)
     assert manifest.shards == same.shards
 
 
@@ -171,33 +171,35 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(ResourceError, match=words):
-        prepare(PrepareRequest([str(tmp_path / name)], train_tokenizer=300), tmp_path / "out", quietly)
+        prepare_text(PrepareRequest([str(tmp_path / name)], train_tokenizer=300), tmp_path / "out", quietly)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResourceError, match=r"pip install 'hetpeer\[hf\]'"):
-        prepare(PrepareRequest(["hf:some/dataset"], train_tokenizer=300), tmp_path / "out", quietly)
+        prepare_text(PrepareRequest(["hf:some/dataset"], train_tokenizer=300), tmp_path / "out", quietly)
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     out = small_prepared(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     with pytest.raises(ResourceError, match="not empty"):
-        prepare(PrepareRequest([str(tmp_path / "texts")], train_tokenizer=300), out, quietly)
+        prepare_text(PrepareRequest([str(tmp_path / "texts")], train_tokenizer=300), out, quietly)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("wanted", [{}, {"tokenizer": Path("x"), "train_tokenizer": 300}, {"train_tokenizer": 100}])
 def test_a_tokenizer_is_given_or_trained(tmp_path: Path, wanted: dict) -> None:
     with pytest.raises(UserError, match="token"):
-        prepare(PrepareRequest([str(write_texts(tmp_path / "texts"))], **wanted), tmp_path / "out", quietly)
+        prepare_text(PrepareRequest([str(write_texts(tmp_path / "texts"))], **wanted), tmp_path / "out", quietly)
 
 
 def test_a_mirror_is_a_url(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is no mirror"):
-        prepare(PrepareRequest(["x"], train_tokenizer=300, mirrors=["ftp://example.org"]), tmp_path / "out", quietly)
+        prepare_text(
+            PrepareRequest(["x"], train_tokenizer=300, mirrors=["ftp://example.org"]), tmp_path / "out", quietly
+        )
 
 
 def given_tokenizer(path: Path, end: str) -> Path:
@@ -215,7 +217,7 @@ def given_tokenizer(path: Path, end: str) -> Path:
 def test_a_given_tokenizer_is_kept_byte_for_byte_and_cuts_nothing_off(tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts")
     path = given_tokenizer(tmp_path, "</s>")
-    manifest = prepare(PrepareRequest([str(texts)], tokenizer=path), tmp_path / "out", quietly)
+    manifest = prepare_text(PrepareRequest([str(texts)], tokenizer=path), tmp_path / "out", quietly)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
     assert manifest.end_of_text == 1
     assert sum(shard.tokens for shard in manifest.shards) > 40 * 100
@@ -225,8 +227,10 @@ def test_a_token_that_ends_texts_is_asked_for_where_there_is_no_usual_one(tmp_pa
     texts = write_texts(tmp_path / "texts")
     path = given_tokenizer(tmp_path, "<stop>")
     with pytest.raises(UserError, match="--end-of-text"):
-        prepare(PrepareRequest([str(texts)], tokenizer=path), tmp_path / "out", quietly)
-    manifest = prepare(PrepareRequest([str(texts)], tokenizer=path, end_of_text="<stop>"), tmp_path / "out", quietly)
+        prepare_text(PrepareRequest([str(texts)], tokenizer=path), tmp_path / "out", quietly)
+    manifest = prepare_text(
+        PrepareRequest([str(texts)], tokenizer=path, end_of_text="<stop>"), tmp_path / "out", quietly
+    )
     assert manifest.end_of_text == 1
 
 
@@ -234,7 +238,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "a.txt").write_text("A text.")
     with pytest.raises(ResourceError, match=r"tokenizer\.json is no tokenizer"):
-        prepare(PrepareRequest([str(tmp_path)], tokenizer=tmp_path / "tokenizer.json"), tmp_path / "out", quietly)
+        prepare_text(PrepareRequest([str(tmp_path)], tokenizer=tmp_path / "tokenizer.json"), tmp_path / "out", quietly)
 
 
 def test_blocks_share_one_token_and_cover_both_streams(tmp_path: Path) -> None:
@@ -255,7 +259,7 @@ def interrupt(doing, done, total):
     if doing.startswith(sys.argv[3]):
         os.kill(os.getpid(), getattr(signal, sys.argv[4]))
 from pathlib import Path
-prepare.prepare(prepare.PrepareRequest([sys.argv[1]], train_tokenizer=300), Path(sys.argv[2]), interrupt)
+prepare.prepare_text(prepare.PrepareRequest([sys.argv[1]], train_tokenizer=300), Path(sys.argv[2]), interrupt)
 """
 
 
@@ -268,7 +272,7 @@ def test_whoever_is_stopped_leaves_nothing_that_looks_whole(tmp_path: Path, when
     assert not out.exists()
     if how == "SIGINT":
         assert [path.name for path in tmp_path.iterdir()] == ["texts"]
-    prepare(PrepareRequest([str(texts)], train_tokenizer=300), out, quietly)
+    prepare_text(PrepareRequest([str(texts)], train_tokenizer=300), out, quietly)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
 
 
@@ -301,14 +305,14 @@ def test_one_that_was_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_pat
     texts = write_texts(tmp_path / "texts", 40)
     (texts / "000-blank.txt").write_text(" \n")
     wanted = PrepareRequest([str(texts)], train_tokenizer=300)
-    whole = prepare(wanted, tmp_path / "whole", quietly)
+    whole = prepare_text(wanted, tmp_path / "whole", quietly)
     first, second, third = Stopped(10), Stopped(25), Stopped(1000)
     for listener in (first, second):
         with pytest.raises(KeyboardInterrupt):
-            prepare(wanted, tmp_path / "out", listener)
+            prepare_text(wanted, tmp_path / "out", listener)
         assert not (tmp_path / "out").exists()
         assert f"the same command goes on from what is in {tmp_path / '.out.partial'}" in listener.heard[-1]
-    assert prepare(wanted, tmp_path / "out", third) == whole
+    assert prepare_text(wanted, tmp_path / "out", third) == whole
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
     assert "training a tokenizer of 300 tokens" in first.heard
@@ -324,7 +328,7 @@ def test_it_begins_anew_where_something_else_is_asked_for_or_what_was_kept_is_da
     texts = write_texts(tmp_path / "texts", 20)
     wanted = PrepareRequest([str(texts)], train_tokenizer=300)
     with pytest.raises(KeyboardInterrupt):
-        prepare(wanted, tmp_path / "out", Stopped(10))
+        prepare_text(wanted, tmp_path / "out", Stopped(10))
     match change:
         case "seed":
             wanted = PrepareRequest([str(texts)], train_tokenizer=300, seed=2)
@@ -333,7 +337,7 @@ def test_it_begins_anew_where_something_else_is_asked_for_or_what_was_kept_is_da
         case "damage":
             next((tmp_path / ".out.partial/shuffle").glob("*.tokens")).write_bytes(b"")
     listener = Stopped(1000)
-    prepare(wanted, tmp_path / "out", listener)
+    prepare_text(wanted, tmp_path / "out", listener)
     assert not [said for said in listener.heard if said.startswith("going on")]
-    prepare(wanted, tmp_path / "whole", quietly)
+    prepare_text(wanted, tmp_path / "whole", quietly)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")

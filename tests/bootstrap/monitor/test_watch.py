@@ -10,7 +10,7 @@ from bootstrap.monitor import watch
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
-from protocol.monitor.telemetry import Noted, StepReport, pack
+from protocol.monitor.telemetry import Noted, StepReport, pack_report
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 
@@ -22,7 +22,7 @@ def monitor(folder: Path | None = None, run: RunId = RUN) -> Monitor:
 
 
 def telling(words: str) -> bytes:
-    return pack(StepReport(round=1, happened=[Noted(name="Refused", words=words)]))
+    return pack_report(StepReport(round=1, happened=[Noted(name="Refused", words=words)]))
 
 
 def test_a_peer_that_tells_too_often_waits_and_others_do_not():

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bootstrap.admission.audit_log import AuditEntry, write
+from bootstrap.admission.audit_log import AuditEntry, append_entry
 from bootstrap.admission.invitations import TOKEN_BYTES, listed, redeem, set_closed
 from peer.cli.__main__ import app
 from peer.cli.options import duration
@@ -17,7 +17,7 @@ from protocol.errors import RefusedError, UserError
 from protocol.identity import PeerId, RunId
 from protocol.run.run_files import DESCRIPTOR
 from protocol.trust.keys import load_or_create
-from protocol.trust.ticket import Ticket, parse
+from protocol.trust.ticket import Ticket, parse_ticket
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ())
 ANN = PeerId("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG")
@@ -41,7 +41,7 @@ def invited(folder: Path, *arguments: str) -> tuple[str, bytes]:
     shown = admin(folder, "invite", "--json", *arguments)
     assert shown.exit_code == 0, shown.output
     row = json.loads(shown.output)
-    ticket = parse(row["ticket"])
+    ticket = parse_ticket(row["ticket"])
     assert replace(ticket, token=b"") == TICKET
     return row["invitation"], ticket.token
 
@@ -73,7 +73,7 @@ def test_a_person_is_shown_the_ticket_on_a_line_of_its_own(folder: Path):
     set_closed(folder, True)
     shown = admin(folder, "invite", "--uses", "2", COLUMNS="20").output.splitlines()
     assert shown[0].startswith(f"Invitation {listed(folder)[0].id}, for 2 peers until ")
-    assert replace(parse(shown[2]), token=b"") == TICKET
+    assert replace(parse_ticket(shown[2]), token=b"") == TICKET
     assert len(shown) == 3
 
 
@@ -138,7 +138,7 @@ def test_a_folder_without_a_ticket_or_a_run_says_what_it_lacks(folder: Path):
 def test_the_log_tells_what_was_done_and_no_token(folder: Path):
     id, token = invited(folder, "--uses", "5", "--expires", "7d")
     admin(folder, "withdraw", id)
-    write(
+    append_entry(
         folder,
         AuditEntry(
             what="admitted",
@@ -168,7 +168,7 @@ def test_an_empty_log_is_shown_as_nothing(folder: Path):
 
 
 def test_a_stranger_cannot_write_to_the_operators_terminal(folder: Path):
-    write(folder, AuditEntry(what="refused", at=1e9, peer="\x1b[2J\x9b1mQm\r\n", reason="[red]no[/red]\n\x07"))
+    append_entry(folder, AuditEntry(what="refused", at=1e9, peer="\x1b[2J\x9b1mQm\r\n", reason="[red]no[/red]\n\x07"))
     shown = admin(folder, "log").output
     assert shown.count("\n") == 1
     assert shown.rstrip("\n").isprintable()
@@ -184,7 +184,7 @@ def test_the_operator_alone_makes_an_invitation_for_a_gateway(folder: Path):
     (folder / "ticket").write_text(f"{replace(TICKET, authority=operator.public)}\n")
     row = json.loads(admin(folder, "invite", "--gateway", "--json").output)
     assert row["gateway"]
-    token = parse(row["ticket"]).token
+    token = parse_ticket(row["ticket"]).token
     with pytest.raises(RefusedError, match="is for a gateway, and for nothing else"):
         redeem(folder, token, ANN, 0.0)
     assert redeem(folder, token, ANN, 0.0, gateway=True) == row["invitation"]

@@ -6,15 +6,15 @@ import pytest
 
 from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
-from peer.store.contributions import Shelf
-from peer.store.receipts import RECEIPTS, KeptReceipts
+from peer.store.contributions import ContributionStore
+from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.telemetry.events import Failed
 from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, describe, file_names
 from protocol.trust.credit import microbatch_tokens
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer, revoke
 from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, sign, to_line
 from tests.reference.admitted import identity
@@ -179,7 +179,7 @@ def test_what_stands_there_twice_counts_once(folder: Path, tmp_path: Path, capsy
 
 def test_of_a_peer_that_was_taken_out_nothing_holds_from_then_on(folder: Path, capsys):
     record = revoke(OPERATOR, AUTHORITY, Revocation(LEADER.peer_id, 30, 30))
-    Shelf(folder / "contributions").keep_revocation(record)
+    ContributionStore(folder / "contributions").keep_revocation(record)
     code, shown = run(folder, capsys=capsys)
     assert code == 7
     assert len(shown["refused"]) == 2

@@ -14,7 +14,7 @@ from bootstrap.admission.audit_log import last
 from peer.cli.doctor import NOT_TO_JOIN, DoctorOptions, examine
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress, Serving, from_line
-from protocol.trust.ticket import Ticket, parse
+from protocol.trust.ticket import Ticket, parse_ticket
 from tests.peer.network.reach.test_probing import closed_port
 from tests.reference.small_manifest import SMALL
 
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_each_node_is_told_and_the_machine_is_looked_at(
     node: Node, capsys: pytest.CaptureFixture[str]
 ):
     with closed_port() as nobody:
-        ticket = parse(node.ticket)
+        ticket = parse_ticket(node.ticket)
         silent = Ticket(ticket.run_id, ticket.authority, (nobody,), ticket.addresses)
         both = Ticket(ticket.run_id, ticket.authority, (nobody, *ticket.doors), ticket.addresses)
         code, found, _ = said(asking(str(silent)), capsys)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli.dry_run import dry_run, seats
-from peer.compute.machine import BASE_BYTES, stage_bytes, whole_bytes
+from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
 from peer.process import Terminal
 from protocol import manifest as manifests
 from protocol.layout import parameter_count
@@ -23,12 +23,12 @@ def terminal(json: bool) -> Terminal:
 
 @pytest.fixture(params=RUNS, ids=lambda path: path.stem)
 def manifest(request: pytest.FixtureRequest) -> Manifest:
-    return manifests.load(request.param)
+    return manifests.load_manifest(request.param)
 
 
 def test_the_papers_models_have_the_papers_numbers_of_parameters_and_of_tokens():
     for name, parameters in PAPERS.items():
-        manifest = manifests.load(Path(f"examples/runs/{name}.toml"))
+        manifest = manifests.load_manifest(Path(f"examples/runs/{name}.toml"))
         assert parameter_count(manifest) == pytest.approx(parameters, rel=0.01)
         inner, replicas = manifest.inner, manifest.replicas
         tokens = manifest.tokens_per_step * replicas.total * inner.steps * manifest.outer.rounds

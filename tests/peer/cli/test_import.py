@@ -39,7 +39,7 @@ def test_the_manifest_fits_and_a_run_begins_from_every_weight(tmp_path: Path, te
     checkpoint, toml = by_transformers(tmp_path / "m", "5KB", end_of_text=0), tmp_path / "run.toml"
     said = json.loads(hetpeer("import", str(checkpoint), "--out", str(toml), "--json").splitlines()[-1])
     assert (said["basis"], said["tied"]) == (False, False)
-    manifest = manifests.load(toml)
+    manifest = manifests.load_manifest(toml)
     assert manifest.model == SIZES
     create_run(manifest, tmp_path / "run", text, weights=checkpoint)
     opened = open_checkpoint(checkpoint)
@@ -54,9 +54,9 @@ def test_the_manifest_fits_and_a_run_begins_from_every_weight(tmp_path: Path, te
 def test_a_context_may_be_shortened_and_nothing_else(tmp_path: Path, text: Path) -> None:
     checkpoint, toml = by_transformers(tmp_path / "m"), tmp_path / "run.toml"
     hetpeer("import", str(checkpoint), "--out", str(toml))
-    create_run(manifests.load(toml, {"model.context": 8}), tmp_path / "short", text, weights=checkpoint)
+    create_run(manifests.load_manifest(toml, {"model.context": 8}), tmp_path / "short", text, weights=checkpoint)
     with pytest.raises(UserError, match=r"model\.ffn is 32 in the manifest, and 24"):
-        create_run(manifests.load(toml, {"model.ffn": 32}), tmp_path / "other", text, weights=checkpoint)
+        create_run(manifests.load_manifest(toml, {"model.ffn": 32}), tmp_path / "other", text, weights=checkpoint)
     assert not (tmp_path / "other" / "run.json").exists()
 
 
@@ -75,7 +75,7 @@ def test_a_manifest_is_written_over_only_by_force(tmp_path: Path) -> None:
     assert "--force" in hetpeer("import", str(checkpoint), "--out", str(toml), code=2)
     assert toml.read_text() == "mine"
     hetpeer("import", str(checkpoint), "--out", str(toml), "--force")
-    assert manifests.load(toml).model == SIZES
+    assert manifests.load_manifest(toml).model == SIZES
 
 
 def test_a_tokenizer_with_tokens_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_texts_are_tokenized_without_what_the_tokenizer_adds_and_end_with_its_ow
     tokenizer.enable_truncation(4)
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     hetpeer("import", str(checkpoint), "--out", str(toml))
-    manifest = manifests.load(toml)
+    manifest = manifests.load_manifest(toml)
     assert manifest.model.end_of_text == 7
     create_run(manifest, tmp_path / "run", text, weights=checkpoint)
     train, held_out = (np.fromfile(tmp_path / "run" / f"{name}.bin", "<u2") for name in ("train", "heldout"))
@@ -107,13 +107,13 @@ def test_texts_are_tokenized_without_what_the_tokenizer_adds_and_end_with_its_ow
 def test_another_end_of_text_than_the_trained_tokenizers_needs_a_checkpoint(tmp_path: Path, text: Path) -> None:
     sizes = {"model": SIZES.model_dump() | {"end_of_text": 5}, "replicas": {"compression": 4}}
     with pytest.raises(ManifestError, match=r"end_of_text = 5 .* --weights"):
-        create_run(manifests.check(sizes), tmp_path / "run", text)
+        create_run(manifests.check_manifest(sizes), tmp_path / "run", text)
 
 
 def test_a_folder_name_of_any_kind_makes_a_name_for_the_run(tmp_path: Path) -> None:
     checkpoint = by_hand(tmp_path / 'Meine "Modelle" ]\u202e', config(SIZES), tensors())
     hetpeer("import", str(checkpoint), "--out", str(tmp_path / "run.toml"))
-    assert manifests.load(tmp_path / "run.toml").run.name == "Meine-Modelle-"
+    assert manifests.load_manifest(tmp_path / "run.toml").run.name == "Meine-Modelle-"
 
 
 def test_the_lab_trains_from_it(tmp_path: Path, text: Path) -> None:

@@ -12,7 +12,7 @@ from peer.process import Terminal
 from peer.store.home import locked, peer_folder
 from peer.telemetry.decisions import Dismissed
 from peer.telemetry.events import Event, Failed, Progress
-from peer.telemetry.journal import read
+from peer.telemetry.journal import read_journal
 from protocol.errors import UserError
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
@@ -86,7 +86,7 @@ def test_all_hear_the_same(tmp_path: Path):
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert b"hetpeer_memory_bytes" in answer.read()
     assert said[1:] == [GONE]
-    assert [each.event for each in read(tmp_path)] == [said[0], GONE]
+    assert [each.event for each in read_journal(tmp_path)] == [said[0], GONE]
 
 
 def test_without_being_asked_nothing_is_served(tmp_path: Path):

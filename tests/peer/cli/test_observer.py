@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.admission.policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER
 from peer.cli import observer
 from peer.cli.bootstrap import BootstrapOptions, serve_run
 from peer.cli.observer import name_attester, observe
@@ -15,14 +15,14 @@ from peer.process import Terminal, first_error
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Event, Failed, Finished, Progress, to_line
 from peer.testnet.launch import arguments
-from peer.testnet.options import TestnetOptions
 from peer.testnet.swarm import BOOTSTRAP, Swarm
+from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import LostMemberError, RefusedError
 from protocol.identity import RunId
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.trust.attestations import GRANTED, read_grant
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.ticket import Ticket
 from tests.reference.small_manifest import small_manifest
 

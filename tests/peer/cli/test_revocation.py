@@ -23,7 +23,7 @@ from protocol.net import dht as dhts
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import Descriptor
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer, read_revocation
 from protocol.trust.records import PeerRecord, Register, expiration, sign
 from protocol.trust.ticket import Ticket
@@ -106,7 +106,7 @@ def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(t
     assert (done.returncode, done.stderr) == (0, "")
     said = json.loads(done.stdout)["doing"]
     assert said.startswith(f"peer {ANN[-8:]} is taken out from round 9 on. It gets no new certificate. None of 3 peers")
-    (entry,) = revoked.read(tmp_path / "operator")
+    (entry,) = revoked.read_revoked(tmp_path / "operator")
     assert (entry.peer, entry.start) == (ANN, 9)
     signed = read_revocation(entry.signed, Authority(run.run_id, run.operator))
     assert signed == Revocation(ANN, 9, 9), "the round after the last that the others have finished"
@@ -115,13 +115,13 @@ def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(t
 
 def test_a_peer_is_shut_out_while_the_run_is_down(tmp_path: Path, run: Descriptor):
     folder = tmp_path / "operator"
-    audit_log.write(folder, audit_log.AuditEntry(what="admitted", at=1.0, peer=BOB))
+    audit_log.append_entry(folder, audit_log.AuditEntry(what="admitted", at=1.0, peer=BOB))
     nowhere = (f"/ip4/127.0.0.1/tcp/9/p2p/{ANN}",)
     done = admin(folder, run, nowhere, "revoke", BOB[-8:], "--from-round", "4")
     assert (done.returncode, done.stderr) == (0, "")
     assert "No bootstrap node answered" in done.stdout
     assert "gets no new certificate. No other peer was found, so what it has contributed stays" in done.stdout
-    (entry,) = revoked.read(folder)
+    (entry,) = revoked.read_revoked(folder)
     assert (entry.peer, entry.start, entry.signed) == (BOB, 4, b"")
 
 
@@ -131,7 +131,7 @@ def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):
     done = admin(folder, run, (), "revoke", BOB)
     assert done.returncode == 2
     assert "does not hold the key of this run's operator" in done.stderr
-    assert revoked.read(folder) == ()
+    assert revoked.read_revoked(folder) == ()
 
 
 def test_a_peer_is_meant_by_its_id_or_by_the_end_of_one_that_is_known():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.admission.audit_log import AuditEntry, write
+from bootstrap.admission.audit_log import AuditEntry, append_entry
 from peer.cli.why import explain
 from peer.process import Listeners, Terminal
 from peer.store.home import locked, peer_folder
@@ -196,8 +196,8 @@ def test_without_a_folder_the_log_written_last_is_meant_and_a_ticket_means_its_r
 def test_the_operators_node_knows_who_came_and_who_was_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "bootstrap-mine"
     folder.mkdir()
-    write(folder, AuditEntry(what="admitted", at=1_600_000_000.0, peer=EVIL, role="volunteer", stage=1, slot=2))
-    write(folder, AuditEntry(what="revoked", at=1_800_000_000.0, peer=EVIL, reason="from round 3 on"))
+    append_entry(folder, AuditEntry(what="admitted", at=1_600_000_000.0, peer=EVIL, role="volunteer", stage=1, slot=2))
+    append_entry(folder, AuditEntry(what="revoked", at=1_800_000_000.0, peer=EVIL, reason="from round 3 on"))
     logged(folder / "observer", [DONE, WentOn(3, [EVIL], "most contributions are here")])
     lines = asked(capsys, EVIL, folder).splitlines()
     assert "admitted  peer" in lines[0]

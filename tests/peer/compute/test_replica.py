@@ -10,7 +10,7 @@ from peer.compute.replica import WholeReplica
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from tests.reference.boundary import orthonormal
 from tests.reference.one_process import OneProcess
 
@@ -19,7 +19,7 @@ SIZES = {"layers": 4, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 
 
 
 def manifest(stages: int, compression: int | str, wire: str = "fp32") -> Manifest:
-    return check(
+    return check_manifest(
         {
             "model": SIZES,
             "replicas": {"stages": stages, "compression": compression, "wire": wire},

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from peer.compute.machine import whole_bytes
+from peer.compute.capacity import whole_bytes
 from peer.devices.fit import require_devices, worker_bytes
 from protocol.errors import ResourceError, UserError
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def preset(name: str, sequences: int = 32) -> Manifest:
-    return check({"model": {"preset": name}, "inner": {"sequences": sequences, "microbatch": 4}})
+    return check_manifest({"model": {"preset": name}, "inner": {"sequences": sequences, "microbatch": 4}})
 
 
 @pytest.mark.parametrize(("asked", "near"), [(3, "2 or 4"), (24, "16 or 32"), (33, "32")])
@@ -48,11 +48,11 @@ def test_too_little_memory_is_said_before_joining():
     with pytest.raises(ResourceError, match=r"--max-memory 1\.0 GB is not enough for a replica in 2 processes"):
         require_devices(preset("nano"), 2, CPU, 10**9)
     with pytest.raises(ResourceError, match=r"not enough memory for a replica in 16 processes: it takes about .*, cpu"):
-        require_devices(check({"model": {"preset": "1b", "layers": 1024}}), 16, CPU)
+        require_devices(check_manifest({"model": {"preset": "1b", "layers": 1024}}), 16, CPU)
 
 
 def test_a_process_takes_less_the_more_there_are():
-    run = check({"model": {"preset": "1b"}, "inner": {"sequences": 32, "microbatch": 1}})
+    run = check_manifest({"model": {"preset": "1b"}, "inner": {"sequences": 32, "microbatch": 1}})
     sizes = [worker_bytes(run, processes) for processes in (1, 2, 4, 8, 16)]
     assert sizes == sorted(sizes, reverse=True)
     assert worker_bytes(run, 8) < whole_bytes(run) / 4

@@ -6,14 +6,14 @@ from multiprocessing import Pipe
 import torch
 
 from peer.devices.messages import Answer, Order, answer, give, hear, take
-from peer.devices.shared_memory import layout_of, packed, unpack
+from peer.devices.shared_memory import layout_of, packed, unpack_tensors
 
 LAYOUT = {"some": ("float32", (3, 5)), "scalar": ("float32", ()), "whole": ("int64", (7,))}
 
 
 def test_what_one_writes_the_other_reads_and_back():
     with packed(LAYOUT) as parcel:
-        theirs = unpack(parcel.handle, LAYOUT)
+        theirs = unpack_tensors(parcel.handle, LAYOUT)
     parcel.tensors["whole"].copy_(torch.arange(7))
     theirs["some"][1].fill_(2.5)
     theirs["scalar"].fill_(-1)

@@ -5,7 +5,7 @@ import torch
 
 from peer.diagnosis.speed import SHORTEST_CONTEXT, kind_of, measure_stages, part_that_takes
 from peer.planning.model import work_of
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from tests.reference.small_manifest import small_manifest
 
 CPU = torch.device("cpu")
@@ -32,14 +32,14 @@ def test_every_stage_is_measured(replicas: dict[str, object]):
 
 
 def test_stages_of_one_kind_are_measured_once():
-    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 6}})
+    manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 6}})
     assert len({kind_of(manifest, stage) for stage in range(6)}) == 3
-    uneven = check({"model": {"preset": "178m"}, "replicas": {"stages": 4}})
+    uneven = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4}})
     assert [kind_of(uneven, stage)[1] for stage in range(4)] == [3, 2, 2, 2]
 
 
 def test_what_takes_too_long_is_measured_on_a_part():
-    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
     whole = work_of(manifest, stage=1).operations
     assert part_that_takes(manifest, 1, whole) == manifest
     half = part_that_takes(manifest, 1, whole / 2)

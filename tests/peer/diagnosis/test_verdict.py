@@ -4,9 +4,9 @@ import pytest
 
 from peer.diagnosis.verdict import Room, Speed, group, seconds, stages
 from peer.planning.model import Volunteer, round_of, round_of_group, work_of
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 
-MANIFEST = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+MANIFEST = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
 ROOMY = Room(8 * 10**9, 24 * 10**9)
 TIGHT = Room(8 * 10**9, 4 * 10**9)
 GIGABIT = Volunteer(1.0, 1e9, 1e9, 0.01)
@@ -41,7 +41,7 @@ def test_a_thin_upload_is_named_with_the_k_that_would_fit():
 
 
 def test_the_ends_of_a_pipeline_carry_half_of_what_its_middle_does():
-    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}, "inner": {"sequences": 512}})
+    manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}, "inner": {"sequences": 512}})
     first, middle, _, last = (each.numbers["step"] for each in verdicts(manifest, 1.0, HOME))
     assert first == pytest.approx(last, rel=0.02)
     assert middle == pytest.approx(2 * first, rel=0.1)
@@ -57,7 +57,7 @@ def test_beside_the_swarm_only_who_is_slower_is_warned():
 
 
 def test_where_the_exchange_is_in_the_way_overlap_is_the_advice():
-    manifest = check(
+    manifest = check_manifest(
         {
             "model": {"preset": "512m"},
             "replicas": {"stages": 4, "groups": 60, "compression": 128},
@@ -85,7 +85,11 @@ def test_without_a_link_only_the_device_is_judged():
 
 def test_what_was_measured_in_part_says_so():
     (only,) = stages(
-        check({"model": {"preset": "nano"}, "replicas": {"stages": 1}}), [speed(1.0, 0.05)], [ROOMY], GIGABIT, 0.0
+        check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 1}}),
+        [speed(1.0, 0.05)],
+        [ROOMY],
+        GIGABIT,
+        0.0,
     )
     assert "computed from 5.0% of a microbatch" in only.value
 

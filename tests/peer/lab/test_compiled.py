@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.lab.switches import Switches
 from peer.telemetry.events import Evaluated
 from tests.reference.small_lab import small_lab

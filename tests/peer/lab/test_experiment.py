@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.experiment import PAPER, Case, cases, load
+from peer.lab.experiment import PAPER, Case, cases, load_experiment
 from protocol.errors import ManifestError
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def written(folder: Path, text: str = TEXT) -> Path:
 
 
 def found(folder: Path, scale: str = PAPER, text: str = TEXT) -> list[Case]:
-    return cases(load(written(folder, text), scale))
+    return cases(load_experiment(written(folder, text), scale))
 
 
 def test_a_grid_is_every_combination_for_every_seed_all_of_one_seed_first(tmp_path: Path):
@@ -131,13 +131,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, says: str):
 
 def test_a_scale_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path):
     with pytest.raises(ManifestError, match="no scale 'large'; it has paper, small"):
-        load(written(tmp_path), "large")
+        load_experiment(written(tmp_path), "large")
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_example_can_be_run_at_both_scales(path: Path):
     for scale in (PAPER, "small"):
-        experiment = load(path, scale)
+        experiment = load_experiment(path, scale)
         asked = cases(experiment)
         assert len(experiment.seeds) >= 3 or (path.stem, scale) in SCREENINGS
         assert len({(case.id, case.seed) for case in asked}) == len(asked) >= 6

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.experiment import Case, Experiment, cases, load
-from peer.lab.record import RESULTS, Point, Record, append, of, read
+from peer.lab.experiment import Case, Experiment, cases, load_experiment
+from peer.lab.record import RESULTS, Point, Record, append, of, read_records
 from peer.lab.report import write_report
 from peer.lab.summary import Spread, rows
 from protocol.errors import FormatError
@@ -59,7 +59,7 @@ def all_records() -> list[Record]:
 def test_what_is_appended_is_read_again(tmp_path: Path):
     for each in all_records():
         append(tmp_path, each)
-    assert read(tmp_path) == all_records()
+    assert read_records(tmp_path) == all_records()
 
 
 def test_a_run_from_before_an_option_is_the_one_with_its_default(tmp_path: Path):
@@ -67,24 +67,24 @@ def test_a_run_from_before_an_option_is_the_one_with_its_default(tmp_path: Path)
     made.switches.pop("residuals")
     made.manifest["outer"].pop("overlap")
     append(tmp_path, replace(made, id="of old"))
-    assert of([case], read(tmp_path)).keys() == {case.id}
+    assert of([case], read_records(tmp_path)).keys() == {case.id}
 
 
 def test_a_run_with_an_option_that_is_gone_counts_nowhere(tmp_path: Path):
     append(tmp_path, replace(all_records()[0], id="of old", switches={"quantum": True}))
-    assert of(CASES, read(tmp_path)) == {}
-    assert read(tmp_path)[0].id == "of old"
+    assert of(CASES, read_records(tmp_path)) == {}
+    assert read_records(tmp_path)[0].id == "of old"
 
 
 def test_a_line_that_was_cut_short_does_not_count_and_another_broken_one_is_an_error(tmp_path: Path):
     append(tmp_path, all_records()[0])
     with (tmp_path / RESULTS).open("a") as file:
         file.write('{"id": "half')
-    assert len(read(tmp_path)) == 1
+    assert len(read_records(tmp_path)) == 1
     with (tmp_path / RESULTS).open("a") as file:
         file.write(" a line\n")
     with pytest.raises(FormatError, match="line 2"):
-        read(tmp_path)
+        read_records(tmp_path)
 
 
 def test_the_loss_of_the_replicas_is_the_mean_over_all_each_as_it_runs():
@@ -181,5 +181,5 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
     ],
 )
 def test_what_the_documents_tell_is_still_what_these_experiments_ask(experiment: str):
-    asked = cases(load(ROOT / f"examples/{experiment}.toml", "small"))
-    assert len(of(asked, read(ROOT / "docs/results"))) == len({case.id for case in asked})
+    asked = cases(load_experiment(ROOT / f"examples/{experiment}.toml", "small"))
+    assert len(of(asked, read_records(ROOT / "docs/results"))) == len({case.id for case in asked})

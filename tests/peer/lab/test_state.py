@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bootstrap.genesis import create_run
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.lab.switches import Switches
 from peer.telemetry.events import Evaluated, RoundDone

@@ -14,7 +14,7 @@ from peer.model.language_model import LanguageModel, Sampling, generate, pick
 from peer.model.stage import Stage
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.run.hugging_face import config
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
@@ -25,7 +25,7 @@ GROUPED = {"layers": 3, "d": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "context"
 
 
 def manifest(**sizes: object) -> Manifest:
-    return check({"model": GROUPED | sizes, "replicas": {"stages": 3, "compression": 1}})
+    return check_manifest({"model": GROUPED | sizes, "replicas": {"stages": 3, "compression": 1}})
 
 
 def language_model(of: Manifest, weights: dict[str, Tensor]) -> LanguageModel:

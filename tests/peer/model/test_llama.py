@@ -9,7 +9,7 @@ from torch.autograd import backward
 
 from peer.model.linear import Linear
 from peer.model.llama import Layer, rotary_tables, rotate
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from tests.reference import llama as reference
 from tests.reference.llama import random_weights, small_manifests
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def manifest(**sizes: int) -> Manifest:
     model = {"layers": 1, "d": 16, "heads": 4, "kv_heads": 2, "ffn": 20, "context": 8, "vocabulary": 258}
-    return check({"model": model | sizes, "replicas": {"stages": 1, "compression": 1}})
+    return check_manifest({"model": model | sizes, "replicas": {"stages": 1, "compression": 1}})
 
 
 def tables(of: Manifest, length: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from peer.model.embedding import DenseEmbedding
 from peer.model.stage import Stage, loss
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout, part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.presets import PRESETS
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
@@ -24,7 +24,7 @@ SIZES = {"layers": 3, "d": 24, "heads": 4, "kv_heads": 2, "ffn": 20, "context": 
 
 
 def small(stages: int = 2) -> Manifest:
-    return check({"model": SIZES, "replicas": {"stages": stages}})
+    return check_manifest({"model": SIZES, "replicas": {"stages": stages}})
 
 
 def loaded(manifest: Manifest, weights: dict[str, Tensor]) -> list[Stage]:
@@ -85,7 +85,7 @@ def test_hugging_face_weights_give_hugging_face_logits() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_stage_of_every_preset_has_the_tensors_of_the_layout_in_its_order(preset: str) -> None:
-    manifest = check({"model": {"preset": preset}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": preset}, "replicas": {"stages": 4}})
     for stage in range(4):
         with torch.device("meta"):
             tensors = Stage(manifest, stage).tensors()
@@ -97,7 +97,7 @@ def test_every_stage_of_every_preset_has_the_tensors_of_the_layout_in_its_order(
     ("preset", "parameters"), [("178m", 177_622_016), ("512m", 512_398_848), ("1b", 1_204_881_408)]
 )
 def test_the_paper_s_models_have_the_paper_s_size(preset: str, parameters: int) -> None:
-    manifest = check({"model": {"preset": preset}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": preset}, "replicas": {"stages": 4}})
     with torch.device("meta"):
         modules: list[nn.Module] = [DenseEmbedding(manifest.model.vocabulary, manifest.model.d)]
         modules += [Stage(manifest, stage) for stage in range(4)]

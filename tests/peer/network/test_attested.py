@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from peer.network.attested import Attested
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.telemetry.events import Event, Refused
 from protocol.identity import EMBEDDING, Part, PeerId, RunId, stage_part
 from protocol.outer.claims import Claim
-from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read_attestation
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from tests.reference.admitted import identity
 
@@ -37,8 +37,8 @@ def attestation(round: int, since: int = 0, who: str = "observer", digest: str =
 def here(folder: Path, who: str = "me", out: set[PeerId] = frozenset(), events: list[Event] | None = None) -> Attested:  # type: ignore[assignment]
     me = identity(who)
     signer = Signer(me, AUTHORITY, issue(OPERATOR, RUN, Card(me.peer_id, "observer", 0, 0)))
-    distrust = Distrust((events if events is not None else []).append)
-    return Attested(signer, distrust, folder, lambda peer: peer in out)
+    bans = Bans((events if events is not None else []).append)
+    return Attested(signer, bans, folder, lambda peer: peer in out)
 
 
 def test_the_newest_stands_and_is_there_after_a_restart(tmp_path: Path):
@@ -56,9 +56,9 @@ def test_the_newest_stands_and_is_there_after_a_restart(tmp_path: Path):
 def test_who_passes_on_what_is_no_attestation_is_avoided(tmp_path: Path):
     one = here(tmp_path)
     one.hear(b"", BOB.peer_id)
-    assert not one.distrust.objection(BOB.peer_id)
+    assert not one.bans.objection(BOB.peer_id)
     one.hear(attestation(9)[:-1] + b"x", BOB.peer_id)
-    assert one.distrust.objection(BOB.peer_id)
+    assert one.bans.objection(BOB.peer_id)
     assert one.round == 0
     assert not (tmp_path / KEPT).exists()
 
@@ -96,7 +96,7 @@ def test_who_claims_another_past_is_not_believed_until_it_takes_the_attested_one
         assert not one.believes(BOB.peer_id, EMBEDDING)
     assert one.believes(BOB.peer_id, STAGE)
     assert [event.peer for event in events if isinstance(event, Refused)] == [BOB.peer_id]
-    assert not one.distrust.objection(BOB.peer_id)
+    assert not one.bans.objection(BOB.peer_id)
     one.look(BOB.peer_id, {EMBEDDING: said(9, 10)})
     assert one.believes(BOB.peer_id, EMBEDDING)
     assert one.believes(ME.peer_id, EMBEDDING)  # who has said nothing
@@ -120,9 +120,9 @@ def test_an_attester_signs_what_all_its_parts_were_after_a_round_that_it_saw(
     one.hearsay(since)
     assert one.close(claims) is claims
     assert one.round == round
-    assert not one.distrust.objection(OBSERVER.peer_id)
+    assert not one.bans.objection(OBSERVER.peer_id)
     if round:
-        seen = read(one.signed, AUTHORITY)
+        seen = read_attestation(one.signed, AUTHORITY)
         assert (seen.attester, seen.since) == (OBSERVER.peer_id, since)
         assert seen.states == dict.fromkeys(claims, (TRUE, 4 * round))
 

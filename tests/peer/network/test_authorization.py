@@ -24,7 +24,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.schemas import reconciliation_pb2 as said
-from protocol.trust.handover import Bequest, Heritage, offer
+from protocol.trust.bequests import Bequest, Handovers, sign_bequest
 from protocol.trust.proofs import revoke
 from tests.reference.admitted import There, contacts, credentials, identity, there
 from tests.reference.loopback_peers import LoopbackPeer, village
@@ -190,15 +190,15 @@ def test_a_statement_is_heard_from_its_author_alone(tmp_path: Path):
 
 def test_a_bequest_is_taken_from_its_giver_alone(tmp_path: Path):
     async def scene(ann: LoopbackPeer, bob: LoopbackPeer, eve: LoopbackPeer) -> None:
-        bob.succession.heritage, bob.succession.open = Heritage(), True
+        bob.handover.handovers, bob.handover.open = Handovers(), True
         bequest = Bequest(PeerId(ann.id), PeerId(bob.id), 1, 1, "ab" * 32, 100)
-        message = succession_pb2.Bequest(proof=offer(ann.signer, bequest))
+        message = succession_pb2.Bequest(proof=sign_bequest(ann.signer, bequest))
         async with eve.outer.reconciler.contacts.to(to(bob)) as channel:
             stub = succession_pb2_grpc.SuccessionStub(channel)
             words = f"peer {eve.id[-8:]} is not peer {ann.id[-8:]}, who alone speaks of its own bequests"
             with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await stub.Bequeath(message, metadata=HANDSHAKE, timeout=20)
-        assert bob.succession.next() is None
+        assert bob.handover.next() is None
 
     among(tmp_path, scene)
 
@@ -210,6 +210,6 @@ def test_a_revocation_is_the_operators_whoever_passes_it_on(tmp_path: Path):
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="operator"):
                 await stub.Revoke(said.Revocations(revocations=[false]), metadata=HANDSHAKE, timeout=20)
-        assert not bob.acceptance.revocations
+        assert not bob.intake.revocations
 
     among(tmp_path, scene)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.network.bans import FIRST_SECONDS, MOST_SECONDS, OFFENDERS_KEPT, Distrust
+from peer.network.bans import FIRST_SECONDS, MOST_SECONDS, OFFENDERS_KEPT, Bans
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Event, Refused
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
@@ -14,20 +14,20 @@ ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
 
 
 class Neighbourhood:
-    """A peer's distrust, with a clock by hand."""
+    """A peer's bans, with a clock by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.said: list[Event] = []
         self.left: list[PeerId] = []
-        self.distrust = Distrust(self.said.append, lambda: self.now, hang_up=self.left.append)
+        self.bans = Bans(self.said.append, lambda: self.now, hang_up=self.left.append)
 
     def avoided_seconds(self, peer: PeerId) -> float:
         """How long a peer is avoided from now on, to the millisecond."""
         start, low, high = self.now, 0.0, 2 * MOST_SECONDS
         while high - low > 1e-3:
             self.now = start + (low + high) / 2
-            low, high = (self.now - start, high) if self.distrust.objection(peer) else (low, self.now - start)
+            low, high = (self.now - start, high) if self.bans.objection(peer) else (low, self.now - start)
         self.now = start
         return high
 
@@ -35,26 +35,26 @@ class Neighbourhood:
 def test_whom_a_revoked_gateway_let_in_is_not_talked_to_until_another_node_lets_it_in():
     here = Neighbourhood()
     by = {ANN: PeerId("QmGateway")}
-    here.distrust.issuer = lambda peer: by.get(peer, NO_PEER)
-    here.distrust.note(PeerId("QmGateway"), PeerError("lies"))
-    assert here.distrust.objection(ANN) == ""  # what the gateway does wrong itself is its own affair
-    here.distrust.revoke(PeerId("QmGateway"))
-    assert here.distrust.objection(ANN) == "the operator has taken out the gateway that let peer QmAnn in"
-    assert here.distrust.objection(BOB) == ""
+    here.bans.issuer = lambda peer: by.get(peer, NO_PEER)
+    here.bans.note(PeerId("QmGateway"), PeerError("lies"))
+    assert here.bans.objection(ANN) == ""  # what the gateway does wrong itself is its own affair
+    here.bans.revoke(PeerId("QmGateway"))
+    assert here.bans.objection(ANN) == "the operator has taken out the gateway that let peer QmAnn in"
+    assert here.bans.objection(BOB) == ""
     del by[ANN]
-    assert here.distrust.objection(ANN) == ""
+    assert here.bans.objection(ANN) == ""
 
 
 @pytest.mark.parametrize("error", [PeerError("lies"), FormatError("garbage")])
 def test_who_breaks_the_protocol_is_named_hung_up_on_and_avoided_for_a_while(error: PeerError):
     here = Neighbourhood()
-    here.distrust.note(ANN, error)
-    assert here.distrust.objection(ANN) == f"peer {ANN[-8:]} is avoided for 10 s: {error}"
-    assert here.distrust.objection(BOB) == ""
+    here.bans.note(ANN, error)
+    assert here.bans.objection(ANN) == f"peer {ANN[-8:]} is avoided for 10 s: {error}"
+    assert here.bans.objection(BOB) == ""
     assert here.said == [Refused(ANN, str(error)), Avoided(ANN, FIRST_SECONDS, f"offence 1: {error}")]
     assert here.left == [ANN]
     here.now += FIRST_SECONDS
-    assert here.distrust.objection(ANN) == ""
+    assert here.bans.objection(ANN) == ""
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_who_breaks_the_protocol_is_named_hung_up_on_and_avoided_for_a_while(err
 )
 def test_an_honest_mistake_costs_nothing(error: Exception):
     here = Neighbourhood()
-    here.distrust.note(ANN, error)  # type: ignore[arg-type]
-    assert here.distrust.objection(ANN) == ""
+    here.bans.note(ANN, error)  # type: ignore[arg-type]
+    assert here.bans.objection(ANN) == ""
     assert here.said == here.left == []
 
 
@@ -71,7 +71,7 @@ def test_an_honest_mistake_costs_nothing(error: Exception):
 def test_each_time_it_is_twice_as_long_and_an_hour_at_most(times: int):
     here, expected = Neighbourhood(), FIRST_SECONDS
     for _ in range(times):
-        here.distrust.note(ANN, PeerError("lies"))
+        here.bans.note(ANN, PeerError("lies"))
         assert here.avoided_seconds(ANN) == pytest.approx(expected, abs=1e-2)
         here.now += expected
         expected = min(MOST_SECONDS, 2 * expected)
@@ -80,17 +80,17 @@ def test_each_time_it_is_twice_as_long_and_an_hour_at_most(times: int):
 def test_what_is_still_under_way_when_a_peer_is_avoided_already_counts_once():
     here = Neighbourhood()
     for _ in range(5):
-        here.distrust.note(ANN, PeerError("lies"))
+        here.bans.note(ANN, PeerError("lies"))
     assert len([event for event in here.said if isinstance(event, Refused)]) == 1
     assert here.avoided_seconds(ANN) == pytest.approx(FIRST_SECONDS, abs=1e-2)
 
 
 def test_a_revoked_peer_is_never_talked_to_again_and_hung_up_on_once():
     here = Neighbourhood()
-    here.distrust.revoke(ANN)
-    here.distrust.revoke(ANN)
+    here.bans.revoke(ANN)
+    here.bans.revoke(ANN)
     here.now += 1e9
-    assert here.distrust.objection(ANN) == f"the operator has taken peer {ANN[-8:]} out of the run"
+    assert here.bans.objection(ANN) == f"the operator has taken peer {ANN[-8:]} out of the run"
     assert here.left == [ANN]
     assert here.said == [Avoided(ANN, None, "the operator has taken it out of the run")]
 
@@ -98,13 +98,13 @@ def test_a_revoked_peer_is_never_talked_to_again_and_hung_up_on_once():
 def test_a_flood_of_offenders_is_forgotten_from_its_beginning():
     here = Neighbourhood()
     for number in range(OFFENDERS_KEPT + 1):
-        here.distrust.note(PeerId(str(number)), PeerError("lies"))
-    assert len(here.distrust.offenders) == OFFENDERS_KEPT
-    assert here.distrust.objection(PeerId("0")) == ""
-    assert here.distrust.objection(PeerId("1"))
+        here.bans.note(PeerId(str(number)), PeerError("lies"))
+    assert len(here.bans.offenders) == OFFENDERS_KEPT
+    assert here.bans.objection(PeerId("0")) == ""
+    assert here.bans.objection(PeerId("1"))
 
 
 def test_a_long_reason_is_cut():
     here = Neighbourhood()
-    here.distrust.note(ANN, PeerError("x" * 10_000))
-    assert len(here.distrust.objection(ANN)) < 300
+    here.bans.note(ANN, PeerError("x" * 10_000))
+    assert len(here.bans.objection(ANN)) < 300

@@ -24,22 +24,22 @@ def play(folder: Path, scene: Callable[[Village, Entry], Awaitable[None]]) -> No
             await a.contribute(1, 1)
             await made.calm()
             made.introduce()
-            (entry,) = a.acceptance.ledgers[EMBEDDING].entries(1)
-            c.acceptance.fetcher.hear([entry.key], b.outer.discovery.record)
+            (entry,) = a.intake.ledgers[EMBEDDING].entries(1)
+            c.intake.fetcher.hear([entry.key], b.outer.discovery.record)
             await asyncio.wait_for(scene(made, entry), 30)
 
     asyncio.run(run())
 
 
 def whole(peer: LoopbackPeer, entry: Entry) -> bool:
-    return digest(peer.acceptance.shelf.read(entry.sha256)) == entry.sha256
+    return digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
 
 
 def test_what_one_cannot_give_comes_from_another_who_said_that_it_has_it(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         a, _, c = made.peers
         gone = a.outer.discovery.record.model_copy(update={"address": "127.0.0.1:1"})
-        assert [each.name for each in await c.acceptance.take(entry.proof, [], gone)] == [entry.name]
+        assert [each.name for each in await c.intake.take(entry.proof, [], gone)] == [entry.name]
         assert whole(c, entry)
         assert c.said == []
 
@@ -49,9 +49,9 @@ def test_what_one_cannot_give_comes_from_another_who_said_that_it_has_it(tmp_pat
 def test_who_gives_other_bytes_is_reported_and_passed_over(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         liar, _, c = made.peers
-        where = liar.acceptance.shelf.slices[entry.sha256]
+        where = liar.intake.contribution_store.slices[entry.sha256]
         where.path.write_bytes(bytes(where.offset + where.size))
-        assert [each.name for each in await c.acceptance.take(entry.proof, [], liar.outer.discovery.record)]
+        assert [each.name for each in await c.intake.take(entry.proof, [], liar.outer.discovery.record)]
         assert whole(c, entry)
         assert [event.peer for event in c.said if isinstance(event, Refused)] == [liar.id]
 
@@ -61,11 +61,11 @@ def test_who_gives_other_bytes_is_reported_and_passed_over(tmp_path: Path):
 def test_what_nobody_gives_can_be_fetched_later(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         a, b, c = made.peers
-        kept = a.acceptance.shelf.slices.pop(entry.sha256)
-        b.acceptance.shelf.slices.pop(entry.sha256)
-        assert await c.acceptance.take(entry.proof, [], a.outer.discovery.record) == []
-        assert c.acceptance.fetcher.wanted.sources == {}
-        a.acceptance.shelf.slices[entry.sha256] = kept
+        kept = a.intake.contribution_store.slices.pop(entry.sha256)
+        b.intake.contribution_store.slices.pop(entry.sha256)
+        assert await c.intake.take(entry.proof, [], a.outer.discovery.record) == []
+        assert c.intake.fetcher.wanted.sources == {}
+        a.intake.contribution_store.slices[entry.sha256] = kept
         await c.outer.reconciler.compare(a.outer.discovery.record)
         assert whole(c, entry)
 

@@ -29,11 +29,11 @@ from protocol.limits import (
 from protocol.net.channels import handshake
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
-from protocol.net.places import Places
+from protocol.net.quotas import Places
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_trial
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -72,12 +72,12 @@ async def call(liar: LoopbackPeer, other: LoopbackPeer, method: str, message: An
 
 
 def avoided(by: LoopbackPeer, whom: LoopbackPeer) -> str:
-    return by.outer.reconciler.distrust.objection(whom.outer.discovery.record.peer_id)
+    return by.outer.reconciler.bans.objection(whom.outer.discovery.record.peer_id)
 
 
 def checked(by: LoopbackPeer) -> int:
     """How often it has checked what others have signed."""
-    return by.acceptance.turns.done
+    return by.intake.turns.done
 
 
 def signed(author: LoopbackPeer, round: int, number: int = 0) -> pb.Entry:
@@ -159,10 +159,10 @@ def test_entries_of_rounds_that_are_not_open_are_not_checked_and_of_none_that_wi
 def test_of_one_name_more_versions_than_void_each_other_are_not_checked(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b, liar = made.peers
-        b.outer.reconciler.distrust.emit = lambda event: None
+        b.outer.reconciler.bans.emit = lambda event: None
         versions = [liar.signer.contribution(EMBEDDING, 1, f"{number:064x}", 10) for number in range(3)]
         for entry in versions[:2]:  # both in time
-            b.acceptance.ledgers[EMBEDDING].take(entry)
+            b.intake.ledgers[EMBEDDING].take(entry)
         before = checked(b)
         for _ in range(5):
             await tell(a, b, entries=[signed(liar, 1, 7 + number) for number in range(ENTRIES_NAMED)])
@@ -209,8 +209,8 @@ def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: P
         await until(lambda: bool(avoided(b, liar)))
         await until(lambda: not b.outer.reconciler.learning)
         assert max(most) == (KEYS_ASKED_OF_ONE, KEYS_ASKED_OF_ONE)
-        assert b.acceptance.fetcher.wanted.asked == {}
-        assert b.acceptance.fetcher.wanted.places.total == 0
+        assert b.intake.fetcher.wanted.asked == {}
+        assert b.intake.fetcher.wanted.places.total == 0
         assert "entries that it named" in avoided(b, liar)
 
     play(tmp_path, scene)
@@ -304,7 +304,7 @@ def test_an_answer_to_a_comparison_that_names_too_much_is_a_breach(tmp_path: Pat
         monkeypatch.setattr(service, "some_named", lambda keys: dict([*keys.items()][:1]))
         await b.outer.reconciler.compare(liar.outer.discovery.record)
         assert f"{KEYS_NAMED + 1} keys" in avoided(b, liar)
-        assert b.acceptance.fetcher.wanted.asked == {}
+        assert b.intake.fetcher.wanted.asked == {}
 
     play(tmp_path, scene)
 
@@ -323,7 +323,7 @@ def test_entries_that_wait_have_so_many_places_of_one_source_and_others_have_the
         b.outer.reconciler.learner.entries.take(liar.outer.discovery.record.peer_id, ENTRIES_OF_ONE - 1)
         assert "still on its way" in await tell(liar, b, entries=[signed(liar, 1), signed(liar, 1)])
         await a.contribute(1, 1)
-        await until(lambda: a.id in b.acceptance.ledgers[EMBEDDING].chosen(1))
+        await until(lambda: a.id in b.intake.ledgers[EMBEDDING].chosen(1))
 
     play(tmp_path, scene)
 

@@ -30,7 +30,7 @@ def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]], 
 
 
 def holds(peer: LoopbackPeer, author: LoopbackPeer, parts: list[Part]) -> bool:
-    return all(author.id in peer.acceptance.ledgers[part].chosen(1) for part in parts)
+    return all(author.id in peer.intake.ledgers[part].chosen(1) for part in parts)
 
 
 def test_everybody_hears_of_a_contribution_though_its_author_tells_few_and_nobody_compares(tmp_path: Path):
@@ -41,7 +41,7 @@ def test_everybody_hears_of_a_contribution_though_its_author_tells_few_and_nobod
         author = made.peers[0]
         await author.contribute(1, 1)
         for peer in made.peers:
-            parts = list(peer.acceptance.ledgers)
+            parts = list(peer.intake.ledgers)
             await peer.outer.discovery.news.until(lambda peer=peer, parts=parts: holds(peer, author, parts))
 
     play(tmp_path, names, scene, small_manifest())
@@ -53,15 +53,15 @@ def test_what_was_begun_goes_on_when_who_told_it_hangs_up(tmp_path: Path):
         made.cut(b)
         await a.contribute(1, 1)
         made.introduce()
-        begun, may_end, check = asyncio.Event(), asyncio.Event(), b.acceptance.check
+        begun, may_end, check = asyncio.Event(), asyncio.Event(), b.intake.check
 
         async def slow(blob: bytes, entry: Entry) -> None:
             begun.set()
             await may_end.wait()
             await check(blob, entry)
 
-        b.acceptance.check = slow
-        (entry,) = a.acceptance.ledgers[EMBEDDING].entries(1)
+        b.intake.check = slow
+        (entry,) = a.intake.ledgers[EMBEDDING].entries(1)
         news = pb.News(statement=a.outer.reconciler.statement(), entries=[pb.Entry(proof=entry.proof)])
         async with a.outer.reconciler.contacts.to(b.outer.discovery.record) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
@@ -104,22 +104,22 @@ def test_who_compares_learns_whether_the_other_holds_all_that_is_here(tmp_path: 
 def test_what_is_on_its_way_is_waited_for_though_comparing_does_not(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
-        may_end, check = asyncio.Event(), b.acceptance.check
+        may_end, check = asyncio.Event(), b.intake.check
 
         async def slow(blob: bytes, entry: Entry) -> None:
             await may_end.wait()
             await check(blob, entry)
 
-        b.acceptance.check = slow
+        b.intake.check = slow
         await a.contribute(1, 1)  # and tells b
-        while len(b.outer.reconciler.learning) < len(b.acceptance.ledgers):
+        while len(b.outer.reconciler.learning) < len(b.intake.ledgers):
             await b.outer.discovery.news.wait(0.01)
         await b.outer.reconciler.compare(a.outer.discovery.record)
         assert not holds(b, a, [EMBEDDING])
         learnt = asyncio.create_task(b.outer.reconciler.learnt())
         may_end.set()
         await learnt
-        assert holds(b, a, list(b.acceptance.ledgers))
+        assert holds(b, a, list(b.intake.ledgers))
 
     play(tmp_path, "ab", scene, small_manifest())
 
@@ -128,13 +128,13 @@ def test_who_says_what_is_no_statement_is_told_so_and_avoided(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
         noted = asyncio.Event()
-        b.outer.reconciler.distrust.emit = lambda event: noted.set()
+        b.outer.reconciler.bans.emit = lambda event: noted.set()
         async with a.outer.reconciler.contacts.to(b.outer.discovery.record) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="signed"):
                 await stub.Tell(pb.News(statement=b"garbage"), metadata=handshake(made.manifest), timeout=10)
         await noted.wait()  # once the answer is out
-        assert b.outer.reconciler.distrust.objection(a.id)
+        assert b.outer.reconciler.bans.objection(a.id)
 
     play(tmp_path, "ab", scene, small_manifest())
 
@@ -157,6 +157,6 @@ def test_who_answers_with_bytes_that_are_no_message_is_avoided(tmp_path: Path):
             await ours.outer.reconciler.compare(record)
         finally:
             await server.stop(None)
-        assert "not a signed statement" in ours.outer.reconciler.distrust.objection(theirs.peer_id)
+        assert "not a signed statement" in ours.outer.reconciler.bans.objection(theirs.peer_id)
 
     play(tmp_path, "a", scene, small_manifest())

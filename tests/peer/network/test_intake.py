@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.network.blob_fetcher import Fetcher
+from peer.network.blob_fetcher import BlobFetcher
 from protocol.codec.contribution import digest, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust.membership import Card, issue
+from protocol.trust.membership_card import Card, issue
 from protocol.trust.proofs import Signer, revoke
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
@@ -32,32 +32,37 @@ def play(folder: Path, names: str, scene: Callable[[Village], Awaitable[None]]) 
 
 
 async def written(author: LoopbackPeer, seed: int) -> Entry:
-    """A contribution to the embedding that its author has on its shelf, and has told nobody of."""
+    """A contribution to the embedding that its author keeps, and has told nobody of."""
     state = author.outer.followed.parts[EMBEDDING].state
     moved = {name: torch.full_like(tensor, seed * 1e-7, dtype=torch.float32) for name, tensor in state.grid.items()}
     record = author.outer.discovery.record
     blob, _ = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)
     entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-    author.acceptance.shelf.put(entry, blob)
+    author.intake.contribution_store.put(entry, blob)
     return entry
 
 
 def test_a_receipt_is_on_disk_before_anybody_can_see_it_and_in_one_write(tmp_path: Path, monkeypatch):
     async def scene(made: Village) -> None:
         a, b = made.peers
-        entry, ledger, shelf, writes = await written(a, 1), b.acceptance.ledgers[EMBEDDING], b.acceptance.shelf, []
-        put = type(shelf).put
+        entry, ledger, contribution_store, writes = (
+            await written(a, 1),
+            b.intake.ledgers[EMBEDDING],
+            b.intake.contribution_store,
+            [],
+        )
+        put = type(contribution_store).put
 
         def watched(self: object, kept: Entry, blob: bytes = b"") -> None:
             assert b.id in kept.receipts
             assert ledger.entries(1) == []
-            put(shelf, kept, blob)
+            put(contribution_store, kept, blob)
             writes.append(kept.sha256)
 
-        monkeypatch.setattr(type(shelf), "put", watched)
-        (accepted,) = await b.acceptance.take(entry.proof, [], a.outer.discovery.record)
+        monkeypatch.setattr(type(contribution_store), "put", watched)
+        (accepted,) = await b.intake.take(entry.proof, [], a.outer.discovery.record)
         assert writes == [entry.sha256]
-        ((proof, receipts, whole),) = shelf.found()
+        ((proof, receipts, whole),) = contribution_store.found()
         assert (proof, whole) == (entry.proof, True)
         assert receipts == [accepted.receipts[b.signer.identity.peer_id]]
 
@@ -69,10 +74,10 @@ def test_what_is_void_is_void_after_a_crash_though_its_bytes_never_came(tmp_path
         a, b = made.peers
         one, other = await written(a, 1), await written(a, 2)
         for entry in (one, other):
-            await b.acceptance.take(entry.proof, [], a.outer.discovery.record)
-        assert b.acceptance.shelf.lookup(other.sha256) is None
+            await b.intake.take(entry.proof, [], a.outer.discovery.record)
+        assert b.intake.contribution_store.lookup(other.sha256) is None
         again = await made.start("b")
-        ledger = again.acceptance.ledgers[EMBEDDING]
+        ledger = again.intake.ledgers[EMBEDDING]
         assert {entry.sha256 for entry in ledger.entries(1)} == {one.sha256, other.sha256}
         assert all(b.id in entry.receipts for entry in ledger.entries(1))
         assert ledger.chosen(1) == {}
@@ -85,11 +90,11 @@ def test_who_signs_two_contributions_of_one_name_is_avoided_and_who_passes_them_
         a, b, c = made.peers
         first, second = await written(a, 1), await written(a, 2)
         for peer in (c, b):  # b may fetch the bytes from c, too
-            await peer.acceptance.take(first.proof, [], a.outer.discovery.record)
-        assert b.acceptance.fetcher.distrust.objection(a.id) == ""
-        await b.acceptance.take(second.proof, [], c.outer.discovery.record)
-        assert "signed two contributions" in b.acceptance.fetcher.distrust.objection(a.id)
-        assert b.acceptance.fetcher.distrust.objection(c.id) == ""
+            await peer.intake.take(first.proof, [], a.outer.discovery.record)
+        assert b.intake.fetcher.bans.objection(a.id) == ""
+        await b.intake.take(second.proof, [], c.outer.discovery.record)
+        assert "signed two contributions" in b.intake.fetcher.bans.objection(a.id)
+        assert b.intake.fetcher.bans.objection(c.id) == ""
 
     play(tmp_path, "abc", scene)
 
@@ -98,9 +103,9 @@ def test_a_contribution_that_is_written_down_twice_at_once_keeps_its_bytes(tmp_p
     async def scene(made: Village) -> None:
         a, b = made.peers
         entry = await written(a, 1)
-        blob = a.acceptance.shelf.read(entry.sha256)
-        await asyncio.gather(*(b.acceptance._keep(entry, each) for each in (blob, b"", blob, b"")))
-        assert b.acceptance.shelf.read(entry.sha256) == blob
+        blob = a.intake.contribution_store.read(entry.sha256)
+        await asyncio.gather(*(b.intake._keep(entry, each) for each in (blob, b"", blob, b"")))
+        assert b.intake.contribution_store.read(entry.sha256) == blob
 
     play(tmp_path, "ab", scene)
 
@@ -118,13 +123,13 @@ def test_a_contribution_is_valid_by_the_card_that_gives_its_author_the_place_it_
         proofs = [entry.proof, moved.proof] if first == "the old card" else [moved.proof, entry.proof]
         for proof in proofs:
             with suppress(FormatError):
-                await a.acceptance.take(proof, [], c.outer.discovery.record)
-        (accepted,) = a.acceptance.ledgers[EMBEDDING].entries(1)
+                await a.intake.take(proof, [], c.outer.discovery.record)
+        (accepted,) = a.intake.ledgers[EMBEDDING].entries(1)
         assert accepted.proof == entry.proof
         with pytest.raises(FormatError, match="names place 2, and its author's card 7"):
-            await b.acceptance.take(moved.proof, [], c.outer.discovery.record)
-        assert b.acceptance.ledgers[EMBEDDING].entries(1) == []
-        (found,) = await b.acceptance.take(accepted.proof, list(accepted.receipts.values()), a.outer.discovery.record)
+            await b.intake.take(moved.proof, [], c.outer.discovery.record)
+        assert b.intake.ledgers[EMBEDDING].entries(1) == []
+        (found,) = await b.intake.take(accepted.proof, list(accepted.receipts.values()), a.outer.discovery.record)
         assert found.sha256 == entry.sha256
 
     play(tmp_path, "abc", scene)
@@ -139,10 +144,10 @@ def test_what_was_made_in_another_place_is_not_published_and_comes_back(tmp_path
         a.outer.discovery.tell(slot=5)  # as its last card said
         a.signer.card = issue(made.operator, RUN, Card(a.signer.identity.peer_id, "datacenter", 0, 6))
         await a.contribute(1, 1)
-        assert a.acceptance.ledgers[EMBEDDING].entries(1) == []
+        assert a.intake.ledgers[EMBEDDING].entries(1) == []
         assert list(a.outer.followed.parts[EMBEDDING].authored.sent) == [1]
         again = await made.start("a")
-        assert again.acceptance.ledgers[EMBEDDING].entries(1) == []
+        assert again.intake.ledgers[EMBEDDING].entries(1) == []
         for round in range(1, 8):
             await again.at(round)
         assert list(again.outer.followed.parts[EMBEDDING].authored.returned) == [1]
@@ -157,10 +162,10 @@ def test_what_is_invalid_is_its_authors_fault_and_not_that_of_who_passes_it_on(t
         author, between, third = made.peers
         blob = b"no contribution"
         entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-        between.acceptance.shelf.put(entry, blob)
+        between.intake.contribution_store.put(entry, blob)
         passed_on = pb.Entry(proof=entry.proof)
         assert await third.outer.reconciler.learner.receive([passed_on], between.outer.discovery.record)
-        accused = third.outer.reconciler.distrust
+        accused = third.outer.reconciler.bans
         assert accused.objection(PeerId(author.id))
         assert not accused.objection(PeerId(between.id))
 
@@ -171,41 +176,41 @@ def test_who_was_taken_out_is_out_after_a_restart_too(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
         entry = await written(a, 1)
-        await b.acceptance.take(entry.proof, [], a.outer.discovery.record)
+        await b.intake.take(entry.proof, [], a.outer.discovery.record)
         signed = revoke(made.operator, made.authority, Revocation(PeerId(a.id), 1, 1))
-        assert b.acceptance.revoke(signed)
-        assert not b.acceptance.revoke(signed)
+        assert b.intake.revoke(signed)
+        assert not b.intake.revoke(signed)
         again = await made.start("b")
-        assert list(again.acceptance.revocations.values()) == [signed]
-        assert again.acceptance.ledgers[EMBEDDING].entries(1)
-        assert again.acceptance.ledgers[EMBEDDING].chosen(1) == {}
-        assert again.acceptance.has_revoked(PeerId(a.id))
-        assert not again.acceptance.has_revoked(PeerId(b.id))
+        assert list(again.intake.revocations.values()) == [signed]
+        assert again.intake.ledgers[EMBEDDING].entries(1)
+        assert again.intake.ledgers[EMBEDDING].chosen(1) == {}
+        assert again.intake.has_revoked(PeerId(a.id))
+        assert not again.intake.has_revoked(PeerId(b.id))
 
     play(tmp_path, "ab", scene)
 
 
 def test_what_is_invalid_or_larger_than_possible_is_not_fetched_again_or_at_all(tmp_path: Path, monkeypatch):
     fetched: list[str] = []
-    bring = Fetcher.bring
+    bring = BlobFetcher.bring
 
-    async def watched(self: Fetcher, entry: Entry, sender: PeerRecord) -> bytes | None:
+    async def watched(self: BlobFetcher, entry: Entry, sender: PeerRecord) -> bytes | None:
         fetched.append(entry.sha256)
         return await bring(self, entry, sender)
 
     async def scene(made: Village) -> None:
         a, b = made.peers
-        monkeypatch.setattr(Fetcher, "bring", watched)
+        monkeypatch.setattr(BlobFetcher, "bring", watched)
         blob = b"no contribution"
         wrong = a.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-        a.acceptance.shelf.put(wrong, blob)
+        a.intake.contribution_store.put(wrong, blob)
         with pytest.raises(FormatError):
-            await b.acceptance.take(wrong.proof, [], a.outer.discovery.record)
-        assert await b.acceptance.take(wrong.proof, [], a.outer.discovery.record) == []
+            await b.intake.take(wrong.proof, [], a.outer.discovery.record)
+        assert await b.intake.take(wrong.proof, [], a.outer.discovery.record) == []
         assert fetched == [wrong.sha256]
         large = a.signer.contribution(EMBEDDING, 2, "ab" * 32, max_bytes(MANIFEST, EMBEDDING) + 1)
         with pytest.raises(FormatError, match="more than possible"):
-            await b.acceptance.take(large.proof, [], a.outer.discovery.record)
+            await b.intake.take(large.proof, [], a.outer.discovery.record)
         assert fetched == [wrong.sha256]
 
     play(tmp_path, "ab", scene)
@@ -215,14 +220,14 @@ def test_after_having_been_away_one_peers_word_keeps_nothing(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b, c, d = made.peers
         entry = await written(a, 1)
-        await b.acceptance.take(entry.proof, [], a.outer.discovery.record)
+        await b.intake.take(entry.proof, [], a.outer.discovery.record)
         for enough in (True, False):
-            b.acceptance.ledgers[EMBEDDING].advance(6)  # too late for it by now, without receipts
-            b.acceptance.catch_up(EMBEDDING, 5, 2)
+            b.intake.ledgers[EMBEDDING].advance(6)  # too late for it by now, without receipts
+            b.intake.catch_up(EMBEDDING, 5, 2)
             for peer in (c, d) if enough else (c, c):
-                b.acceptance.vouch(EMBEDDING, entry.key, PeerId(peer.id))
-            b.acceptance.reconsider(EMBEDDING)
-            assert bool(b.acceptance.ledgers[EMBEDDING].chosen(1)) == enough
+                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id))
+            b.intake.reconsider(EMBEDDING)
+            assert bool(b.intake.ledgers[EMBEDDING].chosen(1)) == enough
 
     play(tmp_path, "abcd", scene)
 
@@ -233,13 +238,13 @@ def test_the_word_of_others_is_for_rounds_that_are_over_and_given_anew_each_time
         entry = await written(a, 1)
         cases = (0, 2, False, False), (5, 2, True, False), (5, 1, False, False), (5, 2, False, True)
         for target, words, again, taken in cases:
-            b.acceptance.ledgers[EMBEDDING].advance(6)
-            b.acceptance.catch_up(EMBEDDING, target, 2)
+            b.intake.ledgers[EMBEDDING].advance(6)
+            b.intake.catch_up(EMBEDDING, target, 2)
             for peer in (c, d)[:words]:
-                b.acceptance.vouch(EMBEDDING, entry.key, PeerId(peer.id))
+                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id))
             if again:
-                b.acceptance.catch_up(EMBEDDING, target, 2)
-            await b.acceptance.take(entry.proof, [], a.outer.discovery.record)
-            assert bool(b.acceptance.ledgers[EMBEDDING].chosen(1)) == taken
+                b.intake.catch_up(EMBEDDING, target, 2)
+            await b.intake.take(entry.proof, [], a.outer.discovery.record)
+            assert bool(b.intake.ledgers[EMBEDDING].chosen(1)) == taken
 
     play(tmp_path, "abcd", scene)

@@ -22,7 +22,16 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from protocol.monitor.telemetry import BATCH_BYTES, EndedShort, Going, NotAwaited, Noted, RoundEnded, StepReport, unpack
+from protocol.monitor.telemetry import (
+    BATCH_BYTES,
+    EndedShort,
+    Going,
+    NotAwaited,
+    Noted,
+    RoundEnded,
+    StepReport,
+    unpack_report,
+)
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 
@@ -42,7 +51,7 @@ def batch_of(teller: Reporter) -> StepReport:
     """What it would send now."""
     took = list(teller.waiting)
     teller.waiting.clear()
-    return unpack(teller._packed(took))
+    return unpack_report(teller._packed(took))
 
 
 def heard(watched: Watched) -> StepReport:
@@ -224,4 +233,4 @@ def test_a_batch_is_never_longer_than_a_node_takes():
     took = list(teller.waiting)[:64]
     packed = teller._packed(took)
     assert 1000 < len(packed) <= BATCH_BYTES
-    assert unpack(packed).left_out > 0
+    assert unpack_report(packed).left_out > 0

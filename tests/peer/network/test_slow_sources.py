@@ -70,14 +70,14 @@ def play(folder: Path, scene: Callable[[Village, Entry], Awaitable[None]]) -> No
             await a.contribute(1, 1)
             await made.calm()
             made.introduce()
-            (entry,) = a.acceptance.ledgers[EMBEDDING].entries(1)
+            (entry,) = a.intake.ledgers[EMBEDDING].entries(1)
             await asyncio.wait_for(scene(made, entry), 20)
 
     asyncio.run(run())
 
 
 def whole(peer: LoopbackPeer, entry: Entry) -> bool:
-    return digest(peer.acceptance.shelf.read(entry.sha256)) == entry.sha256
+    return digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
 
 
 def id_of(peer: LoopbackPeer) -> PeerId:
@@ -96,14 +96,14 @@ def test_beside_who_is_slow_another_is_tried(tmp_path: Path, monkeypatch: pytest
 
     async def scene(made: Village, entry: Entry) -> None:
         _, b, c = made.peers
-        fetcher = c.acceptance.fetcher
+        fetcher = c.intake.fetcher
         async with slow_sources(made, names) as (slow, drips):
             if names > 1:
                 fetcher.wanted.speeds[id_of(b)] = 1e6  # it has given something before
             for each in slow:
                 fetcher.hear([entry.key], each)
             fetcher.hear([entry.key], b.outer.discovery.record)
-            assert [each.name for each in await c.acceptance.take(entry.proof, [], slow[0])] == [entry.name]
+            assert [each.name for each in await c.intake.take(entry.proof, [], slow[0])] == [entry.name]
         assert whole(c, entry)
         assert not fetcher.bringing
         assert not fetcher.wanted.under_way
@@ -121,12 +121,12 @@ def test_who_alone_has_something_and_is_slow_keeps_no_place_from_others(
 
     async def scene(made: Village, entry: Entry) -> None:
         a, _, c = made.peers
-        fetcher = c.acceptance.fetcher
+        fetcher = c.intake.fetcher
         async with slow_sources(made, 3) as (slow, _):
             many = [withheld(entry, number) for number in range(3 * deciding.FETCHES)]
             holding = [asyncio.create_task(fetcher.bring(each, slow[number % 3])) for number, each in enumerate(many)]
             await until(lambda: any(each.peer_id in fetcher.wanted.slow for each in slow))
-            assert await c.acceptance.take(entry.proof, [], a.outer.discovery.record)
+            assert await c.intake.take(entry.proof, [], a.outer.discovery.record)
             assert whole(c, entry)
             assert not any(each.done() for each in holding)  # nor is what only they have given up
             late = sum(attempt.late for each in fetcher.bringing.values() for attempt in each.attempts)
@@ -148,9 +148,9 @@ def test_a_fetch_has_an_end_though_bytes_come(tmp_path: Path, monkeypatch: pytes
     async def scene(made: Village, entry: Entry) -> None:
         _, _, c = made.peers
         async with slow_sources(made, 1) as ((slow,), drips):
-            assert await c.acceptance.take(entry.proof, [], slow) == []
+            assert await c.intake.take(entry.proof, [], slow) == []
             assert drips.asked == [entry.sha256]
-        assert c.acceptance.fetcher.wanted.sources == {}
+        assert c.intake.fetcher.wanted.sources == {}
         assert c.said == []
         await c.outer.reconciler.compare(made.peers[0].outer.discovery.record)
         assert whole(c, entry)
@@ -169,8 +169,8 @@ def test_this_peers_own_turns_are_not_the_sources_fault(tmp_path: Path, monkeypa
     async def scene(made: Village, entry: Entry) -> None:
         a, _, c = made.peers
         c.outer.reconciler.contacts.bandwidth = Busy()
-        assert await c.acceptance.take(entry.proof, [], a.outer.discovery.record)
+        assert await c.intake.take(entry.proof, [], a.outer.discovery.record)
         assert whole(c, entry)
-        assert id_of(a) not in c.acceptance.fetcher.wanted.slow
+        assert id_of(a) not in c.intake.fetcher.wanted.slow
 
     play(tmp_path, scene)

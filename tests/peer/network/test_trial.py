@@ -10,9 +10,9 @@ from peer.network.discovery import Discovery
 from peer.network.trial import stand_trial
 from peer.telemetry.events import Event, Progress
 from protocol.errors import UnreachableError
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, read
+from protocol.trust.records import PeerRecord, read_record
 from tests.reference.admitted import identity
 from tests.reference.loopback_peers import RUN
 from tests.reference.small_manifest import small_manifest
@@ -85,7 +85,7 @@ def test_it_asks_after_each_round_until_its_contributions_count(tmp_path: Path):
 def test_then_its_record_and_its_card_say_so_and_go_together():
     newcomer = Newcomer([False])
     asyncio.run(asyncio.wait_for(newcomer.stand(1), 30))
-    told = read(newcomer.dht.last, ANN.peer_id, AUTHORITY)
+    told = read_record(newcomer.dht.last, ANN.peer_id, AUTHORITY)
     assert (told.on_trial, newcomer.discovery.record.on_trial) == (False, False)
     assert AUTHORITY.read(newcomer.discovery.signer.card) == card(on_trial=False)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.rounds import policy
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING
@@ -65,8 +65,8 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
             await say(two, made.peers, said)
             for peer in made.peers:
                 assert not peer.outer.late(round)
-                assert not policy.is_complete(peer.outer._seen_now(round))
-                assert {ledger.clock for ledger in peer.acceptance.ledgers.values()} == {round}
+                assert not round_policy.is_complete(peer.outer._seen_now(round))
+                assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {round}
             await made.round(round, made.peers)
             for peer in made.peers:
                 await agree(peer.outer)
@@ -78,7 +78,7 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
         assert again.outer.clock == 6
         await made.round(6, made.peers)
         assert len({tuple(sorted(peer.digests().items())) for peer in made.peers}) == 1
-        assert len(again.acceptance.ledgers[EMBEDDING].chosen(6)) == 3
+        assert len(again.intake.ledgers[EMBEDDING].chosen(6)) == 3
 
     play(tmp_path, "abc", scene)
 
@@ -94,7 +94,7 @@ def test_authors_are_believed_one_round_beyond_what_they_have_contributed(tmp_pa
         for peer in made.peers:
             assert peer.outer.others_at() == 2
             assert not peer.outer.late(3)
-            assert {ledger.clock for ledger in peer.acceptance.ledgers.values()} == {3}
+            assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {3}
 
     play(tmp_path, "abcxy", scene)
 
@@ -109,10 +109,10 @@ def test_a_round_that_the_run_does_not_have_is_a_breach(tmp_path: Path):
                     one.outer.reconciler.hear(other.outer.reconciler.statement(), other.id)
         assert one.outer.discovery.records[other.outer.discovery.record.peer_id].round == 0
         await other.outer.reconciler.compare(one.outer.discovery.record)
-        assert one.outer.reconciler.distrust.objection(other.id)
+        assert one.outer.reconciler.bans.objection(other.id)
         far = other.signer.contribution(EMBEDDING, LAST + 1, "ab" * 32, 100)
         with pytest.raises(FormatError, match="the run ends with round"):
-            await one.acceptance.take(far.proof, [], other.outer.discovery.record)
+            await one.intake.take(far.proof, [], other.outer.discovery.record)
 
     play(tmp_path, "ab", scene)
 
@@ -128,7 +128,7 @@ def test_signed_contributions_that_nobody_can_show_move_nobody(tmp_path: Path):
         for peer in made.peers:
             for liar in two:
                 far = liar.signer.contribution(EMBEDDING, LAST, "ab" * 32, 100)
-                assert not await peer.acceptance.take(far.proof, [], liar.outer.discovery.record)
+                assert not await peer.intake.take(far.proof, [], liar.outer.discovery.record)
             witnesses = peer.outer.reconciler.witnesses
             assert witnesses.shown_at() == LAST
             assert witnesses.others_at() == 3
@@ -136,7 +136,7 @@ def test_signed_contributions_that_nobody_can_show_move_nobody(tmp_path: Path):
             await agree(peer.outer)
             assert witnesses.shown_at() == 3
             assert peer.outer.clock == 4
-            assert {ledger.clock for ledger in peer.acceptance.ledgers.values()} == {4}
+            assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {4}
         await made.round(4, made.peers)
         assert len({tuple(sorted(peer.digests().items())) for peer in made.peers}) == 1
 
@@ -155,7 +155,7 @@ def test_the_clock_follows_contributions_a_little_ahead_and_falls_back_when_thei
                 await peer.at(round)
             made.introduce()
         await made.compare_all()
-        ledger = slow.acceptance.ledgers[EMBEDDING]
+        ledger = slow.intake.ledgers[EMBEDDING]
         assert slow.outer.others_at() == 4
         assert slow.outer.late(2)
         assert ledger.clock == slow.outer.clock + SKEW == 4
@@ -185,14 +185,14 @@ def test_who_may_have_slept_gives_no_receipts_until_it_has_caught_up(tmp_path: P
         for other in others * knows:
             await asleep.outer.reconciler.compare(other.outer.discovery.record)
         await made.calm()
-        (late,) = hidden.acceptance.ledgers[EMBEDDING].entries(2)
-        await asleep.acceptance.take(late.proof, [], hidden.outer.discovery.record)
-        accepted = asleep.acceptance.ledgers[EMBEDDING].versions(late.name)[late.sha256]
+        (late,) = hidden.intake.ledgers[EMBEDDING].entries(2)
+        await asleep.intake.take(late.proof, [], hidden.outer.discovery.record)
+        accepted = asleep.intake.ledgers[EMBEDDING].versions(late.name)[late.sha256]
         assert (asleep.id in accepted.receipts) == (not knows)
         await agree(asleep.outer)
         assert asleep.outer.clock == (8 if knows else 2)
         if knows:
-            assert asleep.acceptance.attests
-            assert hidden.id not in asleep.acceptance.ledgers[EMBEDDING].chosen(2)
+            assert asleep.intake.attests
+            assert hidden.id not in asleep.intake.ledgers[EMBEDDING].chosen(2)
 
     play(tmp_path, "sabh", scene)

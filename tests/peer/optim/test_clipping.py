@@ -18,7 +18,7 @@ from protocol.codec.chunks import ChunkGrid, chunk_grid
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId
 from protocol.layout import part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from tests.reference import sparse_outer
 
 Rows = NDArray[np.int64]
@@ -33,7 +33,7 @@ SIZES = [0, 1, 3, 40, 2**20, LARGEST - 1, LARGEST]
 
 def manifest(**outer: object) -> Manifest:
     sizes = {"layers": 2, "d": 16, "heads": 2, "kv_heads": 1, "ffn": 24, "context": 8, "vocabulary": 258}
-    return check({"model": sizes, "outer": {"chunk_side": SIDE, "top_k": 3, "clip": "median"} | outer})
+    return check_manifest({"model": sizes, "outer": {"chunk_side": SIDE, "top_k": 3, "clip": "median"} | outer})
 
 
 def largest(row: list[int]) -> int:

@@ -10,11 +10,11 @@ from torch import nn
 
 from peer.optim.inner import AdamW, clip_factor, learning_rate, squared_norm
 from protocol.errors import DivergedError
-from protocol.manifest import Inner, Manifest, check
+from protocol.manifest import Inner, Manifest, check_manifest
 
 
 def manifest(**inner: object) -> Manifest:
-    return check({"model": {"preset": "nano"}, "inner": {"steps": 10} | inner, "outer": {"rounds": 10}})
+    return check_manifest({"model": {"preset": "nano"}, "inner": {"steps": 10} | inner, "outer": {"rounds": 10}})
 
 
 def test_the_rate_warms_up_linearly_then_falls_as_a_cosine_to_a_tenth():

@@ -20,7 +20,7 @@ from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from tests.reference import sparse_outer
 
 RUN = RunId("ab" * 32)
@@ -28,7 +28,7 @@ RUN = RunId("ab" * 32)
 
 def manifest(**outer: object) -> Manifest:
     sizes = {"layers": 2, "d": 16, "heads": 2, "kv_heads": 1, "ffn": 24, "context": 8, "vocabulary": 258}
-    return check({"model": sizes, "outer": {"chunk_side": 4, "top_k": 2} | outer})
+    return check_manifest({"model": sizes, "outer": {"chunk_side": 4, "top_k": 2} | outer})
 
 
 def genesis(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -199,7 +199,7 @@ print(*map(golden_update, GOLDEN), end="")
 
 def golden_update(clip: str) -> str:
     """A fixed outer update, from integers alone, in an order that the clock decides."""
-    run = check(
+    run = check_manifest(
         {
             "model": {"preset": "nano", "d": 64},  # large enough for torch to use its threads
             "outer": {"learning_rate": 0.7, "aggregate": "senders", "values": "2bit", "top_k": 32, "clip": clip},

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from peer.compute.schedule import Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
-from peer.planning.figures import A100, half_a_billion, seventy_billion, volunteer
 from peer.planning.model import HEADERS, StageWork, Step, Volunteer, best_compression, round_of, step_of, work_of
+from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer
 from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from tests.reference.loopback_peers import genesis, moved
 from tests.reference.shared_links import connections, play_shared
 from tests.reference.small_manifest import small_manifest
@@ -119,7 +119,7 @@ def test_a_manifests_work_is_what_its_stages_really_send():
 
 @pytest.mark.parametrize("outer", [{"values": "2bit", "top_k": 86}, {"values": "bf16", "top_k": 32}, {"top_k": 400}])
 def test_a_contribution_is_as_long_as_expected(outer: dict[str, object]):
-    manifest = check({"model": {"preset": "nano"}, "replicas": {"stages": 2}, "outer": outer})
+    manifest = check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 2}, "outer": outer})
     part = stage_part(1)
     state = OuterState.begin(manifest, part, genesis(manifest, part), True)
     blob, _ = state.contribute(RunId("ab" * 32), 1, PeerId("Qm" + "x" * 44), 1, moved(manifest, 1)[part])
@@ -127,7 +127,7 @@ def test_a_contribution_is_as_long_as_expected(outer: dict[str, object]):
 
 
 def test_the_least_compression_that_hides_the_links_is_found_and_what_else_would_help_is_said():
-    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
     home = Volunteer(1e12, 20e6, 100e6, 0.02)
     choices = [1, 2, 4, 8, 16, 32, 64, 128]
     best = best_compression(manifest, home, choices)
@@ -141,7 +141,7 @@ def test_the_least_compression_that_hides_the_links_is_found_and_what_else_would
 
 
 def test_headers_make_a_link_as_much_slower_as_they_take_of_it():
-    work = work_of(check({"model": {"preset": "512m"}, "replicas": {"stages": 4}}), 1)
+    work = work_of(check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}}), 1)
     link, slower = Volunteer(1e12, 20e6, 20e6, 0.02, headers=0.1), Volunteer(1e12, 18e6, 18e6, 0.02)
     assert step_of(work, link) == step_of(work, slower)
     assert round_of(work, link).up_bytes == pytest.approx(round_of(work, slower).up_bytes / 0.9)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.store.checkpoint import KEPT, Checkpoint, PartCheckpoint, PartState, candidates, write
+from peer.store.checkpoint import KEPT, Checkpoint, PartCheckpoint, PartState, candidates, write_checkpoint
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, PeerId, stage_part
-from protocol.trust.handover import Heritage
+from protocol.trust.bequests import Handovers
 
 
 def checkpoint(round: int, size: int = 64) -> Checkpoint:
@@ -45,34 +45,34 @@ def same(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def test_what_was_written_is_read(tmp_path: Path):
-    write(tmp_path, checkpoint(7))
+    write_checkpoint(tmp_path, checkpoint(7))
     assert same(candidates(tmp_path)[0], checkpoint(7))
 
 
 def test_the_last_two_are_kept_the_newest_first(tmp_path: Path):
     for round in (1, 2, 3, 4):
-        write(tmp_path, checkpoint(round))
+        write_checkpoint(tmp_path, checkpoint(round))
     assert [each.contributed for each in candidates(tmp_path)] == [4, 3]
     assert len(list(tmp_path.iterdir())) == KEPT
 
 
 def test_what_was_given_and_taken_is_kept(tmp_path: Path):
-    heritage = Heritage(given=2, heir=PeerId("heir"), blob=b"bytes", taken={PeerId("giver"): 3})
-    write(tmp_path, replace(checkpoint(1), heritage=heritage))
-    assert candidates(tmp_path)[0].heritage == heritage
+    handovers = Handovers(given=2, heir=PeerId("heir"), blob=b"bytes", taken={PeerId("giver"): 3})
+    write_checkpoint(tmp_path, replace(checkpoint(1), handovers=handovers))
+    assert candidates(tmp_path)[0].handovers == handovers
 
 
 def test_the_newest_is_the_one_written_last_and_may_be_the_only_one_left(tmp_path: Path):
-    write(tmp_path, checkpoint(5))
-    write(tmp_path, checkpoint(5, 8))  # of the same round
+    write_checkpoint(tmp_path, checkpoint(5))
+    write_checkpoint(tmp_path, checkpoint(5, 8))  # of the same round
     assert [each.parts[stage_part(1)].error_feedback["w"].shape[0] for each in candidates(tmp_path)] == [8, 64]
-    write(tmp_path, checkpoint(4), keep=1)
+    write_checkpoint(tmp_path, checkpoint(4), keep=1)
     assert [each.contributed for each in candidates(tmp_path)] == [4]
 
 
 def test_a_damaged_one_is_passed_over_whatever_bit_it_is(tmp_path: Path):
-    write(tmp_path, checkpoint(1))
-    write(tmp_path, checkpoint(2))
+    write_checkpoint(tmp_path, checkpoint(1))
+    write_checkpoint(tmp_path, checkpoint(2))
     files = sorted(max(tmp_path.iterdir()).iterdir())
     chance = random.Random(1)
     for path in [file for file in files if file.name != "state.json"] * 10:
@@ -88,7 +88,7 @@ def test_a_damaged_one_is_passed_over_whatever_bit_it_is(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 1, "round": "no"}'])
 def test_a_state_that_says_nothing_is_passed_over(tmp_path: Path, text: str):
-    write(tmp_path, checkpoint(2))
+    write_checkpoint(tmp_path, checkpoint(2))
     (max(tmp_path.iterdir()) / "state.json").write_text(text)
     assert candidates(tmp_path) == []
 
@@ -96,18 +96,18 @@ def test_a_state_that_says_nothing_is_passed_over(tmp_path: Path, text: str):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ResourceError, match="cannot write the checkpoint"):
-        write(tmp_path / "file", checkpoint(1))
+        write_checkpoint(tmp_path / "file", checkpoint(1))
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from peer.store.checkpoint import write
+from peer.store.checkpoint import write_checkpoint
 from tests.peer.store.test_checkpoint import checkpoint
 round = 0
 while True:
     round += 1
-    write(Path(sys.argv[1]), checkpoint(round, 700))
+    write_checkpoint(Path(sys.argv[1]), checkpoint(round, 700))
     print(round, flush=True)
 """
 

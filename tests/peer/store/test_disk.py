@@ -18,7 +18,7 @@ from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.run_files import RunFile, describe, file_names, files_needed
-from protocol.trust.membership import Card
+from protocol.trust.membership_card import Card
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
@@ -69,7 +69,7 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path, monkeypa
     assert space.fixed > 4 * FILE_BYTES
     cache = space.cache(4 * 10**9)
     assert (cache, space.cache(10**12)) == (4 * 10**9, space.limit - space.needed)
-    assert space.fixed + space.shelf(cache) + cache == space.limit
+    assert space.fixed + space.contribution_store(cache) + cache == space.limit
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:

@@ -15,7 +15,7 @@ from peer.network import snapshot_transfer, wanted
 from peer.network.snapshot_transfer import Fetching, SnapshotService, fetch_snapshot
 from peer.store import snapshots
 from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT, SnapshotStore
-from protocol.codec.snapshot import Header, parse
+from protocol.codec.snapshot import Header, parse_header
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.layout import part_layout
@@ -254,17 +254,17 @@ def test_a_state_stays_as_long_as_somebody_goes_on_fetching_it_and_not_many_do(t
 def test_a_header_says_what_its_bytes_say_and_nothing_else_parses(tmp_path: Path):
     header = SnapshotStore(tmp_path, MANIFEST).write(EMBEDDING, 5, history(5), state().values(), reading(5))
     data = header.to_bytes()
-    assert parse(data, MANIFEST) == header
+    assert parse_header(data, MANIFEST) == header
     assert header.digest == hashlib.sha256(data).hexdigest()
     other = small_manifest()
     with pytest.raises(FormatError, match="another number of pieces"):
-        parse(data, other)
+        parse_header(data, other)
     for cut in range(0, len(data), 7):
         with pytest.raises(FormatError):
-            parse(data[:cut], MANIFEST)
+            parse_header(data[:cut], MANIFEST)
     for bad in (b"", b"\xc1", data + b"\0", data.replace(b"QmA", b"QmC", 1)):
         with pytest.raises(FormatError):
-            parse(bad, MANIFEST)
+            parse_header(bad, MANIFEST)
 
 
 def test_a_header_that_does_not_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

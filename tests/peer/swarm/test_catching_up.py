@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.network.gossip import Reconciler
-from peer.network.intake import Acceptance
+from peer.network.intake import Intake
 from peer.swarm.rounds.catch_up import catch_up
 from peer.telemetry.decisions import CaughtUp
 from peer.telemetry.events import Progress
@@ -36,12 +36,12 @@ async def keep_secret(author: LoopbackPeer, round: int, seed: int) -> Entry:
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, round, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
     entry = author.signer.contribution(EMBEDDING, round, digest(blob), len(blob))
-    author.acceptance.shelf.put(entry, blob)
+    author.intake.contribution_store.put(entry, blob)
     return entry
 
 
 def took(peer: LoopbackPeer, author: LoopbackPeer, round: int) -> bool:
-    return author.id in peer.acceptance.ledgers[EMBEDDING].accepted.get(round, {})
+    return author.id in peer.intake.ledgers[EMBEDDING].accepted.get(round, {})
 
 
 def waits(peer: LoopbackPeer) -> bool:
@@ -56,7 +56,7 @@ def test_a_newcomer_takes_no_contribution_by_one_peers_word(tmp_path: Path):
         for round in range(1, 6):
             await made.round(round, honest)
         late = await keep_secret(liar, 1, 77)
-        ledger = liar.acceptance.ledgers[EMBEDDING]
+        ledger = liar.intake.ledgers[EMBEDDING]
         assert ledger.take(late, vouched=True).name == "ACCEPTED"  # as if it had come in time
         newcomer = await made.join("n")
         await catch_up(newcomer.outer)
@@ -79,8 +79,8 @@ def test_a_newcomer_takes_no_state_by_one_peers_word_while_others_have_not_spoke
         made.introduce()
         newcomer = await made.join("n")
         await catch_up(newcomer.outer)
-        folded = newcomer.acceptance.ledgers[EMBEDDING].folded
-        assert folded == honest[0].acceptance.ledgers[EMBEDDING].folded < liar.acceptance.ledgers[EMBEDDING].folded
+        folded = newcomer.intake.ledgers[EMBEDDING].folded
+        assert folded == honest[0].intake.ledgers[EMBEDDING].folded < liar.intake.ledgers[EMBEDDING].folded
 
     play(tmp_path, "abx", scene)
 
@@ -97,7 +97,7 @@ def test_a_state_that_counts_otherwise_than_its_holders_say_is_not_taken(tmp_pat
         newcomer = await made.join("n")
         await catch_up(newcomer.outer)
         assert any("contributions, not" in event.doing for event in newcomer.said if isinstance(event, Progress))
-        assert newcomer.acceptance.ledgers[EMBEDDING].folded == 0
+        assert newcomer.intake.ledgers[EMBEDDING].folded == 0
 
     play(tmp_path, "ab", scene)
 
@@ -107,10 +107,10 @@ Answers = Callable[[PeerRecord], bool]
 
 def whole_answers(monkeypatch: pytest.MonkeyPatch, newcomer: LoopbackPeer, answers: Answers) -> None:
     """From when the newcomer asks what counts, only these name all that they hold. The others go on living."""
-    begin, compare = Acceptance.catch_up, Reconciler.compare
+    begin, compare = Intake.catch_up, Reconciler.compare
     asking: list[Part] = []
 
-    def catch_up(self: Acceptance, part: Part, target: int, witnesses: int) -> None:
+    def catch_up(self: Intake, part: Part, target: int, witnesses: int) -> None:
         asking.append(part)
         begin(self, part, target, witnesses)
 
@@ -118,7 +118,7 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch, newcomer: LoopbackPeer, answe
         mine = self is newcomer.outer.reconciler
         return False if mine and asking and not answers(peer) else await compare(self, peer, whole)
 
-    monkeypatch.setattr(Acceptance, "catch_up", catch_up)
+    monkeypatch.setattr(Intake, "catch_up", catch_up)
     monkeypatch.setattr(Reconciler, "compare", compare_with)
 
 
@@ -167,9 +167,9 @@ def test_a_newcomer_has_not_caught_up_while_what_enough_vouch_for_is_missing(tmp
     async def scene(made: Village) -> None:
         for round in range(1, 4):
             await made.round(round, made.peers)
-        lost = made.peers[0].acceptance.ledgers[EMBEDDING].chosen(2)[made.peers[1].outer.followed.me]
+        lost = made.peers[0].intake.ledgers[EMBEDDING].chosen(2)[made.peers[1].outer.followed.me]
         for peer in made.peers:  # all name it, and nobody has its bytes any more
-            peer.acceptance.shelf.slices.pop(lost)
+            peer.intake.contribution_store.slices.pop(lost)
         newcomer = await made.join("n")
         await catch_up(newcomer.outer)
         assert waits(newcomer)

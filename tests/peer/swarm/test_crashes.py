@@ -86,7 +86,7 @@ def test_a_crash_at_any_write_of_a_round_leaves_what_the_next_start_goes_on_from
             await last_round(whole, b)
             writes, expected = power.writes, whole.digests()
             sent = {part: each.own[BEFORE + 1] for part, each in whole.outer.followed.parts.items()}
-            assert whole.acceptance.ledgers["embedding"].folded == 2
+            assert whole.intake.ledgers["embedding"].folded == 2
             await gone(whole)
             assert writes > 15
             for left in range(writes):

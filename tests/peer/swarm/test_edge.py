@@ -27,13 +27,13 @@ async def version(author: LoopbackPeer, seed: int) -> Entry:
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, 1, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
     entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-    author.acceptance.shelf.put(entry, blob)
+    author.intake.contribution_store.put(entry, blob)
     return entry
 
 
 async def show(victim: LoopbackPeer, author: LoopbackPeer, entry: Entry, *colluders: LoopbackPeer) -> None:
     receipts = [each.signer.receipt(entry) for each in colluders]
-    told = await victim.acceptance.take(entry.proof, receipts, author.outer.discovery.record)
+    told = await victim.intake.take(entry.proof, receipts, author.outer.discovery.record)
     victim.outer.reconciler._spread(told)
 
 
@@ -45,12 +45,12 @@ async def rounds(made: Village, honest: list[LoopbackPeer], clock: int) -> None:
 
 
 def counts(peer: LoopbackPeer, author: LoopbackPeer) -> bool:
-    return author.id in peer.acceptance.ledgers[EMBEDDING].chosen(1)
+    return author.id in peer.intake.ledgers[EMBEDDING].chosen(1)
 
 
 def counted(peer: LoopbackPeer, author: LoopbackPeer) -> bool:
     """Now that the round is closed."""
-    return peer.acceptance.ledgers[EMBEDDING].history.has(author.outer.followed.me, 1)
+    return peer.intake.ledgers[EMBEDDING].history.has(author.outer.followed.me, 1)
 
 
 def test_what_one_colluder_signs_for_another_counts_for_all_or_for_none(tmp_path: Path):

@@ -84,10 +84,10 @@ def test_with_overlap_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path
         assert again.outer.clock == finished
         assert again.outer.contributed
         await finish_together(made, finished)
-        assert await again.outer.finish(finished) == dict.fromkeys(again.acceptance.ledgers, (0, 3, 6)[finished - 1])
+        assert await again.outer.finish(finished) == dict.fromkeys(again.intake.ledgers, (0, 3, 6)[finished - 1])
         assert again.digests() == a.digests()
         before, after = await a.outer.followed.ahead(finished + 1), await again.outer.followed.ahead(finished + 1)
-        assert before.keys() == after.keys() == (again.acceptance.ledgers.keys() if finished < 3 else set())
+        assert before.keys() == after.keys() == (again.intake.ledgers.keys() if finished < 3 else set())
         assert all(torch.equal(before[part][name], after[part][name]) for part in before for name in before[part])
 
     play(tmp_path, "abc", scene, OVERLAP)

@@ -9,7 +9,7 @@ import pytest
 from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
 from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
-from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read
+from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
 from peer.telemetry.status import Status
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
@@ -22,7 +22,7 @@ def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[Journal
     journal = Journal(folder, lambda event: None, status, most_bytes, clock=lambda: float(next(times)))
     for event in events:
         Listeners([status, journal])(event)
-    return read(folder)
+    return read_journal(folder)
 
 
 def test_what_is_written_is_read_with_its_time_and_its_round(tmp_path: Path):
@@ -77,7 +77,7 @@ def test_half_a_line_and_kinds_of_a_later_version_are_passed_over(tmp_path: Path
     kept(tmp_path, DONE)
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"time": 5, "level": "info", "event": "Later", "reason": "", "in_round": 3}\n[]\n{"time": 6, "ev')
-    assert [each.event for each in read(tmp_path)] == [DONE]
+    assert [each.event for each in read_journal(tmp_path)] == [DONE]
 
 
 def test_long_words_of_others_are_cut(tmp_path: Path):

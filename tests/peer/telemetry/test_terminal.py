@@ -31,7 +31,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.status import Status
 from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline
-from tests.peer.telemetry.test_report import report
+from tests.peer.telemetry.test_run_report import report
 
 EVENTS = [
     Progress("asking 127.0.0.1:1 what the run is"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.testnet.chaos import EXAMPLES, check, parse
+from peer.testnet.chaos import EXAMPLES, check_chaos, parse_chaos
 from peer.testnet.faults import (
     After,
     Attacker,
@@ -27,7 +27,7 @@ from peer.testnet.faults import (
     ends_a_datacenter,
     needs_namespaces,
 )
-from peer.testnet.options import TestnetOptions
+from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import UserError
 
 OPTIONS = TestnetOptions("nano", groups=2, stages=2, datacenters=1, compression=8, rounds=6, inner_steps=20)
@@ -74,7 +74,7 @@ attackers = st.sampled_from(get_args(AttackKind)).map(Attacker)
 
 @given(st.lists(faults | randoms | attackers, min_size=1, max_size=5))
 def test_what_is_written_reads_back(items: list[ChaosItem]):
-    assert parse(",".join(map(str, items))) == tuple(items)
+    assert parse_chaos(",".join(map(str, items))) == tuple(items)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_what_is_written_reads_back(items: list[ChaosItem]):
     ],
 )
 def test_each_form_means_this(text: str, item: ChaosItem):
-    assert parse(text) == (item,)
+    assert parse_chaos(text) == (item,)
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values())
 def test_every_example_in_an_error_is_right(example: str):
-    assert len(parse(example)) == 1
+    assert len(parse_chaos(example)) == 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_every_example_in_an_error_is_right(example: str):
 )
 def test_a_wrong_item_is_named_with_a_right_one(item: str, words: str):
     with pytest.raises(UserError) as error:
-        parse(f"kill:all@round=1,{item}")
+        parse_chaos(f"kill:all@round=1,{item}")
     message = str(error.value)
     assert words in message
     assert repr(item) in message
@@ -156,7 +156,7 @@ def test_a_wrong_item_is_named_with_a_right_one(item: str, words: str):
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str):
     try:
-        parse(text)
+        parse_chaos(text)
     except UserError:
         return
 
@@ -179,39 +179,39 @@ def test_any_text_is_read_or_refused(text: str):
 )
 def test_what_this_swarm_has_not_is_named(spec: str, words: str):
     with pytest.raises(UserError, match=words):
-        check(parse(spec), OPTIONS)
+        check_chaos(parse_chaos(spec), OPTIONS)
 
 
 def test_what_this_swarm_has_is_accepted():
-    check(parse(",".join([*EXAMPLES.values(), "kill:all@round=6.20", "leave:bootstrap@9s"])), OPTIONS)
+    check_chaos(parse_chaos(",".join([*EXAMPLES.values(), "kill:all@round=6.20", "leave:bootstrap@9s"])), OPTIONS)
 
 
 def test_random_faults_need_somebody_to_hit():
     alone = TestnetOptions("nano", groups=0, stages=1, datacenters=1, compression=8, rounds=6, inner_steps=20)
     with pytest.raises(UserError, match="there are none"):
-        check(parse("random:1:1"), alone)
+        check_chaos(parse_chaos("random:1:1"), alone)
 
 
 def test_one_replica_has_no_halves():
     alone = TestnetOptions("nano", groups=1, stages=2, datacenters=0, compression=8, rounds=6, inner_steps=20)
     with pytest.raises(UserError, match="there is one replica"):
-        check(parse("partition:half@rounds=1"), alone)
+        check_chaos(parse_chaos("partition:half@rounds=1"), alone)
 
 
 @pytest.mark.parametrize(("kind", "fits"), [("garbage", False), ("scaled", True)])
 def test_who_attacks_a_pipeline_needs_one(kind: str, fits: bool):
     whole = TestnetOptions("nano", groups=1, stages=1, datacenters=1, compression=1, rounds=6, inner_steps=20)
-    attacker = parse(f"attacker:{kind}")
+    attacker = parse_chaos(f"attacker:{kind}")
     if fits:
-        check(attacker, whole)
+        check_chaos(attacker, whole)
     else:
         with pytest.raises(UserError, match="which takes two stages"):
-            check(attacker, whole)
+            check_chaos(attacker, whole)
 
 
 def test_there_is_one_attacker():
     with pytest.raises(UserError, match="one attacker at most"):
-        check(parse("attacker:garbage,attacker:spam"), OPTIONS)
+        check_chaos(parse_chaos("attacker:garbage,attacker:spam"), OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_there_is_one_attacker():
     ],
 )
 def test_links_alone_need_namespaces(spec: str, needed: bool):
-    assert needs_namespaces(parse(spec)) is needed
+    assert needs_namespaces(parse_chaos(spec)) is needed
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_links_alone_need_namespaces(spec: str, needed: bool):
     ],
 )
 def test_who_evaluates_may_be_gone(spec: str, ends: bool):
-    assert ends_a_datacenter(parse(spec)) is ends
+    assert ends_a_datacenter(parse_chaos(spec)) is ends
 
 
 def test_faults_and_random_are_all_there_is():

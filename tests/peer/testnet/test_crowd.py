@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from peer.optim.bounds import check_magnitudes
-from peer.testnet.attackers.crowd import contributions, libp2p, sockets, words
+from peer.testnet.attackers.crowd import dht_flood, forged_contributions, sockets, words
+from peer.testnet.attackers.crowd.hostile_process import NAMELESS, attack_of, shared_out
 from peer.testnet.attackers.crowd.names import Name, as_bytes
-from peer.testnet.attackers.crowd.process import NAMELESS, attack_of, shared_out
 from peer.testnet.faults import CrowdKind
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
@@ -24,7 +24,7 @@ from protocol.net.channels import listen, options
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust import statement
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer, read_entry
 from protocol.trust.records import PeerRecord, Register
 from tests.reference.admitted import certified
@@ -96,7 +96,7 @@ def test_all_kinds_are_shared_out_among_the_names_there_are():
 
 
 def test_who_takes_anothers_slot_contributes_what_is_valid(tmp_path: Path):
-    name = attacked(tmp_path, contributions.slots, lambda name: len(name.blobs) >= 1)
+    name = attacked(tmp_path, forged_contributions.slots, lambda name: len(name.blobs) >= 1)
     made = decode(next(iter(name.blobs.values())), MANIFEST)
     assert made.name.author == name.peer_id
     assert made.slot == 0 != name.record.slot
@@ -104,7 +104,7 @@ def test_who_takes_anothers_slot_contributes_what_is_valid(tmp_path: Path):
 
 
 def test_an_equivocator_has_two_contributions_of_one_name(tmp_path: Path):
-    name = attacked(tmp_path, contributions.equivocation, lambda name: len(name.blobs) >= 2)
+    name = attacked(tmp_path, forged_contributions.equivocation, lambda name: len(name.blobs) >= 2)
     one, other = [decode(blob, MANIFEST) for blob in list(name.blobs.values())[:2]]
     assert one.name == other.name
     assert one.tensors.keys() == other.tensors.keys()
@@ -154,7 +154,9 @@ def test_a_false_clock_is_a_few_rounds_ahead_then_at_the_end_then_beyond_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     name, heard = said(tmp_path, words.clock, 3, monkeypatch)
-    told = [statement.read(pb.News.FromString(each).statement, name.signer.authority).record for each in heard]
+    told = [
+        statement.read_statement(pb.News.FromString(each).statement, name.signer.authority).record for each in heard
+    ]
     last = MANIFEST.outer.rounds
     assert [each.round for each in told] == [min(5, last), last, 2**31 - 2]
     assert len({each.sequence for each in told}) == 3
@@ -178,11 +180,11 @@ def test_a_flood_is_of_nothing_of_valid_entries_of_far_rounds_and_of_keys_each_a
 def test_spam_is_not_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name, heard = said(tmp_path, words.spam, 3, monkeypatch)
     valid, wrong_entry, wrong_statement = [pb.News.FromString(each) for each in heard]
-    statement.read(valid.statement, name.signer.authority)
+    statement.read_statement(valid.statement, name.signer.authority)
     with pytest.raises(FormatError):
         read_entry(wrong_entry.entries[0].proof, [], name.signer.authority)
     with pytest.raises(FormatError):
-        statement.read(wrong_statement.statement, name.signer.authority)
+        statement.read_statement(wrong_statement.statement, name.signer.authority)
 
 
 def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(tmp_path: Path):
@@ -215,7 +217,7 @@ def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(t
 
 
 def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(libp2p, "SIGNATURES", 5)
+    monkeypatch.setattr(dht_flood, "SIGNATURES", 5)
     authority = Authority(RUN, load_or_create(tmp_path / "operator").peer_id)
     register, checked = Register(authority, MANIFEST), list[tuple[str, str]]()
 
@@ -233,9 +235,9 @@ def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path,
 
     async def scene() -> str:
         victim = await dht.start(load_or_create(tmp_path / "victim"), "127.0.0.1", 0, Victim())
-        here = await libp2p.meet(tmp_path, victim.addresses, register)
+        here = await dht_flood.meet(tmp_path, victim.addresses, register)
         assert here is not None
-        attacking = asyncio.create_task(libp2p.dht(here, tmp_path, register))
+        attacking = asyncio.create_task(dht_flood.dht(here, tmp_path, register))
         try:
             await eventually(lambda: len(checked) >= 10 or attacking.done())
         finally:

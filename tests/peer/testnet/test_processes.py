@@ -17,13 +17,13 @@ from rich.console import Console
 from peer.process import first_error
 from peer.telemetry.damage import Timed
 from peer.telemetry.events import Event, Injected, Progress, StepDone
-from peer.telemetry.report import Report
+from peer.telemetry.run_report import Report
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet import chaos, child, processes
 from peer.testnet.child import Child, TestnetError
 from peer.testnet.event_log import EventLog
-from peer.testnet.options import TestnetOptions, check_manifest, to_toml
 from peer.testnet.processes import Testnet
+from peer.testnet.testnet_options import TestnetOptions, check_manifest, to_toml
 from protocol import manifest as manifests
 
 CHILD = """
@@ -227,7 +227,7 @@ def testnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ou
         screen = Watched(report, Console(file=io.StringIO()), stop_at=stop_at)
         command = (sys.executable, "-S", str(tmp_path / "child.py"), json.dumps(fates))
         log = EventLog.open(tmp_path / "events.jsonl")
-        net = Testnet(OPTIONS, tmp_path, report, screen, log, chaos.parse(spec) if spec else (), command=command)
+        net = Testnet(OPTIONS, tmp_path, report, screen, log, chaos.parse_chaos(spec) if spec else (), command=command)
         screen.start(net.swarm.names)
         error = None
         try:
@@ -345,7 +345,7 @@ def test_who_ignores_that_is_killed_with_its_own_children(
 
 def test_what_is_written_as_toml_is_the_manifest_that_was_checked(tmp_path: Path):
     (tmp_path / "run.toml").write_text(to_toml(OPTIONS.manifest_tables()))
-    assert manifests.load(tmp_path / "run.toml") == check_manifest(OPTIONS)
+    assert manifests.load_manifest(tmp_path / "run.toml") == check_manifest(OPTIONS)
 
 
 # Chaos

@@ -3,7 +3,7 @@
 import pytest
 
 from peer.telemetry.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
-from peer.testnet.chaos import parse
+from peer.testnet.chaos import parse_chaos
 from peer.testnet.faults import Moment, Partition, Target
 from peer.testnet.swarm import Swarm
 
@@ -77,7 +77,7 @@ def test_newcomers_get_names_that_nobody_has():
 @pytest.mark.parametrize("spec", ["partition:half@rounds=1", "partition:group=0|group=1+datacenter=0@rounds=1"])
 def test_no_group_is_cut_in_two(spec: str, crossed: bool):
     made = formed(crossed)
-    (partition,) = parse(spec)
+    (partition,) = parse_chaos(spec)
     assert isinstance(partition, Partition)
     one, other = made.sides(partition)
     assert not set(one) & set(other)
@@ -87,7 +87,7 @@ def test_no_group_is_cut_in_two(spec: str, crossed: bool):
 
 
 def test_halves_are_everybody():
-    (partition,) = parse("partition:half@rounds=1")
+    (partition,) = parse_chaos("partition:half@rounds=1")
     assert isinstance(partition, Partition)
     one, other = swarm().sides(partition)
     assert one == ["bootstrap", "volunteer 1, stage 0", "volunteer 1, stage 1", "datacenter 1"]

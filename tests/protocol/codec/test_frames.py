@@ -13,7 +13,7 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
-    pack,
+    pack_frame,
     unpack_backward,
     unpack_forward,
 )
@@ -31,7 +31,7 @@ PAYLOAD = bytes(range(48))
 
 
 def forward() -> list[pb.Frame]:
-    return pack(ForwardFrame(PLACE, PAYLOAD, TOKENS, DIGEST), RULES)
+    return pack_frame(ForwardFrame(PLACE, PAYLOAD, TOKENS, DIGEST), RULES)
 
 
 def test_a_forward_frame_round_trips_with_token_ids_as_integers():
@@ -42,7 +42,7 @@ def test_a_forward_frame_round_trips_with_token_ids_as_integers():
 
 
 def test_a_backward_frame_round_trips():
-    message = pack(BackwardFrame(PLACE, PAYLOAD), RULES)
+    message = pack_frame(BackwardFrame(PLACE, PAYLOAD), RULES)
     assert unpack_backward(message, RULES, PLACE) == BackwardFrame(PLACE, PAYLOAD)
 
 
@@ -51,7 +51,7 @@ LARGE = FrameRules(Payload("bf16", 4, 128, 300), Payload("bf16", 4, 128, 300), v
 
 def test_a_large_tensor_goes_in_pieces_that_together_are_it():
     data = np.random.default_rng(0).integers(0, 0x3F00, LARGE.gradients.size // 2).astype("<u2").tobytes()
-    messages = pack(BackwardFrame(PLACE, data), LARGE)
+    messages = pack_frame(BackwardFrame(PLACE, data), LARGE)
     assert len(messages) == LARGE.gradients.messages == 2
     assert max(message.ByteSize() for message in messages) < CHUNK_BYTES + 64
     assert unpack_backward(messages, LARGE, PLACE) == BackwardFrame(PLACE, data)
@@ -60,7 +60,7 @@ def test_a_large_tensor_goes_in_pieces_that_together_are_it():
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"00", lambda data: b""])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_piece_of_another_length_is_refused(which: int, change: Callable[[bytes], bytes]):
-    messages = pack(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
+    messages = pack_frame(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
     if which:
         messages[1].rest = change(messages[1].rest)
     else:
@@ -70,7 +70,7 @@ def test_a_piece_of_another_length_is_refused(which: int, change: Callable[[byte
 
 
 def test_another_frame_is_no_piece_of_this_one():
-    messages = pack(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
+    messages = pack_frame(BackwardFrame(PLACE, bytes(LARGE.gradients.size)), LARGE)
     with pytest.raises(FormatError):
         unpack_backward([messages[0], messages[0]], LARGE, PLACE)
     with pytest.raises(FormatError):
@@ -156,8 +156,8 @@ def test_a_value_is_in_range_if_it_is_a_number_that_fp16_could_hold(wire: str, d
 def test_a_frame_with_a_value_that_would_overflow_is_refused(value: float):
     hostile = torch.full(RULES.gradients.shape, value).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
     with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
-        unpack_backward(pack(BackwardFrame(PLACE, hostile), RULES), RULES, PLACE)
-    message = pack(ForwardFrame(PLACE, hostile, TOKENS, DIGEST), RULES)
+        unpack_backward(pack_frame(BackwardFrame(PLACE, hostile), RULES), RULES, PLACE)
+    message = pack_frame(ForwardFrame(PLACE, hostile, TOKENS, DIGEST), RULES)
     with pytest.raises(FormatError, match="a value is not a number, or beyond ±65504"):
         unpack_forward(message, RULES, PLACE, DIGEST)
 
@@ -165,8 +165,8 @@ def test_a_frame_with_a_value_that_would_overflow_is_refused(value: float):
 @pytest.mark.parametrize(("forward", "backward"), [("int4", "bf16"), ("fp32", "int8"), ("int8", "int4")])
 def test_activations_and_gradients_have_each_their_own_format(forward: str, backward: str):
     rules = FrameRules(Payload(forward, 2, 4, 3), Payload(backward, 2, 4, 3), vocabulary=300)
-    ahead = pack(ForwardFrame(PLACE, bytes(rules.activations.size), TOKENS, DIGEST), rules)
-    back = pack(BackwardFrame(PLACE, bytes(rules.gradients.size)), rules)
+    ahead = pack_frame(ForwardFrame(PLACE, bytes(rules.activations.size), TOKENS, DIGEST), rules)
+    back = pack_frame(BackwardFrame(PLACE, bytes(rules.gradients.size)), rules)
     assert unpack_forward(ahead, rules, PLACE, DIGEST).activations == bytes(rules.activations.size)
     assert unpack_backward(back, rules, PLACE).gradients == bytes(rules.gradients.size)
     swapped = FrameRules(rules.gradients, rules.activations, vocabulary=300)

@@ -16,8 +16,8 @@ from protocol.monitor.telemetry import (
     Noted,
     RoundEnded,
     StepReport,
-    pack,
-    unpack,
+    pack_report,
+    unpack_report,
 )
 
 
@@ -39,7 +39,7 @@ def test_what_is_packed_is_unpacked():
         happened=[ended, ContributionOut(name="X", round=3, steps=2)],
         version="0.1",
     )
-    assert unpack(pack(batch)) == batch
+    assert unpack_report(pack_report(batch)) == batch
 
 
 @pytest.mark.parametrize(
@@ -64,23 +64,23 @@ def test_what_is_packed_is_unpacked():
 )
 def test_what_is_out_of_bounds_is_refused_and_named(said: dict[str, Any], words: str):
     with pytest.raises(FormatError, match=words):
-        unpack(json.dumps(said).encode())
+        unpack_report(json.dumps(said).encode())
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"{", b"\xff", b'{"loss": NaN}', b'{"loss": 1e999}', b"[" * 60_000])
 def test_what_is_no_batch_is_refused(said: bytes):
     with pytest.raises(FormatError):
-        unpack(said)
+        unpack_report(said)
 
 
 def test_more_bytes_than_a_batch_has_are_not_read():
     with pytest.raises(FormatError, match="65536 are allowed"):
-        unpack(b" " * (BATCH_BYTES + 1))
+        unpack_report(b" " * (BATCH_BYTES + 1))
 
 
 def test_words_do_not_move_a_terminals_cursor():
     said = {"happened": [{"kind": "noted", "name": "N", "words": "a\x1b[2Jb\nc"}]}
-    (noted,) = unpack(json.dumps(said).encode()).happened
+    (noted,) = unpack_report(json.dumps(said).encode()).happened
     assert isinstance(noted, Noted)
     assert noted.words == "a�[2Jb�c"
 
@@ -88,4 +88,4 @@ def test_words_do_not_move_a_terminals_cursor():
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_batch_or_refused(data: bytes):
     with suppress(FormatError):
-        assert isinstance(unpack(data), StepReport)
+        assert isinstance(unpack_report(data), StepReport)

@@ -27,9 +27,9 @@ from protocol.net.dht import Dht
 from protocol.net.dht_checks import Checks
 from protocol.net.dht_rules import DhtEntry, Rules, is_valid, latest
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, Register, expiration, pack, sign
+from protocol.trust.records import PeerRecord, Register, expiration, pack_record, sign
 from tests.reference.small_manifest import small_manifest
 
 ROOT = Path(__file__).parents[3]
@@ -213,7 +213,7 @@ def test_a_node_stores_nothing_but_valid_records_of_their_owners(tmp_path: Path)
         "another run's": (key, honest.id, foreign.saying().signed, until),
         "under another run's key": (foreign_key, foreign.id, foreign.signed, foreign.until),
         "under a key of nobody": ("anything", honest.id, newer.signed, newer.until),
-        "unsigned": (key, honest.id, pack(newer.record), newer.until),
+        "unsigned": (key, honest.id, pack_record(newer.record), newer.until),
         "no bytes": (key, honest.id, "text", until),
         "oversize": (key, honest.id, newer.signed + bytes(RECORD_BYTES), newer.until),
         "over all subkeys": (key, None, newer.signed, newer.until),

@@ -18,7 +18,7 @@ from protocol.run.dataset import (
     base_urls,
     check_block,
     checked_mirror,
-    parse,
+    parse_data_manifest,
 )
 
 SHA256 = "ab" * 32
@@ -50,7 +50,7 @@ DIGESTS = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(
 
 def test_a_manifest_reads_back() -> None:
     manifest = DataManifest(**described(mirrors=["https://a.example/x/", "http://b.example:8000"]))
-    assert parse(manifest.canonical()) == manifest
+    assert parse_data_manifest(manifest.canonical()) == manifest
     assert manifest.mirrors == ("https://a.example/x", "http://b.example:8000")
 
 
@@ -81,13 +81,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_no_manifest_is_refused_and_named(case: str) -> None:
     fields, words = WRONG[case]
     with pytest.raises(FormatError, match=words):
-        parse(json.dumps(described(**fields)).encode())
+        parse_data_manifest(json.dumps(described(**fields)).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000])
 def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError, match="not prepared text"):
-        parse(data)
+        parse_data_manifest(data)
 
 
 def test_digests_are_those_of_the_manifest_one_for_each_block() -> None:

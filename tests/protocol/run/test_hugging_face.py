@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from protocol.codec.units import UNITS_PER_ONE
+from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, whole_layout
 from protocol.manifest import Model

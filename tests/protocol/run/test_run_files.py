@@ -23,7 +23,7 @@ from protocol.run.run_files import (
     genesis_file,
     measure_file,
     most_bytes,
-    parse,
+    parse_descriptor,
     token_dtype,
 )
 from tests.reference.small_manifest import small_manifest
@@ -65,7 +65,7 @@ def test_a_run_has_a_genesis_file_for_each_part() -> None:
 
 def test_a_descriptor_comes_back_as_it_was() -> None:
     descriptor = described(small_manifest())
-    assert parse(descriptor.canonical(), descriptor.run_id) == descriptor
+    assert parse_descriptor(descriptor.canonical(), descriptor.run_id) == descriptor
 
 
 def test_the_order_in_which_files_were_measured_does_not_matter() -> None:
@@ -93,7 +93,7 @@ def test_a_file_is_found_by_name() -> None:
 def test_a_descriptor_of_another_run_is_refused() -> None:
     descriptor = described(small_manifest())
     with pytest.raises(FormatError, match="run id"):
-        parse(descriptor.canonical() + b" ", descriptor.run_id)
+        parse_descriptor(descriptor.canonical() + b" ", descriptor.run_id)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_descriptor_of_another_run_is_refused() -> None:
 )
 def test_bytes_that_are_no_descriptor_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
-        parse(data, named(data))
+        parse_descriptor(data, named(data))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_descriptor_are_refused(data: bytes) -> None:
 def test_a_descriptor_wrong_in_one_place_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
     data = forged(change)
     with pytest.raises(FormatError):
-        parse(data, named(data))
+        parse_descriptor(data, named(data))
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -155,11 +155,11 @@ def test_a_file_that_is_larger_than_the_manifest_lets_it_be_is_refused_before_an
     for file in run.files:
         others = [each for each in run.files if each is not file]
         allowed = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, most[file.name])])
-        assert parse(allowed.canonical(), allowed.run_id) == allowed
+        assert parse_descriptor(allowed.canonical(), allowed.run_id) == allowed
         for size in (most[file.name] + 1, 2**40):
             huge = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, size)])
             with pytest.raises(FormatError, match=rf"{file.name} has {size} bytes, and .* {most[file.name]} at most"):
-                parse(huge.canonical(), huge.run_id)
+                parse_descriptor(huge.canonical(), huge.run_id)
 
 
 def test_what_tensors_may_weigh_is_what_their_layout_takes() -> None:
@@ -181,7 +181,7 @@ def test_what_tensors_may_weigh_is_what_their_layout_takes() -> None:
 def test_a_descriptor_in_other_spacing_is_refused_since_it_would_have_two_names() -> None:
     data = json.dumps(json.loads(described(small_manifest()).canonical())).encode()
     with pytest.raises(FormatError, match="canonical"):
-        parse(data, named(data))
+        parse_descriptor(data, named(data))
 
 
 def test_a_whole_model_needs_everything() -> None:
@@ -200,7 +200,7 @@ def test_stage_0_of_a_compressed_group_needs_the_basis_and_training_data() -> No
 def test_a_run_on_prepared_text_has_its_digests_in_place_of_its_tokens() -> None:
     run = described(small_manifest(), prepared=True)
     assert run.prepared
-    assert parse(run.canonical(), run.run_id) == run
+    assert parse_descriptor(run.canonical(), run.run_id) == run
     assert [name for name in files_needed(run, 0) if "genesis" not in name] == [
         "basis.safetensors",
         "blocks.sha256",
@@ -214,7 +214,7 @@ def test_a_run_has_its_tokens_in_one_way() -> None:
     run = described(small_manifest(), prepared=True)
     both = describe(small_manifest(), OPERATOR, (*run.files, described(small_manifest()).file("train.bin")))
     with pytest.raises(FormatError, match="files are not those"):
-        parse(both.canonical(), both.run_id)
+        parse_descriptor(both.canonical(), both.run_id)
 
 
 def test_later_stages_of_a_compressed_group_need_the_basis_and_the_embedding() -> None:

@@ -8,8 +8,18 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, RunId, stage_part
 from protocol.outer.claims import Claim
 from protocol.trust import signed
-from protocol.trust.attestations import GRANT, KIND, Attestation, attest, contradicted, grant, read, read_grant, vague
-from protocol.trust.membership import Authority
+from protocol.trust.attestations import (
+    GRANT,
+    KIND,
+    Attestation,
+    attest,
+    contradicted,
+    grant,
+    read_attestation,
+    read_grant,
+    vague,
+)
+from protocol.trust.membership_card import Authority
 from tests.reference.admitted import identity
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
@@ -20,7 +30,7 @@ SEEN = Attestation(OBSERVER.peer_id, 7, 2, {EMBEDDING: ("ef" * 32, 30), stage_pa
 
 
 def test_an_attestation_is_that_of_a_peer_that_the_operator_has_named():
-    assert read(attest(OBSERVER, AUTHORITY, SEEN, GRANTED), AUTHORITY) == SEEN
+    assert read_attestation(attest(OBSERVER, AUTHORITY, SEEN, GRANTED), AUTHORITY) == SEEN
     assert SEEN.claim(stage_part(0)) == Claim(7, "01" * 32, 29, False)
     assert SEEN.claim(stage_part(1)) is None
 
@@ -36,13 +46,13 @@ def test_an_attestation_is_that_of_a_peer_that_the_operator_has_named():
 )
 def test_nobody_else_attests(who: object, granted: bytes, said: str):
     with pytest.raises(FormatError, match=said):
-        read(attest(who, AUTHORITY, SEEN, granted), AUTHORITY)  # type: ignore[arg-type]
+        read_attestation(attest(who, AUTHORITY, SEEN, granted), AUTHORITY)  # type: ignore[arg-type]
 
 
 def test_an_attestation_of_another_run_is_none():
     other = Authority(OTHER, OPERATOR.peer_id)
     with pytest.raises(FormatError):
-        read(attest(OBSERVER, other, SEEN, GRANTED), AUTHORITY)
+        read_attestation(attest(OBSERVER, other, SEEN, GRANTED), AUTHORITY)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +73,7 @@ def test_an_attestation_of_another_run_is_none():
 )
 def test_an_attestation_that_cannot_be_is_refused(fields: list[object]):
     with pytest.raises(FormatError):
-        read(signed.sign(OBSERVER, KIND, [RUN, *fields, GRANTED]), AUTHORITY)
+        read_attestation(signed.sign(OBSERVER, KIND, [RUN, *fields, GRANTED]), AUTHORITY)
 
 
 def test_a_grant_is_read_as_nothing_else(tmp_path: Path):

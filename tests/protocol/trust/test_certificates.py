@@ -46,21 +46,23 @@ def by_the_gateway(peer: Identity, gateway: bytes, is_gateway: bool = False) -> 
 def test_the_authority_is_the_same_bytes_every_time():
     assert certificates.authority(OPERATOR) == certificates.authority(OPERATOR)
     assert certificates.public_key(certificates.authority(OPERATOR)) == OPERATOR.public
-    assert certificates.read(certificates.authority(OPERATOR)).certifies
+    assert certificates.read_certificate(certificates.authority(OPERATOR)).certifies
 
 
 def test_a_request_becomes_a_certificate_that_names_who_asked():
     now = 1_800_000_000.0
     key = certificates.read_request(certificates.request(PEER))
     made = certificates.certify(OPERATOR, key, now, 60.0)
-    assert certificates.read(made) == Caller(PEER.peer_id, now + 60.0, certifies=False, issuer=OPERATOR.peer_id)
+    assert certificates.read_certificate(made) == Caller(
+        PEER.peer_id, now + 60.0, certifies=False, issuer=OPERATOR.peer_id
+    )
     assert certificates.public_key(made) == PEER.public
     assert x509.load_pem_x509_certificate(made).not_valid_before_utc.timestamp() == now - SLACK_SECONDS
 
 
 def test_only_a_gateways_certificate_certifies():
-    assert certificates.read(certificate(OPERATOR, GATEWAY, gateway=True)).certifies
-    assert not certificates.read(certificate(OPERATOR, PEER)).certifies
+    assert certificates.read_certificate(certificate(OPERATOR, GATEWAY, gateway=True)).certifies
+    assert not certificates.read_certificate(certificate(OPERATOR, PEER)).certifies
 
 
 def asked_with(key: object, algorithm: hashes.HashAlgorithm | None = None) -> bytes:
@@ -99,13 +101,13 @@ def test_sizes_are_checked_before_anything_is_parsed():
     with pytest.raises(FormatError, match=f"{REQUEST_BYTES} are allowed"):
         certificates.read_request(certificates.request(PEER) + bytes(REQUEST_BYTES))
     with pytest.raises(FormatError, match=f"{CERTIFICATE_BYTES} are allowed"):
-        certificates.read(bytes(5 * CERTIFICATE_BYTES))
+        certificates.read_certificate(bytes(5 * CERTIFICATE_BYTES))
 
 
 @given(st.binary(max_size=300))
 def test_garbage_is_a_format_error_to_every_reader(data: bytes):
     armoured = b"-----BEGIN CERTIFICATE-----\nMIIB" + data + b"\n-----END CERTIFICATE-----\n"
-    readers = (certificates.read, certificates.public_key, certificates.read_request)
+    readers = (certificates.read_certificate, certificates.public_key, certificates.read_request)
     for read in (*readers, lambda each: certificates.read_door(each, OPERATOR.public)):
         for each in (data, armoured):
             with pytest.raises(FormatError):

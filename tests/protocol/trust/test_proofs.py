@@ -9,7 +9,7 @@ from protocol.identity import PeerId, RunId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import CONTRIBUTION, Signer, read_entry, read_revocation, read_trial, revoke
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
@@ -40,14 +40,14 @@ def signer(
 
 def test_a_message_is_read_as_what_it_is_and_nothing_else(operator: Identity):
     data = signed.sign(operator, "word", [1, "two", b"three"])
-    assert signed.read(data, "word") == (operator.peer_id, [1, "two", b"three"])
+    assert signed.read_signed(data, "word") == (operator.peer_id, [1, "two", b"three"])
     with pytest.raises(FormatError, match="not a signed wor"):
-        signed.read(data, "wor")
+        signed.read_signed(data, "wor")
     for at in range(0, len(data), 5):
         with pytest.raises(FormatError):
-            signed.read(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "word")
+            signed.read_signed(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "word")
     with pytest.raises(FormatError, match="are allowed"):
-        signed.read(data + bytes(30_000), "word")
+        signed.read_signed(data + bytes(30_000), "word")
 
 
 def test_a_card_holds_if_the_operator_signed_it_for_this_run(tmp_path: Path, operator: Identity, authority: Authority):

@@ -7,7 +7,7 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.trust import proofs, receipts, signed
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.receipts import (
     COUNTED,
@@ -17,7 +17,7 @@ from protocol.trust.receipts import (
     Verifier,
     Work,
     from_line,
-    read,
+    read_receipt,
     sign,
     to_line,
 )
@@ -58,7 +58,7 @@ both = pytest.mark.parametrize("kind", MADE)
 def test_a_receipt_is_read_as_it_was_signed_and_is_small(kind: str):
     by, receipt = MADE[kind]
     data = sign(by, receipt)
-    assert read(data, AUTHORITY) == receipt
+    assert read_receipt(data, AUTHORITY) == receipt
     assert Verifier(AUTHORITY, ME, tokens=16).check(data) == receipt
     assert len(data) < 600
 
@@ -70,7 +70,7 @@ def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
     made = bytearray(sign(*MADE[kind]))
     made[data.draw(st.integers(0, len(made) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
-        read(bytes(made), AUTHORITY)
+        read_receipt(bytes(made), AUTHORITY)
 
 
 @both
@@ -78,10 +78,10 @@ def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
 @given(data=st.data())
 def test_nor_does_its_line_in_a_file(kind: str, data: st.DataObject):
     line = bytearray(to_line(sign(*MADE[kind])))
-    assert read(from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
+    assert read_receipt(from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
     line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
-        [read(from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
+        [read_receipt(from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
 
 
 @both
@@ -90,16 +90,16 @@ def test_nor_does_its_line_in_a_file(kind: str, data: st.DataObject):
 def test_nor_half_of_a_line(kind: str, cut: int):
     line = to_line(sign(*MADE[kind]))
     with pytest.raises(FormatError):
-        read(from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
+        read_receipt(from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
 
 
 @both
 def test_its_body_under_anybody_elses_signature_does_not_hold(kind: str):
     by, receipt = MADE[kind]
-    fields = signed.read(sign(by, receipt), kind)[1]
+    fields = signed.read_signed(sign(by, receipt), kind)[1]
     for other in (identity("me"), identity("stranger"), OPERATOR):
         with pytest.raises(FormatError, match="card"):
-            read(signed.sign(other, kind, fields), AUTHORITY)
+            read_receipt(signed.sign(other, kind, fields), AUTHORITY)
 
 
 VERIFIER = Verifier(AUTHORITY, ME, tokens=16)
@@ -140,7 +140,7 @@ def test_only_the_stages_beside_sign_for_work_and_stage_0_for_its_own_group():
 def test_only_who_follows_a_part_as_an_author_signs_that_something_counted():
     other_stage, datacenter = signer("other stage", stage=2), signer("dc", "datacenter")
     refused(sign(other_stage, counted(other_stage)), "no place")
-    assert read(sign(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
+    assert read_receipt(sign(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
 
 
 def test_of_who_was_revoked_nothing_holds_from_that_round_on():
@@ -185,16 +185,16 @@ def test_impossible_fields_are_refused_though_rightly_signed(name: str, value: o
 @both
 def test_other_fields_are_refused_though_rightly_signed(kind: str):
     by, receipt = MADE[kind]
-    fields = signed.read(sign(by, receipt), kind)[1]
+    fields = signed.read_signed(sign(by, receipt), kind)[1]
     for wrong in ([], fields[:-1], [*fields, 1], fields[1:], [[], *fields[1:]], [RUN]):
         with pytest.raises(FormatError):
-            read(signed.sign(by.identity, kind, wrong), AUTHORITY)
+            read_receipt(signed.sign(by.identity, kind, wrong), AUTHORITY)
     assert (WORK, COUNTED) == ("work", "counted")
 
 
 def test_a_longer_receipt_than_any_is_not_looked_at():
     with pytest.raises(FormatError, match="allowed"):
-        read(bytes(receipts.MOST_BYTES + 1), AUTHORITY)
+        read_receipt(bytes(receipts.MOST_BYTES + 1), AUTHORITY)
     with pytest.raises(FormatError, match="longer"):
         from_line(b"A" * (receipts.MOST_LINE + 1))
 
@@ -205,7 +205,7 @@ def test_with_the_card_of_a_gateway_it_still_fits():
     card = issue(gateway, RUN, Card(LEADER.identity.peer_id, "volunteer", 0, 0), by)
     largest = work(round=2**31 - 1, forward=2**53 - 1, backward=2**53 - 1, tokens=2**53 - 1)
     data = sign(Signer(LEADER.identity, AUTHORITY, card), largest)
-    assert read(data, AUTHORITY) == largest
+    assert read_receipt(data, AUTHORITY) == largest
     assert len(data) < receipts.MOST_BYTES / 2
     assert msgpack.unpackb(data[64 + 33 + len(WORK) + 1 :])[0] == RUN
 

@@ -15,17 +15,17 @@ from protocol.limits import RECORD_BYTES, RECORD_SECONDS
 from protocol.outer.claims import Claim
 from protocol.trust import signed, statement
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import (
     RECORDS_UNDER_A_KEY,
     PeerRecord,
     Register,
     expiration,
-    pack,
+    pack_record,
     peers_key,
     peers_keys,
-    read,
+    read_record,
     sign,
 )
 from tests.reference.small_manifest import small_manifest
@@ -56,13 +56,13 @@ def record_of(peer: Signer, **changes: object) -> PeerRecord:
 
 
 def signed_as(way: str, signer: Signer, record: PeerRecord) -> bytes:
-    return sign(signer, record) if way == "record" else statement.make(signer, record, {})
+    return sign(signer, record) if way == "record" else statement.make_statement(signer, record, {})
 
 
 def read_as(way: str, data: bytes, peer: Signer) -> PeerRecord:
     if way == "record":
-        return read(data, peer.identity.peer_id, peer.authority)
-    return statement.read(data, peer.authority).record
+        return read_record(data, peer.identity.peer_id, peer.authority)
+    return statement.read_statement(data, peer.authority).record
 
 
 in_both_ways = pytest.mark.parametrize("way", ["record", "statement"])
@@ -114,7 +114,7 @@ def test_who_cannot_be_dialled_says_by_whom_it_is_reached(way: str, me: Signer):
 
 
 def test_who_can_be_dialled_and_relays_nothing_says_nothing_of_it(me: Signer):
-    assert not {"via", "relays"} & set(msgpack.unpackb(pack(record_of(me))))
+    assert not {"via", "relays"} & set(msgpack.unpackb(pack_record(record_of(me))))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_other_relays_than_a_few_addresses_are_refused(me: Signer, via: object):
     packed = msgpack.packb({**record_of(me).model_dump(), "via": via})
     data = signed.sign(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="is malformed"):
-        read(data, me.identity.peer_id, me.authority)
+        read_record(data, me.identity.peer_id, me.authority)
 
 
 @in_both_ways
@@ -144,7 +144,7 @@ def test_a_volunteer_tells_how_fast_it_is(way: str, me: Signer):
 
 
 def test_who_has_not_measured_its_speed_says_nothing_of_it(me: Signer):
-    assert "tokens_per_second" not in msgpack.unpackb(pack(record_of(me)))
+    assert "tokens_per_second" not in msgpack.unpackb(pack_record(record_of(me)))
 
 
 @pytest.mark.parametrize("speed", [-1.0, 2e9, math.nan, math.inf, "fast", None, [1.0]])
@@ -152,7 +152,7 @@ def test_a_speed_that_is_none_is_refused(me: Signer, speed: object):
     packed = msgpack.packb({**record_of(me).model_dump(), "tokens_per_second": speed})
     data = signed.sign(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="malformed"):
-        read(data, me.identity.peer_id, me.authority)
+        read_record(data, me.identity.peer_id, me.authority)
 
 
 @in_both_ways
@@ -166,7 +166,7 @@ def test_nobody_signs_for_another(me: Signer, tmp_path: Path, operator: Identity
     other = admitted(tmp_path / "other", operator)
     for record in (record_of(me), record_of(other)):
         with pytest.raises(FormatError, match=f"signed a record of {me.identity.peer_id}"):
-            read(sign(other, record), me.identity.peer_id, me.authority)
+            read_record(sign(other, record), me.identity.peer_id, me.authority)
 
 
 @in_both_ways
@@ -225,14 +225,14 @@ def test_a_field_out_of_its_range_is_refused(way: str, me: Signer, fields: dict[
 def test_claims_come_with_a_statement_and_not_more_than_three(me: Signer):
     claims = {EMBEDDING: [Claim(round, "ab" * 32, 3 * round, True) for round in range(1, 6)]}
     record = record_of(me, replica="x")
-    assert statement.read(statement.make(me, record, claims), me.authority).claims == {
+    assert statement.read_statement(statement.make_statement(me, record, claims), me.authority).claims == {
         EMBEDDING: claims[EMBEDDING][-3:]
     }
 
 
 def test_a_long_record_is_refused_before_anything_of_it_is_looked_at(me: Signer):
     with pytest.raises(FormatError, match="bytes at most"):
-        read(bytes(RECORD_BYTES + 1), "QmA", me.authority)
+        read_record(bytes(RECORD_BYTES + 1), "QmA", me.authority)
 
 
 def test_the_longest_record_of_an_honest_peer_fits(me: Signer, tmp_path: Path, operator: Identity):
@@ -243,20 +243,20 @@ def test_the_longest_record_of_an_honest_peer_fits(me: Signer, tmp_path: Path, o
     scores = {f"{number:064}": 1 / 3 for number in range(16)}
     numbers = {"round": 2**31 - 1, "contributed": 2**31 - 1, "sequence": 2**62 - 1}
     longest = record_of(me, replica=me.identity.peer_id, scores=scores, **named, **numbers)
-    heard = read(sign(replace(me, card=card), longest), me.identity.peer_id, me.authority)
+    heard = read_record(sign(replace(me, card=card), longest), me.identity.peer_id, me.authority)
     assert heard == longest.model_copy(update={"issuer": gateway.peer_id})
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(), st.text(), st.none()))
 def test_garbage_is_refused(garbage: object):
     with pytest.raises(FormatError):
-        read(garbage, "QmA", Authority(RUN, PeerId("QmOperator")))
+        read_record(garbage, "QmA", Authority(RUN, PeerId("QmOperator")))
 
 
 def test_a_record_without_its_signature_is_refused(me: Signer):
-    for data in (pack(record_of(me)), sign(me, record_of(me))[97:]):
+    for data in (pack_record(record_of(me)), sign(me, record_of(me))[97:]):
         with pytest.raises(FormatError):
-            read(data, me.identity.peer_id, me.authority)
+            read_record(data, me.identity.peer_id, me.authority)
 
 
 def test_the_register_gives_the_records_that_are_valid(me: Signer, tmp_path: Path, operator: Identity):

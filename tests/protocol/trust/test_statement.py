@@ -8,9 +8,9 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ReplicaId, RunId, stage_part
 from protocol.outer.claims import Claim
 from protocol.trust import signed, statement
-from protocol.trust.membership import Authority, Card, Role, issue
+from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, pack
+from protocol.trust.records import PeerRecord, pack_record
 from tests.reference.admitted import identity
 
 RUN = RunId("ab" * 32)
@@ -42,13 +42,15 @@ def record(role: Role = "volunteer", on_trial: bool = False, trains: bool = True
 )
 def test_only_who_trains_and_counts_has_a_vote(role: Role, on_trial: bool, trains: bool, votes: bool):
     claims = {EMBEDDING: [Claim(4, DIGEST, 9, True)], stage_part(0): []}
-    told = statement.read(statement.make(signer(role, on_trial), record(role, on_trial, trains), claims), AUTHORITY)
+    told = statement.read_statement(
+        statement.make_statement(signer(role, on_trial), record(role, on_trial, trains), claims), AUTHORITY
+    )
     assert told.claims == {EMBEDDING: [Claim(4, DIGEST, 9, votes)], stage_part(0): []}
 
 
 def test_the_last_three_closed_rounds_are_told():
     claims = {EMBEDDING: [Claim(round, DIGEST, round, True) for round in range(1, 7)]}
-    told = statement.read(statement.make(signer(), record(), claims), AUTHORITY)
+    told = statement.read_statement(statement.make_statement(signer(), record(), claims), AUTHORITY)
     assert [claim.folded for claim in told.claims[EMBEDDING]] == [4, 5, 6]
 
 
@@ -65,6 +67,6 @@ def test_the_last_three_closed_rounds_are_told():
     ],
 )
 def test_claims_that_cannot_be_are_refused(claims: object):
-    fields = [RUN, pack(record()), {EMBEDDING: claims}, signer().card]
+    fields = [RUN, pack_record(record()), {EMBEDDING: claims}, signer().card]
     with pytest.raises(FormatError, match="claims nothing that can be read"):
-        statement.read(signed.sign(ME, statement.KIND, fields), AUTHORITY)
+        statement.read_statement(signed.sign(ME, statement.KIND, fields), AUTHORITY)

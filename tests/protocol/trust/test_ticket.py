@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import TicketError
 from protocol.identity import RunId
-from protocol.trust.ticket import ENVIRONMENT, PREFIX, Ticket, find, parse
+from protocol.trust.ticket import ENVIRONMENT, PREFIX, Ticket, find, parse_ticket
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ("/ip4/127.0.0.1/tcp/7701/p2p/QmSomebody",))
 ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
@@ -19,12 +19,12 @@ TOKEN = (852).to_bytes(19)
 
 
 def test_a_ticket_reads_back_as_it_was_written():
-    assert parse(str(TICKET)) == TICKET
+    assert parse_ticket(str(TICKET)) == TICKET
 
 
 def test_line_breaks_and_spaces_of_a_mail_do_not_matter():
     text = str(TICKET)
-    assert parse(f"  {text[:40]}\n  {text[40:]} ") == TICKET
+    assert parse_ticket(f"  {text[:40]}\n  {text[40:]} ") == TICKET
 
 
 @given(st.integers(min_value=9, max_value=len(str(TICKET)) - 1), st.sampled_from("AZ09-_"))
@@ -33,13 +33,13 @@ def test_a_changed_character_is_noticed(place: int, character: str):
     changed = text[:place] + character + text[place + 1 :]
     if changed != text:
         with pytest.raises(TicketError):
-            parse(changed)
+            parse_ticket(changed)
 
 
 @given(st.integers(min_value=0, max_value=len(str(TICKET)) - 1))
 def test_a_ticket_cut_short_is_refused(length: int):
     with pytest.raises(TicketError):
-        parse(str(TICKET)[:length])
+        parse_ticket(str(TICKET)[:length])
 
 
 def made_of(authority: bytes, door: str) -> str:
@@ -50,36 +50,36 @@ def made_of(authority: bytes, door: str) -> str:
 def test_one_ticket_has_one_text():
     ticket = replace(TICKET, token=TOKEN)
     code = str(ticket).removeprefix(PREFIX)
-    assert parse(PREFIX + code) == ticket
+    assert parse_ticket(PREFIX + code) == ticket
     last = ALPHABET[ALPHABET.index(code[-1]) + 1]  # the same bytes, with an unused bit set
     assert base64.urlsafe_b64decode(f"{code}==") == base64.urlsafe_b64decode(f"{code[:-1]}{last}==")
     for other in (code.replace("-", "+"), code.replace("_", "/"), f"{code}=", code[:-1] + last):
         assert other != code
         with pytest.raises(TicketError):
-            parse(PREFIX + other)
+            parse_ticket(PREFIX + other)
 
 
 @pytest.mark.parametrize("door", ["h:0", "h:65536", "h:99999", "h:", ":7700", "h", "a:b:7700", "[::1:7700", "h:٧٧"])
 def test_a_door_is_where_something_can_listen(door: str):
     with pytest.raises(TicketError, match="no address"):
-        parse(made_of(TICKET.authority, door))
+        parse_ticket(made_of(TICKET.authority, door))
 
 
 @pytest.mark.parametrize("door", ["h:1", "h:65535", "[::1]:7700"])
 def test_a_door_is_a_host_and_a_port(door: str):
-    assert parse(made_of(TICKET.authority, door)).operator == door
+    assert parse_ticket(made_of(TICKET.authority, door)).operator == door
 
 
 @pytest.mark.parametrize("authority", [b"\5" + b"k" * 32, b"\2" + b"\xff" * 32, b"\2" + bytes(31), b"\4" + b"k" * 64])
 def test_an_authority_is_a_key(authority: bytes):
     with pytest.raises(TicketError):
-        parse(made_of(authority, "h:1"))
+        parse_ticket(made_of(authority, "h:1"))
 
 
 @given(st.text())
 def test_whatever_is_pasted_gets_a_clear_error(text: str):
     with pytest.raises(TicketError):
-        parse(text)
+        parse_ticket(text)
 
 
 def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp_path, monkeypatch):

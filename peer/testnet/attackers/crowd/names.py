@@ -95,7 +95,7 @@ class Name:
         """Its signed word, newer than the last."""
         sequence = max(self.record.sequence + 1, time.time_ns() // 1_000_000)
         self.record = self.record.model_copy(update={**changes, "sequence": sequence})
-        return statement.make(self.signer, self.record, {})
+        return statement.make_statement(self.signer, self.record, {})
 
     def news(self, entries: Iterable[pb.Entry] = (), held: Iterable[pb.PartKeys] = (), **changes: object) -> pb.News:
         """A message for `Tell`."""
@@ -147,7 +147,7 @@ class Name:
             return []
         told = pb.Differences.FromString(answer)
         with suppress(FormatError):
-            said = statement.read(told.statement, self.signer.authority)
+            said = statement.read_statement(told.statement, self.signer.authority)
             self.known[said.record.peer_id] = said.record
         return list(told.parts)
 

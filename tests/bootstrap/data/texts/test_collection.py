@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from bootstrap.data.corpus import read_corpus
 from bootstrap.data.texts import collection
-from bootstrap.data.texts.collection import LONG_DOCUMENT, LONG_PARAGRAPH, PART, SUMS, cut, new_paragraphs, prepare
+from bootstrap.data.texts.collection import (
+    LONG_DOCUMENT,
+    LONG_PARAGRAPH,
+    PART,
+    SUMS,
+    cut,
+    new_paragraphs,
+    prepare_collection,
+)
 from bootstrap.data.texts.decoders import plain
 from bootstrap.data.texts.fetch import Debian, Package, PyPI
 from bootstrap.data.texts.sources import COLLECTIONS, TextPackage
@@ -76,7 +84,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_each_document_is_a_file_and_a_long_paragraph_comes_once(tmp_path: Path, shop: Shop) -> None:
-    prepare(tmp_path / "new", "prose")
+    prepare_collection(tmp_path / "new", "prose")
     texts = {name: text for name, text in contents(tmp_path / "new").items() if name.endswith(".txt")}
     assert texts == {
         "first/a.txt": f"A\n\n{LONG}2\n\nB\n",
@@ -87,7 +95,7 @@ def test_each_document_is_a_file_and_a_long_paragraph_comes_once(tmp_path: Path,
 
 
 def test_the_folder_says_what_is_in_it_under_which_licence(tmp_path: Path, shop: Shop) -> None:
-    prepare(tmp_path, "prose")
+    prepare_collection(tmp_path, "prose")
     about = (tmp_path / "README").read_text()
     assert "first: 2 documents" in about
     assert "Licence: free." in about
@@ -95,25 +103,25 @@ def test_the_folder_says_what_is_in_it_under_which_licence(tmp_path: Path, shop:
 
 
 def test_what_is_there_is_not_fetched_again(tmp_path: Path, shop: Shop) -> None:
-    prepare(tmp_path, "prose")
+    prepare_collection(tmp_path, "prose")
     before = contents(tmp_path)
-    prepare(tmp_path, "prose")
+    prepare_collection(tmp_path, "prose")
     assert shop.fetched == ["first", "second"]
     assert contents(tmp_path) == before
 
 
 def test_a_smaller_collection_grows_into_what_the_larger_one_would_be(tmp_path: Path, shop: Shop) -> None:
-    prepare(tmp_path / "grown", "prose")
-    prepare(tmp_path / "grown", "mix")
+    prepare_collection(tmp_path / "grown", "prose")
+    prepare_collection(tmp_path / "grown", "mix")
     assert shop.fetched == ["first", "second", "third"]
-    prepare(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "mix")
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
 
 
 def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(tmp_path / "whole", "prose")
+    prepare_collection(tmp_path / "whole", "prose")
 
     class PowerCut(Exception):
         pass
@@ -122,16 +130,16 @@ def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
         raise PowerCut
 
     with monkeypatch.context() as broken:
-        prepare(tmp_path / "cut", "prose")
+        prepare_collection(tmp_path / "cut", "prose")
         partial = tmp_path / "cut" / ".second.partial"
         (tmp_path / "cut" / "second").rename(partial)  # killed just before the last step
         (partial / "old.txt").write_text("of another time")
         broken.setattr(collection, "write_atomically", cut_power)
         with pytest.raises(PowerCut):
-            prepare(tmp_path / "cut", "prose")
+            prepare_collection(tmp_path / "cut", "prose")
     assert not (tmp_path / "cut" / "second").exists()
     shop.fetched.clear()
-    prepare(tmp_path / "cut", "prose")
+    prepare_collection(tmp_path / "cut", "prose")
     assert shop.fetched == ["second"]
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -139,32 +147,32 @@ def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
 def test_texts_that_are_not_those_known_are_an_error_that_names_both_hashes(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(tmp_path / "known", "prose")
+    prepare_collection(tmp_path / "known", "prose")
     known = hashlib.sha256((tmp_path / "known" / "second" / SUMS).read_bytes()).hexdigest()
     pinned = replace(SECOND, sums_sha256=known)
     offer(monkeypatch, [FIRST, pinned], [FIRST, pinned])
-    prepare(tmp_path / "same", "prose")
+    prepare_collection(tmp_path / "same", "prose")
     shop.packages["second"]["deep/c.txt"] += "?"
     with pytest.raises(
         ResourceError, match=f"second 1 from PyPI are not those .* expected {known}, found [0-9a-f]{{64}}"
     ):
-        prepare(tmp_path / "other", "prose")
+        prepare_collection(tmp_path / "other", "prose")
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["first"]
 
 
 def test_a_folder_of_another_version_is_not_taken_for_this_ones(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(tmp_path, "prose")
+    prepare_collection(tmp_path, "prose")
     pinned = replace(SECOND, sums_sha256="0" * 64)
     offer(monkeypatch, [FIRST, pinned], [FIRST, pinned])
     with pytest.raises(ResourceError, match="second holds other texts than this version"):
-        prepare(tmp_path, "prose")
+        prepare_collection(tmp_path, "prose")
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "no sums"])
 def test_a_damaged_source_is_named_and_never_deleted(tmp_path: Path, shop: Shop, damage: str) -> None:
-    prepare(tmp_path, "prose")
+    prepare_collection(tmp_path, "prose")
     folder = tmp_path / "first"
     match damage:
         case "changed":
@@ -177,7 +185,7 @@ def test_a_damaged_source_is_named_and_never_deleted(tmp_path: Path, shop: Shop,
             (folder / SUMS).unlink()
     before = contents(tmp_path)
     with pytest.raises(ResourceError, match=r"delete the folder .*first to fetch it again"):
-        prepare(tmp_path, "prose")
+        prepare_collection(tmp_path, "prose")
     assert contents(tmp_path) == before
     assert shop.fetched == ["first", "second"]
 
@@ -188,7 +196,7 @@ def test_a_folder_with_other_texts_is_refused_before_anything_is_fetched(tmp_pat
     file.parent.mkdir(exist_ok=True)
     file.write_text("my own")
     with pytest.raises(ResourceError, match="give another folder"):
-        prepare(tmp_path, "prose")
+        prepare_collection(tmp_path, "prose")
     assert shop.fetched == []
 
 
@@ -198,46 +206,46 @@ def test_without_apt_nothing_is_fetched_unless_all_of_debian_is_there(
     def no_apt() -> None:
         raise ResourceError("no apt")
 
-    prepare(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "mix")
     shop.fetched.clear()
     monkeypatch.setattr(collection, "check_apt", no_apt)
-    prepare(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "mix")
     with pytest.raises(ResourceError, match="no apt"):
-        prepare(tmp_path / "new", "mix")
+        prepare_collection(tmp_path / "new", "mix")
     assert shop.fetched == []
 
 
 def test_names_in_a_package_are_only_names(tmp_path: Path, shop: Shop) -> None:
     names = ["../../up.txt", "/etc/root.txt", "...txt", "A.txt", "a.txt", "é\n" + "x" * 300 + ".txt"]
     shop.packages["first"] = {name: f"{LONG}{number}" for number, name in enumerate(names)}
-    prepare(tmp_path / "in", "prose")
+    prepare_collection(tmp_path / "in", "prose")
     written = sorted(file.name for file in (tmp_path / "in" / "first").glob("*.txt"))
     assert written == ["a.txt", "a_.txt", "etc.root.txt", "text.txt", "up.txt", "x" * 200 + ".txt"]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    prepare(tmp_path / "in", "prose")
+    prepare_collection(tmp_path / "in", "prose")
 
 
 def test_what_cannot_be_decoded_is_an_error_that_names_the_package(tmp_path: Path, shop: Shop) -> None:
     shop.packages["first"] = {"code.py": ""}
     with pytest.raises(ResourceError, match="first 1 from PyPI: the archive has no file"):
-        prepare(tmp_path, "prose")
+        prepare_collection(tmp_path, "prose")
 
 
 def test_more_text_than_the_limit_is_refused(tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_TEXT", 100)
     with pytest.raises(ResourceError, match="longer than 100 characters"):
-        prepare(tmp_path, "prose")
+        prepare_collection(tmp_path, "prose")
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, shop: Shop) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot prepare texts in"):
-        prepare(tmp_path / "file" / "folder", "prose")
+        prepare_collection(tmp_path / "file" / "folder", "prose")
 
 
 def test_progress_tells_what_is_fetched_and_how_much_it_was(tmp_path: Path, shop: Shop) -> None:
     told: list[str] = []
-    prepare(tmp_path, "mix", told.append)
+    prepare_collection(tmp_path, "mix", told.append)
     assert told[0] == "Fetching first 1 from PyPI."
     assert told[1].startswith("first: 2 documents, 0.0 MB")
     assert "Fetching third from this system's apt." in told

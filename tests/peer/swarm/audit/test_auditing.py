@@ -21,7 +21,7 @@ from peer.torch_thread import TorchThread
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, PeerId
 from protocol.layout import model_layout
-from protocol.trust.records import read, sign
+from protocol.trust.records import read_record, sign
 from tests.reference.boundary import orthonormal
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_lab import text
@@ -76,9 +76,9 @@ def test_every_author_is_measured_once_a_round_by_its_own_contributions(tmp_path
         (heard,) = place.audited()
         assert heard.round == 1
         assert heard.gains.keys() == {peer.id for peer in made.peers}
-        shelf, ledgers = a.acceptance.shelf, a.acceptance.ledgers
+        contribution_store, ledgers = a.intake.contribution_store, a.intake.ledgers
         sets = {
-            part: [decode(shelf.read(sha256), MANIFEST) for sha256 in reversed(ledger.chosen(1).values())]
+            part: [decode(contribution_store.read(sha256), MANIFEST) for sha256 in reversed(ledger.chosen(1).values())]
             for part, ledger in ledgers.items()
         }
         loss = held_out_loss(mine.evaluator, a.outer.followed.grids)
@@ -145,7 +145,7 @@ def test_scores_go_into_the_record_and_others_can_read_it(tmp_path: Path):
         await made.round(1, made.peers)
         await mine.audit(a.outer)
         record = a.outer.discovery.record
-        assert read(sign(a.signer, record), a.id, made.authority).scores == place.audited()[0].gains
+        assert read_record(sign(a.signer, record), a.id, made.authority).scores == place.audited()[0].gains
         assert record.scores.keys() == {a.id, b.id}
 
     play(tmp_path, "ab", scene)

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load, save
 
 from peer.compute.trainer import StageTrainer
-from peer.network import handover as network
-from peer.network.handover import bequeath
+from peer.network import handover_service as network
+from peer.network.handover_service import bequeath
 from peer.optim.grid import to_units
-from peer.optim.handover import Legacy, pack
+from peer.optim.handover_state import HandoverState, pack_state
 from peer.swarm.group import handover as swarm
-from peer.swarm.group.handover import Succession
+from peer.swarm.group.handover import Handover
 from peer.telemetry.events import HandedOver, Inherited, Progress
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import decode
@@ -26,7 +26,7 @@ from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.outer.ledger import Revocation
-from protocol.trust.handover import Bequest
+from protocol.trust.bequests import Bequest
 from protocol.trust.proofs import revoke
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, moved, village
@@ -43,7 +43,7 @@ class Volunteer:
 
     name: str
     peer: LoopbackPeer
-    succession: Succession
+    handover: Handover
 
     @property
     def id(self) -> PeerId:
@@ -57,8 +57,8 @@ class Volunteer:
 
     async def stand_by(self) -> None:
         while True:
-            await self.succession.inherit()
-            await self.peer.outer.discovery.news.until(lambda: self.succession.due)
+            await self.handover.inherit()
+            await self.peer.outer.discovery.news.until(lambda: self.handover.due)
 
 
 async def volunteer(made: Village, name: str, steps: int = 0) -> Volunteer:
@@ -67,7 +67,7 @@ async def volunteer(made: Village, name: str, steps: int = 0) -> Volunteer:
     return Volunteer(name, peer, opened(peer, steps))
 
 
-def opened(peer: LoopbackPeer, steps: int = 0) -> Succession:
+def opened(peer: LoopbackPeer, steps: int = 0) -> Handover:
     basis = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))[0]
     trainer = StageTrainer(MANIFEST, 0, "group", basis, torch.device("cpu"))
     trainer.load_optimizer(peer.outer.optimizer)
@@ -76,9 +76,9 @@ def opened(peer: LoopbackPeer, steps: int = 0) -> Succession:
         for parameter in trainer.parameters:
             parameter.grad = torch.randn(parameter.shape, generator=chance)
         trainer.update(1.0, step)
-    succession = Succession(peer.outer, peer.succession, trainer)
-    succession.open()
-    return succession
+    handover = Handover(peer.outer, peer.handover, trainer)
+    handover.open()
+    return handover
 
 
 async def start_again(made: Village, was: Volunteer) -> Volunteer:
@@ -106,7 +106,7 @@ def applied(volunteers: list[Volunteer]) -> Sums:
     for each in volunteers:
         for part in PARTS:
             for sha256 in each.peer.outer.followed.parts[part].own.values():
-                contribution = decode(each.peer.acceptance.shelf.read(sha256), MANIFEST)
+                contribution = decode(each.peer.intake.contribution_store.read(sha256), MANIFEST)
                 for name, sparse in contribution.tensors.items():
                     places = chunk_grid(part_layout(MANIFEST, part)[name], 4, 2).positions(sparse.offsets)
                     sums[part, name].view(-1)[torch.from_numpy(places)] += torch.from_numpy(sparse.values).long()
@@ -132,9 +132,9 @@ def computed(*seeds: int) -> Sums:
 
 def set_aside(each: Volunteer) -> Sums:
     """What it has set aside for an heir that has not answered."""
-    if not each.succession.heritage.blob:
+    if not each.handover.handovers.blob:
         return zeros()
-    tensors = load(each.succession.heritage.blob)
+    tensors = load(each.handover.handovers.blob)
     return {(part, name): tensors[f"error_feedback.{part}.{name}"].long() for part, name in zeros()}
 
 
@@ -164,12 +164,12 @@ def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_
         b.peer.outer.discovery.tell(replica=b.id)  # trains: no heir
         made.introduce()
         async with standing_by(heir):
-            await a.succession.hand_over()
+            await a.handover.hand_over()
         assert HandedOver(heir.id) in a.peer.said
         assert Inherited(a.id, True) in heir.peer.said
         assert equal(a.error_feedback(), zeros())
         assert equal(heir.error_feedback(), before)
-        assert heir.succession.trainer.optimizer_tensors().keys() == a.succession.trainer.optimizer_tensors().keys()
+        assert heir.handover.trainer.optimizer_tensors().keys() == a.handover.trainer.optimizer_tensors().keys()
         await heir.peer.contribute(3, 33)
         everybody = [a, b, heir]
         total = computed(11, 12, 21, 22, 33)
@@ -177,7 +177,7 @@ def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_
         a, heir = await start_again(made, a), await start_again(made, heir)  # and all of it is on disk
         everybody = [a, b, heir]
         assert equal(plus(applied(everybody), *(each.error_feedback() for each in everybody)), total)
-        assert heir.succession.heritage.taken == {a.id: 1}
+        assert heir.handover.handovers.taken == {a.id: 1}
 
     play(tmp_path, scene)
 
@@ -206,11 +206,11 @@ def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
         await giver.peer.contribute(1, 1)
         for number in range(2, 7):
             async with standing_by(heir):
-                await giver.succession.hand_over()
+                await giver.handover.hand_over()
             everybody = [giver, heir]
             held = [each.error_feedback() for each in everybody]
-            once = Counter({giver.id: giver.succession.heritage.given})
-            if not once - Counter(heir.succession.heritage.taken):
+            once = Counter({giver.id: giver.handover.handovers.given})
+            if not once - Counter(heir.handover.handovers.taken):
                 held.append(zeros())  # taken, whether the giver knows or not
             else:
                 held.append(set_aside(giver))
@@ -219,8 +219,8 @@ def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
                 giver = await start_again(made, giver)
             if chance.random() < 0.7:
                 heir = await start_again(made, heir)
-            giver.succession.open()
-            await giver.succession.settle() if not chance.random() < 0.5 else None
+            giver.handover.open()
+            await giver.handover.settle() if not chance.random() < 0.5 else None
             author = chance.choice([giver, heir])
             await author.peer.contribute(number, number)
             seeds.append(number)
@@ -235,13 +235,13 @@ def test_an_heir_that_declines_leaves_it_to_the_next_and_to_nobody(tmp_path: Pat
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
         for heir in heirs:
-            heir.succession.close()
-        await giver.succession.hand_over()
+            heir.handover.close()
+        await giver.handover.hand_over()
         assert equal(giver.error_feedback(), before)
         assert any(str(giver.peer.outer.folder) in e.doing for e in giver.peer.said if isinstance(e, Progress))
-        heirs[1].succession.open()
+        heirs[1].handover.open()
         async with standing_by(*heirs):
-            await giver.succession.hand_over()
+            await giver.handover.hand_over()
         assert HandedOver(heirs[1].id) in giver.peer.said
         assert equal(heirs[1].error_feedback(), before)
         assert equal(heirs[0].error_feedback(), zeros())
@@ -256,9 +256,9 @@ def test_an_heir_that_never_comes_to_it_declines(tmp_path: Path, monkeypatch: py
         giver, heir = await volunteer(made, "giver"), await volunteer(made, "heir")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        await giver.succession.hand_over()
+        await giver.handover.hand_over()
         assert any("busy" in event.doing for event in giver.peer.said if isinstance(event, Progress))
-        await heir.succession.inherit()
+        await heir.handover.inherit()
         assert equal(heir.error_feedback(), zeros())
         assert equal(giver.error_feedback(), before)
 
@@ -272,7 +272,7 @@ def test_without_an_heir_it_stays_in_the_folder(tmp_path: Path):
         await made.join("another stage", 1)
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        await giver.succession.hand_over()
+        await giver.handover.hand_over()
         assert any("nobody to hand" in event.doing for event in giver.peer.said if isinstance(event, Progress))
         again = await start_again(made, giver)
         assert equal(again.error_feedback(), before)
@@ -283,7 +283,7 @@ def test_without_an_heir_it_stays_in_the_folder(tmp_path: Path):
 def test_who_has_nothing_asks_nobody(tmp_path: Path):
     async def scene(made: Village) -> None:
         giver, _ = await volunteer(made, "giver"), await volunteer(made, "heir")
-        await giver.succession.hand_over()
+        await giver.handover.hand_over()
         assert giver.peer.said == []
 
     play(tmp_path, scene)
@@ -293,10 +293,10 @@ def test_who_has_nothing_asks_nobody(tmp_path: Path):
 def test_adamw_is_taken_only_by_who_has_none_that_is_warmed_up(tmp_path: Path, steps: int, takes: bool):
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver", 30), await volunteer(made, "heir", steps)
-        own = heir.succession.trainer.optimizer_tensors()
+        own = heir.handover.trainer.optimizer_tensors()
         async with standing_by(heir):
-            await giver.succession.hand_over()
-        now, theirs = (each.succession.trainer.optimizer_tensors() for each in (heir, giver))
+            await giver.handover.hand_over()
+        now, theirs = (each.handover.trainer.optimizer_tensors() for each in (heir, giver))
         expected = theirs if takes else own
         assert all(torch.equal(now[key], tensor) for key, tensor in expected.items())
         assert Inherited(giver.id, takes) in heir.peer.said
@@ -304,8 +304,8 @@ def test_adamw_is_taken_only_by_who_has_none_that_is_warmed_up(tmp_path: Path, s
     play(tmp_path, scene)
 
 
-def changed(legacy: Legacy, key: str, tensor: torch.Tensor | None) -> bytes:
-    tensors = load(pack(legacy))
+def changed(legacy: HandoverState, key: str, tensor: torch.Tensor | None) -> bytes:
+    tensors = load(pack_state(legacy))
     tensors[key] = tensor if tensor is not None else tensors[key]
     if tensor is None:
         del tensors[key]
@@ -330,11 +330,11 @@ HOSTILE = {
     ),
     "a tensor of nothing": (lambda legacy: changed(legacy, "error_feedback.stage-9.w", torch.zeros(1)), "no part"),
     "moments that are no numbers": (
-        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack(legacy))[MEAN], float("nan"))),
+        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack_state(legacy))[MEAN], float("nan"))),
         "no gradients make",
     ),
     "moments that make leaps": (
-        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack(legacy))[MEAN], 1e6)),
+        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack_state(legacy))[MEAN], 1e6)),
         "no gradients make",
     ),
     "moments of other parameters": (lambda legacy: changed(legacy, MEAN, None), "other parameters"),
@@ -348,23 +348,23 @@ def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind:
 
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir", 1)
-        before = heir.succession.trainer.optimizer_tensors()
-        blob = make(giver.succession._legacy())
-        giver.succession.heritage.set_aside(heir.id, blob)
+        before = heir.handover.trainer.optimizer_tensors()
+        blob = make(giver.handover._legacy())
+        giver.handover.handovers.set_aside(heir.id, blob)
         async with standing_by(heir):
             reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
         assert why in reason
         assert equal(heir.error_feedback(), zeros())
-        assert heir.succession.heritage.taken == {}
-        now = heir.succession.trainer.optimizer_tensors()
+        assert heir.handover.handovers.taken == {}
+        now = heir.handover.trainer.optimizer_tensors()
         assert all(torch.equal(before[key], tensor) for key, tensor in now.items())
 
     play(tmp_path, scene)
 
 
 def offer_of(giver: Volunteer, heir: Volunteer) -> Bequest:
-    heritage = giver.succession.heritage
-    return Bequest(giver.id, heir.id, heritage.given, 0, heritage.sha256, len(heritage.blob))
+    handovers = giver.handover.handovers
+    return Bequest(giver.id, heir.id, handovers.given, 0, handovers.sha256, len(handovers.blob))
 
 
 def record_of(heir: Volunteer) -> PeerRecord:
@@ -375,11 +375,11 @@ def test_who_does_not_know_yet_or_is_another_gives_no_answer_that_counts(tmp_pat
     async def scene(made: Village) -> None:
         giver, heir, other = [await volunteer(made, name, 1) for name in ("giver", "heir", "other")]
         await giver.peer.contribute(1, 1)
-        giver.succession.heritage.set_aside(heir.id, pack(giver.succession._legacy()))
+        giver.handover.handovers.set_aside(heir.id, pack_state(giver.handover._legacy()))
         offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
         with pytest.raises(RefusedError, match="this is not peer"):
             await bequeath(offer, record_of(other), reconciler)
-        heir.peer.succession.heritage = None
+        heir.peer.handover.handovers = None
         with pytest.raises(RefusedError, match="does not know yet"):
             await bequeath(offer, record_of(heir), reconciler)
 
@@ -391,10 +391,10 @@ def test_a_second_call_waits_for_the_end_of_the_first(tmp_path: Path):
         giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        await giver.succession._set_aside(heir.peer.outer.discovery.record)
+        await giver.handover._set_aside(heir.peer.outer.discovery.record)
         offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
         first = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
-        await heir.peer.outer.discovery.news.until(lambda: heir.succession.due)
+        await heir.peer.outer.discovery.news.until(lambda: heir.handover.due)
         first.cancel()  # the giver hangs up
         with suppress(asyncio.CancelledError, HetpeerError):
             await first
@@ -412,9 +412,9 @@ def test_nobody_inherits_from_whom_the_operator_has_taken_out(tmp_path: Path):
         giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        heir.peer.acceptance.revoke(revoke(made.operator, made.authority, Revocation(giver.id, 1, 1)))
+        heir.peer.intake.revoke(revoke(made.operator, made.authority, Revocation(giver.id, 1, 1)))
         async with standing_by(heir):
-            await giver.succession.hand_over()
+            await giver.handover.hand_over()
         assert equal(heir.error_feedback(), zeros())
         assert equal(giver.error_feedback(), before)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from peer.network.bans import Distrust
+from peer.network.bans import Bans
 from peer.network.duplex import Duplex
 from peer.network.group import Orders, Reports, Seat, orders_to
 from peer.swarm.group.compression import Choice
@@ -56,8 +56,8 @@ class Group:
 
     def __init__(self) -> None:
         self.said: list[Event] = []
-        self.distrust = Distrust(self.said.append)
-        node = SimpleNamespace(reconciler=SimpleNamespace(distrust=self.distrust), emit=self.said.append)
+        self.bans = Bans(self.said.append)
+        node = SimpleNamespace(reconciler=SimpleNamespace(bans=self.bans), emit=self.said.append)
         self.here = Here(node)
         self.leader = Leader(self.here, None, Choice((8,), 1, 8), attempt=ATTEMPT)  # type: ignore[arg-type]
         self.members: dict[int, Reports] = {}
@@ -73,7 +73,7 @@ class Group:
     @property
     def dismissed(self) -> set[int]:
         """The stages whose members are avoided; their streams have ended."""
-        avoided = {stage for stage in (1, 2, 3) if self.distrust.objection(named(stage))}
+        avoided = {stage for stage in (1, 2, 3) if self.bans.objection(named(stage))}
         assert avoided == {stage for stage, stream in self.leader.orders.items() if stream.ended}
         return avoided
 
@@ -123,8 +123,8 @@ def test_who_held_a_step_up_that_took_too_long_is_found_by_what_the_members_wait
         assert not group.here.interrupted
         group.leader._watch(FIRST_SECONDS + 1)
         await group.halt({1: 2, 2: 3, 3: 0})
-        assert group.distrust.objection(named(3))
-        assert not group.distrust.objection(named(1))
+        assert group.bans.objection(named(3))
+        assert not group.bans.objection(named(1))
         assert sorted(group.leader.seats) == [1, 2]
 
     in_a_loop(scene)
@@ -163,7 +163,7 @@ def test_a_member_that_does_not_halt_is_dismissed():
         group = Group()
         group.here.pace = SimpleNamespace(bound=lambda: 0.05)  # type: ignore[assignment]
         await group.halt({1: 0, 3: 0})
-        assert group.distrust.objection(named(2))
+        assert group.bans.objection(named(2))
         assert sorted(group.leader.seats) == [1, 3]
 
     in_a_loop(scene)
@@ -173,7 +173,7 @@ def test_a_member_leaves_a_leader_that_neither_ends_a_step_nor_calls_it_off():
     group = Group()
     member, reports = Member(group.here), group.members[1]  # type: ignore[arg-type]
     member._watch(reports, 4 * FIRST_SECONDS - 1)
-    assert not group.distrust.objection(named(0))
+    assert not group.bans.objection(named(0))
     member._watch(reports, 4 * FIRST_SECONDS)
-    assert "called it off" in group.distrust.objection(named(0))
+    assert "called it off" in group.bans.objection(named(0))
     assert reports.ended

@@ -24,8 +24,8 @@ async def shown(author: LoopbackPeer, seed: int, victim: LoopbackPeer) -> None:
     record = author.outer.discovery.record
     blob = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)[0]
     entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-    author.acceptance.shelf.put(entry, blob)
-    await victim.acceptance.take(entry.proof, [], author.outer.discovery.record)
+    author.intake.contribution_store.put(entry, blob)
+    await victim.intake.take(entry.proof, [], author.outer.discovery.record)
 
 
 def test_two_contributions_that_an_author_shows_at_the_end_leave_one_state_whoever_goes_first(tmp_path: Path):

@@ -29,7 +29,7 @@ from protocol.outer.ledger import Revocation
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Card, issue
+from protocol.trust.membership_card import Card, issue
 from protocol.trust.proofs import Signer, revoke
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -59,7 +59,7 @@ def test_everybody_holds_the_same_bits_through_closed_rounds(tmp_path: Path):
         for round in range(1, 9):
             await made.round(round, made.peers)
             assert agreed(made)
-        ledgers = [peer.acceptance.ledgers[EMBEDDING] for peer in made.peers]
+        ledgers = [peer.intake.ledgers[EMBEDDING] for peer in made.peers]
         assert [ledger.folded for ledger in ledgers] == [4, 4, 4]
         assert all(ledger.history.total() == 12 for ledger in ledgers)
         assert len({peer.outer.followed.parts[EMBEDDING].claims[-1].digest for peer in made.peers}) == 1
@@ -129,13 +129,13 @@ def test_a_contribution_reaches_everybody_though_its_author_is_gone(tmp_path: Pa
         c.outer.discovery.lose(a.outer.discovery.record.peer_id)
         await a.contribute(1, 1)
         await made.calm()  # b has been told, and has fetched the bytes
-        for part in a.acceptance.ledgers:  # the author vanishes with all it had
-            a.acceptance.shelf.drop(part, 1)
+        for part in a.intake.ledgers:  # the author vanishes with all it had
+            a.intake.contribution_store.drop(part, 1)
         await c.outer.reconciler.compare(b.outer.discovery.record)
         for peer in (b, c):
             await peer.at(1)
         assert b.digests() == c.digests()
-        assert c.acceptance.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
+        assert c.intake.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
 
     play(tmp_path, "abc", scene)
 
@@ -143,8 +143,8 @@ def test_a_contribution_reaches_everybody_though_its_author_is_gone(tmp_path: Pa
 async def publish(author: LoopbackPeer, blob: bytes, part: Part = EMBEDDING, round: int = 1) -> None:
     """As a liar would: whatever the bytes are, they are signed and served."""
     entry = author.signer.contribution(part, round, digest(blob), len(blob))
-    author.acceptance.shelf.put(entry, blob)
-    author.acceptance.ledgers[part].take(entry)
+    author.intake.contribution_store.put(entry, blob)
+    author.intake.ledgers[part].take(entry)
 
 
 async def honest(author: LoopbackPeer, seed: int = 5) -> bytes:
@@ -197,7 +197,7 @@ def test_an_invalid_contribution_is_refused_everywhere_and_harms_nobody(tmp_path
         await made.compare_all()
         for peer in (a, b):
             await peer.at(1)
-            assert peer.acceptance.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
+            assert peer.intake.ledgers[EMBEDDING].chosen(1).keys() == {a.id}
             assert any(isinstance(event, Refused) and event.peer == liar.id for event in peer.said)
         assert a.digests() == b.digests()
 
@@ -211,7 +211,7 @@ def test_nobody_contributes_in_anothers_name(tmp_path: Path):
         await publish(liar, blob)
         await made.compare_all()
         await b.at(1)
-        assert b.acceptance.ledgers[EMBEDDING].chosen(1) == {}
+        assert b.intake.ledgers[EMBEDDING].chosen(1) == {}
         assert any("turned out to be" in event.reason for event in b.said if isinstance(event, Refused))
 
     play(tmp_path, "abl", scene)
@@ -226,8 +226,8 @@ def test_a_key_that_was_not_admitted_and_a_card_of_another_are_refused(tmp_path:
         for card, reason in ((own, "may admit"), (b.signer.card, "another's card"), (volunteer, "no place")):
             forged = Signer(stranger, made.authority, card).contribution(EMBEDDING, 1, digest(blob), len(blob))
             with pytest.raises(FormatError, match=reason):
-                await a.acceptance.take(forged.proof, [], b.outer.discovery.record)
-        assert a.acceptance.ledgers[EMBEDDING].waiting == {}
+                await a.intake.take(forged.proof, [], b.outer.discovery.record)
+        assert a.intake.ledgers[EMBEDDING].waiting == {}
 
     play(tmp_path, "ab", scene)
 
@@ -237,13 +237,13 @@ def test_two_versions_of_one_contribution_void_each_other_everywhere(tmp_path: P
         a, b, c, liar = made.peers
         for blob, victim in ((await honest(liar, 5), a), (await honest(liar, 6), b)):
             entry = liar.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
-            liar.acceptance.shelf.put(entry, blob)
-            await victim.acceptance.take(entry.proof, [], liar.outer.discovery.record)
-        assert a.acceptance.ledgers[EMBEDDING].chosen(1) != b.acceptance.ledgers[EMBEDDING].chosen(1)
+            liar.intake.contribution_store.put(entry, blob)
+            await victim.intake.take(entry.proof, [], liar.outer.discovery.record)
+        assert a.intake.ledgers[EMBEDDING].chosen(1) != b.intake.ledgers[EMBEDDING].chosen(1)
         await made.compare_all()
         await made.compare_all()
         for peer in (a, b, c):
-            assert peer.acceptance.ledgers[EMBEDDING].chosen(1) == {}
+            assert peer.intake.ledgers[EMBEDDING].chosen(1) == {}
             await peer.at(1)
         assert a.digests() == b.digests() == c.digests()
 
@@ -256,16 +256,16 @@ def test_a_revoked_author_is_as_if_it_had_never_been_there(tmp_path: Path):
         for round in (1, 2, 3):
             await made.round(round, made.peers)
         record = revoke(made.operator, made.authority, Revocation(poisoner.outer.discovery.record.peer_id, 2, 4))
-        assert a.acceptance.revoke(record)
+        assert a.intake.revoke(record)
         await made.compare_all()
         for peer in made.peers:
             await peer.at(3)
         assert agreed(made)
         plain = await made.join("plain")  # holds the same set without the poisoner, by hand
         for round in (1, 2, 3):
-            kept = a.acceptance.ledgers[EMBEDDING].chosen(round)
+            kept = a.intake.ledgers[EMBEDDING].chosen(round)
             assert (poisoner.id in kept) == (round == 1)
-            chosen = [decode(a.acceptance.shelf.read(sha), MANIFEST) for sha in kept.values()]
+            chosen = [decode(a.intake.contribution_store.read(sha), MANIFEST) for sha in kept.values()]
             plain.outer.followed.parts[EMBEDDING].state.replace([], chosen)
         assert torch.equal(grid(plain), grid(a))
 
@@ -278,10 +278,10 @@ def test_many_names_cannot_fill_a_disk_beyond_what_its_owner_gives(tmp_path: Pat
     async def scene(made: Village) -> None:
         small, *others = made.peers
         refused: list[ResourceError] = []
-        small.acceptance.unkept, small.acceptance.shelf.most_bytes = refused.append, 8 * BLOCK_BYTES
+        small.intake.unkept, small.intake.contribution_store.most_bytes = refused.append, 8 * BLOCK_BYTES
         for round in (1, 2):
             await made.round(round, others)
-        kept = sum(path.stat().st_size for path in small.acceptance.shelf.directory.glob("*/*"))
+        kept = sum(path.stat().st_size for path in small.intake.contribution_store.directory.glob("*/*"))
         assert kept <= 8 * BLOCK_BYTES
         assert "--max-disk" in str(refused[0])
         assert len({tuple(sorted(peer.digests().items())) for peer in others}) == 1
@@ -293,9 +293,9 @@ def test_an_operator_cannot_revoke_without_end(tmp_path: Path, monkeypatch: pyte
     async def scene(made: Village) -> None:
         peer = made.peers[0]
         for author in range(5):
-            peer.acceptance.revoke(revoke(made.operator, made.authority, Revocation(PeerId(f"Qm{author}"), 1, 1)))
-        assert len(peer.acceptance.revocations) == 3
-        assert len(peer.acceptance.shelf.revocations()) == 3
+            peer.intake.revoke(revoke(made.operator, made.authority, Revocation(PeerId(f"Qm{author}"), 1, 1)))
+        assert len(peer.intake.revocations) == 3
+        assert len(peer.intake.contribution_store.revocations()) == 3
 
     monkeypatch.setattr(intake, "REVOCATIONS_KEPT", 3)
     play(tmp_path, "a", scene)
@@ -308,28 +308,28 @@ def test_with_a_gateway_fall_the_contributions_of_those_whom_it_let_in(tmp_path:
         p, q = await made.join("p"), await made.join("q")
         for round in (1, 2, 3):
             await made.round(round, made.peers)
-        assert len(a.acceptance.ledgers[EMBEDDING].chosen(3)) == 4
+        assert len(a.intake.ledgers[EMBEDDING].chosen(3)) == 4
         gateway = load_or_create(tmp_path / "gate").peer_id
-        assert b.acceptance.revoke(revoke(made.operator, made.authority, Revocation(gateway, 2, 4)))
+        assert b.intake.revoke(revoke(made.operator, made.authority, Revocation(gateway, 2, 4)))
         await made.compare_all()
         for peer in made.peers:
             await peer.at(3)
         assert agreed(made)
         for round, authors in ((1, {a.id, b.id, p.id, q.id}), (2, {a.id, b.id}), (3, {a.id, b.id})):
             for peer in made.peers:
-                assert set(peer.acceptance.ledgers[EMBEDDING].chosen(round)) == authors
+                assert set(peer.intake.ledgers[EMBEDDING].chosen(round)) == authors
         await made.round(4, made.peers)
-        assert set(a.acceptance.ledgers[EMBEDDING].chosen(4)) == {a.id, b.id}
+        assert set(a.intake.ledgers[EMBEDDING].chosen(4)) == {a.id, b.id}
         del made.gateways["q"]  # the operator's own node lets it in anew
         await made.leave(q)
         again = await made.join("q")
         await catch_up(again.outer)
         await made.round(5, made.peers)
         assert agreed(made)
-        assert set(a.acceptance.ledgers[EMBEDDING].chosen(5)) == {a.id, b.id, q.id}
+        assert set(a.intake.ledgers[EMBEDDING].chosen(5)) == {a.id, b.id, q.id}
         kept = await made.start("b")  # from its disk: the revocation is on it, and what has fallen stays so
-        assert set(kept.acceptance.ledgers[EMBEDDING].chosen(3)) == {a.id, b.id}
-        assert gateway in {each.author for each in kept.acceptance.revocations}
+        assert set(kept.intake.ledgers[EMBEDDING].chosen(3)) == {a.id, b.id}
+        assert gateway in {each.author for each in kept.intake.revocations}
 
     play(tmp_path, "ab", scene)
 
@@ -341,7 +341,7 @@ def test_a_revocation_that_is_not_the_operators_says_nothing(tmp_path: Path):
             load_or_create(tmp_path / "b"), made.authority, Revocation(a.outer.discovery.record.peer_id, 1, 1)
         )
         a.outer.reconciler.revoke([forged], b.outer.discovery.record.peer_id)
-        assert a.acceptance.revocations == {}
+        assert a.intake.revocations == {}
         assert any("not this run's operator" in event.reason for event in a.said if isinstance(event, Refused))
 
     play(tmp_path, "ab", scene)
@@ -358,7 +358,7 @@ def test_a_newcomer_takes_the_closed_rounds_from_several_peers_and_the_open_ones
         assert [event for event in newcomer.said if isinstance(event, CaughtUp)] == [CaughtUp(7)]
         await made.round(8, made.peers)
         assert agreed(made)
-        assert len(newcomer.acceptance.ledgers[EMBEDDING].chosen(8)) == 4
+        assert len(newcomer.intake.ledgers[EMBEDDING].chosen(8)) == 4
 
     play(tmp_path, "abc", scene)
 
@@ -435,8 +435,8 @@ def test_closed_rounds_are_given_out_after_a_restart_too(tmp_path: Path):
             await made.round(round, made.peers)
         a = made.peers[0]
         again = await made.start("a")
-        for part, ledger in again.acceptance.ledgers.items():
-            was = a.acceptance.ledgers[part]
+        for part, ledger in again.intake.ledgers.items():
+            was = a.intake.ledgers[part]
             assert ledger.closed.keys() == was.closed.keys() != set()
             assert {each.key for entries in ledger.closed.values() for each in entries} == {
                 each.key for entries in was.closed.values() for each in entries
@@ -475,14 +475,14 @@ def test_whoever_went_another_way_takes_the_state_of_the_others_and_loses_nothin
         state = alone.outer.followed.parts[EMBEDDING].state
         before = {name: tensor.clone() for name, tensor in state.error_feedback.items()}
         own = alone.outer.followed.parts[EMBEDDING].own
-        lost = [decode(alone.acceptance.shelf.read(own[round]), MANIFEST) for round in range(2, 5)]
+        lost = [decode(alone.intake.contribution_store.read(own[round]), MANIFEST) for round in range(2, 5)]
         made.peers = everybody
         made.introduce()
         await made.compare_all()
         await agree(alone.outer)
         for peer in majority:  # what it made in the last two rounds came in time, and counts
             await peer.at(8)
-        assert len(majority[0].acceptance.ledgers[EMBEDDING].chosen(8)) == 4
+        assert len(majority[0].intake.ledgers[EMBEDDING].chosen(8)) == 4
         assert agreed(made)
         for contribution in lost:  # closed without it: back into its error feedback, to the last unit
             for name, sparse in contribution.tensors.items():
@@ -558,19 +558,19 @@ def test_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path):
 def test_who_still_reads_its_folder_says_nothing_of_what_it_holds_and_refuses_nothing(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, starting = made.peers
-        check, starting.acceptance.check = starting.acceptance.check, nothing_is_valid
+        check, starting.intake.check = starting.intake.check, nothing_is_valid
         await a.contribute(1, 1)  # which it tells
         await made.calm()
         assert not await a.outer.reconciler.compare(starting.outer.discovery.record, whole=True)
-        a.acceptance.catch_up(EMBEDDING, 1, 1)
-        assert not a.acceptance.spoken[EMBEDDING]
+        a.intake.catch_up(EMBEDDING, 1, 1)
+        assert not a.intake.spoken[EMBEDDING]
         assert starting.id in a.outer.discovery.lost
-        assert not starting.acceptance.invalid
-        assert not starting.outer.reconciler.distrust.objection(a.outer.discovery.record.peer_id)
-        starting.acceptance.check = check
+        assert not starting.intake.invalid
+        assert not starting.outer.reconciler.bans.objection(a.outer.discovery.record.peer_id)
+        starting.intake.check = check
         starting.outer.discovery.tell(round=0)
         await starting.outer.reconciler.compare(a.outer.discovery.record)  # it is ready, and there again
-        assert a.id in starting.acceptance.ledgers[EMBEDDING].chosen(1)
+        assert a.id in starting.intake.ledgers[EMBEDDING].chosen(1)
         assert starting.id not in a.outer.discovery.lost
 
     play(tmp_path, "ab", scene)
@@ -608,14 +608,14 @@ def test_no_author_makes_two_contributions_of_one_name_whatever_it_forgot(tmp_pa
         await a.contribute(1, 1)
         again = await made.start("a")
         await again.contribute(1, 2)  # the same round once more: it goes into the error feedback
-        entries = again.acceptance.ledgers[EMBEDDING].entries(1)
+        entries = again.intake.ledgers[EMBEDDING].entries(1)
         assert [entry.name for entry in entries] == [
             ContributionName(EMBEDDING, 1, again.outer.discovery.record.peer_id)
         ]
         for _ in range(2):  # it may be on its way still from where its author was, and be asked for anew
             await b.outer.reconciler.compare(again.outer.discovery.record)
             await b.outer.reconciler.learnt()
-        assert len(b.acceptance.ledgers[EMBEDDING].chosen(1)) == 1
+        assert len(b.intake.ledgers[EMBEDDING].chosen(1)) == 1
 
     play(tmp_path, "ab", scene)
 
@@ -642,7 +642,7 @@ def test_what_a_peer_has_dropped_does_not_come_back_from_its_disk(tmp_path: Path
         made.cut(author, asleep)  # from the others: they still hear each other
         await author.contribute(2, 7)
         await made.calm()
-        assert author.id in asleep.acceptance.ledgers[EMBEDDING].chosen(2)
+        assert author.id in asleep.intake.ledgers[EMBEDDING].chosen(2)
         asleep.outer.discovery.lose(author.id)
         made.peers = others
         for round in range(2, 5):
@@ -650,7 +650,7 @@ def test_what_a_peer_has_dropped_does_not_come_back_from_its_disk(tmp_path: Path
         made.peers = [*others, asleep]
         made.introduce()
         await catch_up(asleep.outer)
-        assert author.id not in asleep.acceptance.ledgers[EMBEDDING].chosen(2)
+        assert author.id not in asleep.intake.ledgers[EMBEDDING].chosen(2)
         assert agreed(made)
         again = await made.start("s")  # with nobody to ask
         await again.at(asleep.outer.clock - 1)
@@ -675,10 +675,10 @@ def test_what_is_dropped_after_a_start_is_taken_out_of_the_grid_it_was_in(tmp_pa
         made.peers = [*others, again]
         made.introduce()
         await catch_up(again.outer)
-        assert author.id not in again.acceptance.ledgers[EMBEDDING].chosen(2)
+        assert author.id not in again.intake.ledgers[EMBEDDING].chosen(2)
         assert agreed(made)
         dropped = killed.outer.followed.parts[EMBEDDING].settled[2][author.id]
-        assert again.acceptance.shelf.lookup(dropped) is None
+        assert again.intake.contribution_store.lookup(dropped) is None
 
     play(tmp_path, "abxk", scene)
 
@@ -694,7 +694,7 @@ def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp
             await made.round(round, awake)
         asleep.outer.reconciler.hear(awake[0].outer.reconciler.statement(), awake[0].id)  # the others are far ahead
         await asleep.outer.settle()
-        assert asleep.acceptance.ledgers[EMBEDDING].folded == 0
+        assert asleep.intake.ledgers[EMBEDDING].folded == 0
         made.peers = everybody
         made.introduce()
         await catch_up(asleep.outer)

@@ -93,8 +93,8 @@ def test_two_contributions_of_one_name_are_told_to_be_void(tmp_path: Path):
         await publish(liar, await honest(liar, 5))
         second = await honest(liar, 6)
         entry = liar.signer.contribution(EMBEDDING, 1, digest(second), len(second))
-        liar.acceptance.shelf.put(entry, second)
-        liar.acceptance.ledgers[EMBEDDING].take(entry)
+        liar.intake.contribution_store.put(entry, second)
+        liar.intake.ledgers[EMBEDDING].take(entry)
         liar.outer.followed.parts[EMBEDDING].own[1] = entry.sha256
         look(liar, 1)
         assert VOID in reasons(liar, 1)
@@ -112,7 +112,7 @@ def test_who_is_revoked_is_told_from_which_round_on(tmp_path: Path):
         look(peer, 3)
         assert of(NotCounted, peer) == []
         revocation = Revocation(peer.outer.discovery.record.peer_id, 3, 4)
-        peer.acceptance.revoke(revoke(made.operator, made.authority, revocation))
+        peer.intake.revoke(revoke(made.operator, made.authority, revocation))
         look(peer, 3)
         assert reasons(peer, 3) == {REVOKED}
         assert reasons(peer, 2) == set()

@@ -31,7 +31,7 @@ def test_after_many_rounds_a_peer_holds_no_more_than_after_some(tmp_path: Path):
             assert held[KEPT_ROUNDS + 2 * WIDTH] == held[KEPT_ROUNDS + 3 * WIDTH - 1] <= KEPT_ROUNDS + 1
             assert len(followed.own) == held[round]
             assert followed.authored.sent.keys() <= followed.own.keys()
-            assert len(peer.acceptance.shelf.slices) == held[round] * len(peer.acceptance.ledgers)
+            assert len(peer.intake.contribution_store.slices) == held[round] * len(peer.intake.ledgers)
             again = await made.start("a")  # and it starts again from that
             assert again.outer.followed.parts[EMBEDDING].own == followed.own
             await again.at(round)
@@ -62,7 +62,7 @@ def named(made: Village, name: str) -> LoopbackPeer:
 
 def read_for_good(made: Village) -> list[int]:
     """The chunks behind all contributions that count in closed rounds, as their authors said when they made them."""
-    history = made.peers[0].acceptance.ledgers[EMBEDDING].history
+    history = made.peers[0].intake.ledgers[EMBEDDING].history
     return [
         chunk
         for peer in made.peers

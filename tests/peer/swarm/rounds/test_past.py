@@ -11,7 +11,7 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Revocation
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import revoke
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -102,11 +102,11 @@ def test_who_meets_nobody_but_liars_waits_if_the_door_has_told_it_better(tmp_pat
         assert newcomer.outer.clock == 1
         assert newcomer.outer.followed.parts[EMBEDDING].ledger.folded == 0
         assert begun(newcomer) == []
-        newcomer.acceptance.catch_up(EMBEDDING, 8, 2)
+        newcomer.intake.catch_up(EMBEDDING, 8, 2)
         for liar in liars:  # what they name, and that they have spoken, says nothing
             await newcomer.outer.reconciler.compare(liar.outer.discovery.record, whole=True)
-        assert newcomer.acceptance.vouched[EMBEDDING] == {}
-        assert newcomer.acceptance.spoken[EMBEDDING] == set()
+        assert newcomer.intake.vouched[EMBEDDING] == {}
+        assert newcomer.intake.spoken[EMBEDDING] == set()
         made.peers = [*honest, *liars, newcomer]  # until it meets one that holds the attested state
         made.introduce()
         await catch_up(newcomer.outer)
@@ -165,7 +165,7 @@ def test_an_attestation_outlives_a_restart_and_that_of_who_is_revoked_does_not_s
         assert again.outer.reconciler.attested.since == 1  # who starts again does not know how it came by that
         attests = await made.start("o")
         assert attests.outer.reconciler.attested.since == 0  # who attested does
-        again.acceptance.revoke(revoke(made.operator, made.authority, Revocation(PeerId(observer.id), 1, 1)))
+        again.intake.revoke(revoke(made.operator, made.authority, Revocation(PeerId(observer.id), 1, 1)))
         assert again.outer.reconciler.attested.round == 0
         assert again.outer.reconciler.attested.claim(EMBEDDING) is None
 

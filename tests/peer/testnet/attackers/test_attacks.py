@@ -44,7 +44,7 @@ def poisoned(publish: poison.Publish, folder: Path, monkeypatch: pytest.MonkeyPa
         honest, attacker = made.peers
         await honest.contribute(1, 1)
         reconciler = attacker.outer.reconciler
-        await reconciler.discovery.news.until(lambda: honest.id in attacker.acceptance.ledgers[EMBEDDING].chosen(1))
+        await reconciler.discovery.news.until(lambda: honest.id in attacker.intake.ledgers[EMBEDDING].chosen(1))
         usual = largest_value(MANIFEST, EMBEDDING, 1) // 100
         blob = poison.changed(blob_of(honest), reconciler, lambda values: np.sign(values) * usual)
         await publish(reconciler, EMBEDDING, 1, blob)
@@ -59,8 +59,8 @@ def poisoned(publish: poison.Publish, folder: Path, monkeypatch: pytest.MonkeyPa
 
 def blob_of(peer: LoopbackPeer) -> bytes:
     """Its contribution to the embedding in round 1."""
-    (entry,) = peer.acceptance.ledgers[EMBEDDING].entries(1)
-    return peer.acceptance.shelf.read(entry.sha256)
+    (entry,) = peer.intake.ledgers[EMBEDDING].entries(1)
+    return peer.intake.contribution_store.read(entry.sha256)
 
 
 @pytest.mark.parametrize("publish", [poison.anothers, poison.against_all])

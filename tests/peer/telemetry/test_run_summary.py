@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from peer.telemetry.damage import Damage
-from peer.telemetry.report import Chaos, Report
-from peer.telemetry.summary import summary
+from peer.telemetry.run_report import Chaos, Report
+from peer.telemetry.run_summary import summary
 from peer.telemetry.toll import Memory, Shunned, Toll
-from tests.peer.telemetry.test_report import report
+from tests.peer.telemetry.test_run_report import report
 
 
 def shown(made: Report) -> str:

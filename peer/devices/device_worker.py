@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.machine import lower_priority
+from peer.compute.capacity import lower_priority
 from peer.devices.messages import Answer, Begin, Order, answer, take
 from peer.devices.shard import Shard
 from protocol.errors import DivergedError

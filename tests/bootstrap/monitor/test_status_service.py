@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.status import NETWORK_BURST, StatusAnswers, fitting
+from bootstrap.monitor.status_service import NETWORK_BURST, StatusAnswers, fitting
 from bootstrap.rate_limit import RateLimit
 from protocol.errors import RefusedError
 from protocol.monitor.view import LineView, PeerView, RoundView, View

@@ -10,13 +10,13 @@ import torch
 
 from peer.compute.audit import held_out_loss
 from peer.optim.outer import outer_term
-from peer.swarm.audit.trials import hold_trials
+from peer.swarm.audit.trial_audits import hold_trials
 from peer.telemetry.decisions import Tried
 from peer.telemetry.events import Contributed, Event
 from protocol.codec.contribution import decode
 from protocol.identity import PeerId
 from protocol.layout import part_layout
-from protocol.trust.membership import Card, issue
+from protocol.trust.membership_card import Card, issue
 from tests.peer.swarm.audit.test_auditing import MANIFEST, auditor
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 
@@ -28,7 +28,7 @@ class Court:
     peer: LoopbackPeer
 
     def __post_init__(self) -> None:
-        self.peer.acceptance.trials = {}
+        self.peer.intake.trials = {}
         made, self.place = auditor(self.peer)
         self.evaluator = made.evaluator
 
@@ -78,9 +78,12 @@ def test_an_auditor_measures_what_it_would_have_gained(tmp_path: Path):
             grids = {}
             for part, each in court.peer.outer.followed.parts.items():
                 counted = [
-                    decode(court.peer.acceptance.shelf.read(s), MANIFEST) for s in each.ledger.chosen(1).values()
+                    decode(court.peer.intake.contribution_store.read(s), MANIFEST)
+                    for s in each.ledger.chosen(1).values()
                 ]
-                own = decode(newcomer.acceptance.shelf.read(newcomer.outer.followed.parts[part].own[1]), MANIFEST)
+                own = decode(
+                    newcomer.intake.contribution_store.read(newcomer.outer.followed.parts[part].own[1]), MANIFEST
+                )
                 if not with_it:
                     for sparse in own.tensors.values():
                         sparse.values[:] = 0
@@ -100,7 +103,7 @@ def test_an_auditor_measures_what_it_would_have_gained(tmp_path: Path):
 def test_it_is_measured_when_all_its_parts_are_there_and_not_before(tmp_path: Path):
     async def scene(made: Village, court: Court, newcomer: LoopbackPeer) -> None:
         await made.round(1, authors(made))
-        trials = court.peer.acceptance.trials
+        trials = court.peer.intake.trials
         assert trials is not None
         key = next(iter(trials))
         withheld = trials.pop(key)
@@ -147,10 +150,10 @@ def test_with_its_next_card_it_counts_and_what_did_not_is_in_its_error_feedback_
 
 def test_who_audits_nothing_fetches_nothing_of_it(tmp_path: Path):
     async def scene(made: Village, court: Court, newcomer: LoopbackPeer) -> None:
-        court.peer.acceptance.trials = None
+        court.peer.intake.trials = None
         await made.round(1, authors(made))
         sent = newcomer.outer.followed.parts["embedding"].own[1]
-        assert court.peer.acceptance.shelf.lookup(sent) is None
+        assert court.peer.intake.contribution_store.lookup(sent) is None
         assert await court.hold() == []
 
     play(tmp_path, scene)

@@ -15,7 +15,7 @@ from protocol.identity import PeerId
 from protocol.layout import elements, model_layout, parts_authored
 from protocol.manifest import Manifest
 from protocol.trust import signed
-from protocol.trust.membership import Authority
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import Signer
 
 KIND, ANSWER = "bequest", "inheritance"
@@ -39,7 +39,7 @@ class Bequest:
 
 
 @dataclass(slots=True)
-class Heritage:
+class Handovers:
     """What one peer has given and taken. `blob` is what it has set aside for `heir`, which has not answered yet; both
     are empty otherwise. `given` counts its bequests, `taken` has the number of each giver's last one."""
 
@@ -67,27 +67,27 @@ class Heritage:
         return bequest.number <= self.taken.get(bequest.giver, 0)
 
 
-def largest(manifest: Manifest, stage: int) -> int:
+def largest_bequest(manifest: Manifest, stage: int) -> int:
     """The most bytes in a bequest of a stage: int32 error feedback, two float32 moments, a count and a name each."""
     layouts = [model_layout(manifest)[part] for part in parts_authored(stage)]
     tensors = sum(len(layout) for layout in layouts)
     return sum(3 * 4 * elements(layout) for layout in layouts) + 4 * (NAME_BYTES + 4) * tensors
 
 
-def offer(signer: Signer, bequest: Bequest) -> bytes:
+def sign_bequest(signer: Signer, bequest: Bequest) -> bytes:
     """Sign an offer; the card tells the stage."""
     sha256 = bytes.fromhex(bequest.sha256)
     fields = [signer.authority.run, bequest.heir, bequest.number, sha256, bequest.size, signer.card]
     return signed.sign(signer.identity, KIND, fields)
 
 
-def read(data: bytes, authority: Authority) -> Bequest:
+def read_bequest(data: bytes, authority: Authority) -> Bequest:
     """Check an offer.
 
     Raises:
         FormatError: the signature does not hold, or the giver was not admitted as a volunteer.
     """
-    giver, fields = signed.read(data, KIND)
+    giver, fields = signed.read_signed(data, KIND)
     match fields:
         case [authority.run, str(heir), int(number), bytes(digest), int(size), bytes(signed_card)] if (
             1 <= number < 2**31 and len(digest) == 32 and size >= 0
@@ -99,7 +99,7 @@ def read(data: bytes, authority: Authority) -> Bequest:
     raise FormatError(f"peer {giver[-8:]} signed a bequest with other fields than a bequest's")
 
 
-def answer(signer: Signer, bequest: Bequest, reason: str) -> bytes:
+def sign_answer(signer: Signer, bequest: Bequest, reason: str) -> bytes:
     """The heir's word: an empty `reason` is "it is mine, safe on disk"; any other "it is not mine", and why."""
     fields = [signer.authority.run, bequest.giver, bequest.number, reason[:REASON_CHARACTERS]]
     return signed.sign(signer.identity, ANSWER, fields)
@@ -111,7 +111,7 @@ def read_answer(data: bytes, bequest: Bequest, authority: Authority) -> str:
     Raises:
         FormatError: it is not this heir's to this bequest.
     """
-    heir, fields = signed.read(data, ANSWER)
+    heir, fields = signed.read_signed(data, ANSWER)
     match fields:
         case [authority.run, bequest.giver, bequest.number, str(reason)] if heir == bequest.heir:
             return reason[:REASON_CHARACTERS]

@@ -17,14 +17,14 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.devices.replica import ShardedEvaluator, ShardedReplica
+from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.shared_memory import packed
 from peer.devices.weights import weights_layout
 from peer.devices.workers import Crew, Split
 from protocol.errors import DivergedError, LostMemberError, ResourceError
 from protocol.identity import Part
 from protocol.layout import elements, model_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from tests.peer.compute.test_replica import batches, genesis
 from tests.reference.boundary import orthonormal
 
@@ -37,7 +37,7 @@ SIZES = {"layers": 3, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 
 def manifest(sequences: int, microbatch: int) -> Manifest:
     inner = {"sequences": sequences, "microbatch": microbatch, "learning_rate": 1e-2, "warmup": 5, "clip": 0.5}
     replicas = {"stages": 2, "compression": 4, "wire": "fp32"}
-    return check({"model": SIZES, "replicas": replicas, "inner": inner, "outer": {"rounds": 2}})
+    return check_manifest({"model": SIZES, "replicas": replicas, "inner": inner, "outer": {"rounds": 2}})
 
 
 def sharded(run: Manifest, processes: int = 2, said: list[str] | None = None) -> ShardedReplica:
@@ -259,7 +259,7 @@ def test_a_process_that_ends_while_nobody_waits_for_it_is_noticed_and_one_that_h
 
 
 def test_processes_that_end_again_and_again_end_the_replica_with_a_reason(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("peer.devices.replica.MOST_LOST", 1)
+    monkeypatch.setattr("peer.devices.parallel_replica.MOST_LOST", 1)
     run = manifest(4, 2)
     replica = sharded(run)
     try:
@@ -304,7 +304,7 @@ def test_who_stops_a_replica_in_the_midst_of_a_step_waits_for_nobody():
 
 DAEMON = """
 import os, signal
-from tests.peer.devices.test_replica import genesis, manifest, processes, sharded
+from tests.peer.devices.test_parallel_replica import genesis, manifest, processes, sharded
 replica = sharded(manifest(4, 2))
 replica.load(genesis(replica.manifest))
 print(replica.crew.begin.rendezvous, *(each.pid for each in processes(replica)), flush=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.data.prepared import lookup
+from bootstrap.data.published_text import lookup
 from bootstrap.genesis import create_run, load_run
 from protocol.errors import ManifestError, ResourceError, UserError
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 from protocol.net.blobs import Slice
 from protocol.run.dataset import BLOCKS, DATA, check_block
 from protocol.run.hugging_face import open_checkpoint
@@ -82,12 +82,12 @@ def test_a_checkpoint_with_another_tokenizer_is_refused(prepared: Path, tmp_path
     """And one with the text's begins a run."""
     weights = by_transformers(tmp_path / "weights")
     model = open_checkpoint(weights).model.model_dump() | {"context": 8}
-    manifest = check({"model": model, "replicas": {"stages": 2, "compression": 2}})
+    manifest = check_manifest({"model": model, "replicas": {"stages": 2, "compression": 2}})
     with pytest.raises(UserError, match="another tokenizer than the checkpoint's: prepare it again with --tokenizer"):
         create_run(manifest, tmp_path / "run", prepared, weights=weights)
     shutil.copy(prepared / "tokenizer.json", weights)
     ends = open_folder(prepared).manifest.end_of_text
-    fitting = check({"model": model | {"end_of_text": ends}, "replicas": {"stages": 2, "compression": 2}})
+    fitting = check_manifest({"model": model | {"end_of_text": ends}, "replicas": {"stages": 2, "compression": 2}})
     assert create_run(fitting, tmp_path / "run", prepared, weights=weights).prepared
 
 

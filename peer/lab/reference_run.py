@@ -16,7 +16,7 @@ from peer.data.text import open_text
 from peer.lab.methods import Method, method
 from peer.lab.replicas import Bench, Workshop
 from peer.lab.switches import Switches
-from peer.model.genesis import read_basis, read_part
+from peer.model.first_weights import read_basis, read_part
 from peer.optim.grid import digest, to_float
 from peer.telemetry.events import Evaluated, Finished, Joined, Listener, RoundDone
 from protocol.identity import EMBEDDING

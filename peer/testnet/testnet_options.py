@@ -55,7 +55,7 @@ def check_manifest(options: TestnetOptions) -> manifests.Manifest:
     Raises:
         ManifestError: they do not fit together.
     """
-    return manifests.check(options.manifest_tables(), "these options")
+    return manifests.check_manifest(options.manifest_tables(), "these options")
 
 
 def to_toml(tables: dict[str, dict[str, Any]]) -> str:

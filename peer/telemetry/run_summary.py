@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from peer.telemetry.report import Report
+from peer.telemetry.run_report import Report
 from peer.telemetry.units import clock, size
 
 

@@ -8,14 +8,14 @@ import psutil
 import pytest
 import torch
 
-from peer.compute import machine
-from peer.compute.machine import find_device, require_memory, stage_bytes, whole_bytes
+from peer.compute import capacity
+from peer.compute.capacity import find_device, require_memory, stage_bytes, whole_bytes
 from protocol.errors import ResourceError
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 
 
 def preset(name: str, stages: int):
-    return check({"model": {"preset": name}, "replicas": {"stages": stages}})
+    return check_manifest({"model": {"preset": name}, "replicas": {"stages": stages}})
 
 
 def test_the_cpu_is_always_there():
@@ -50,9 +50,9 @@ def test_what_this_peer_may_use_is_less_than_what_there_is():
     require_memory(run, 1, cpu, 10**9)
     with pytest.raises(ResourceError, match=r"--max-memory 0\.3 GB is not enough for stage 1, which takes about 0\.6"):
         require_memory(run, 1, cpu, 3 * 10**8)
-    used, each = machine.resident_bytes(), machine.microbatch_bytes(run, 0)
-    assert machine.microbatches_that_fit(run, 0, cpu, used + 20 * each) in range(5, 11)  # half of it, as it is now
-    assert machine.microbatches_that_fit(run, 0, cpu, used // 2) == 0
+    used, each = capacity.resident_bytes(), capacity.microbatch_bytes(run, 0)
+    assert capacity.microbatches_that_fit(run, 0, cpu, used + 20 * each) in range(5, 11)  # half of it, as it is now
+    assert capacity.microbatches_that_fit(run, 0, cpu, used // 2) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
@@ -63,8 +63,8 @@ def test_a_thread_gives_way_and_the_rest_of_the_process_does_not():
     before, within = of_this_thread(), []
 
     def lowered() -> None:
-        machine.lower_priority(before + 3)
-        machine.lower_priority(before + 1)  # who is nicer already stays so
+        capacity.lower_priority(before + 3)
+        capacity.lower_priority(before + 1)  # who is nicer already stays so
         within.append(of_this_thread())
         inner = threading.Thread(target=lambda: within.append(of_this_thread()))
         inner.start()
@@ -88,9 +88,10 @@ from peer.compute.trainer import StageTrainer
 from peer.optim.outer import OuterState
 from protocol.identity import EMBEDDING, ReplicaId, RunId, stage_part
 from protocol.layout import part_layout
-from protocol.manifest import check
+from protocol.manifest import check_manifest
 torch.set_num_threads(1)
-run = check({"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}})
+replicas = {"stages": 1, "compression": 8}
+run = check_manifest({"model": {"preset": "tiny"}, "replicas": replicas, "inner": {"microbatch": 1}})
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 if len(sys.argv) > 1:
     parts = (EMBEDDING, stage_part(0))
@@ -106,15 +107,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
 """
     output = subprocess.run([sys.executable, "-c", program, "train"], check=True, capture_output=True, text=True)
     used = int(output.stdout)
-    manifest = check(
+    manifest = check_manifest(
         {"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}}
     )
     assert 0.3 * stage_bytes(manifest, 0) < used < stage_bytes(manifest, 0)
 
 
 def test_half_of_what_is_free_holds_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch):
-    manifest = check({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
-    each = machine.microbatch_bytes(manifest, 1)
-    monkeypatch.setattr(machine, "free_bytes", lambda device: 20 * each + 3)
-    assert machine.microbatches_that_fit(manifest, 1, torch.device("cpu")) == 10
-    assert machine.stage_bytes(manifest, 1) - machine.stage_bytes(manifest, 2) >= each  # one stage fewer is behind it
+    manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
+    each = capacity.microbatch_bytes(manifest, 1)
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: 20 * each + 3)
+    assert capacity.microbatches_that_fit(manifest, 1, torch.device("cpu")) == 10
+    assert capacity.stage_bytes(manifest, 1) - capacity.stage_bytes(manifest, 2) >= each  # one stage fewer is behind it

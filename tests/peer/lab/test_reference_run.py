@@ -12,7 +12,7 @@ from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
 from peer.data.text import open_tokens
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState, outer_term
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone

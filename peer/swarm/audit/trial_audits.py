@@ -33,7 +33,7 @@ async def hold_trials(node: Node, evaluator: Evaluates, outer: OuterLoop) -> Non
 
 def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:
     """What can be looked at now: round and author → its contributions. It is given out once."""
-    trials, records = outer.reconciler.acceptance.trials or {}, outer.discovery.records
+    trials, records = outer.reconciler.intake.trials or {}, outer.discovery.records
     works: dict[tuple[int, PeerId], TrialBlobs] = {}
     for (author, part), (round, blob) in trials.items():
         if round <= outer.last_settled:

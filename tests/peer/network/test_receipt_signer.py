@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import peer.network.credit as signing
-from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
+import peer.network.receipt_signer as signing
 from peer.network.pipeline import Attempt
-from peer.network.receipts import TRIES, Earned
-from peer.store.receipts import KeptReceipts
+from peer.network.receipt_collector import TRIES, Earned
+from peer.network.receipt_signer import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
+from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Event, Progress, Refused
 from protocol.errors import RefusedError
@@ -184,7 +184,7 @@ async def signed_for(asker: LoopbackPeer, signer: LoopbackPeer, **question: Any)
         answer = await credit_pb2_grpc.CreditStub(channel).Sign(
             message, metadata=handshake(signer.manifest), timeout=10
         )
-    return [receipts.read(each, asker.signer.authority) for each in answer.receipts]
+    return [receipts.read_receipt(each, asker.signer.authority) for each in answer.receipts]
 
 
 def test_a_caller_gets_its_own_receipts_alone_and_so_many_at_a_time(tmp_path: Path):

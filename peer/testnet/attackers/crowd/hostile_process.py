@@ -1,6 +1,6 @@
 """A crowd of hostile names in one process, for `hetpeer testnet --chaos crowd:KIND*N@WHEN+Ns`.
 
-    python -m peer.testnet.attackers.crowd.process KIND N SECONDS TICKET TARGETS --dir FOLDER
+    python -m peer.testnet.attackers.crowd.hostile_process KIND N SECONDS TICKET TARGETS --dir FOLDER
 
 Each name is admitted at the door like everybody else, and from then on does one thing, in bounded loops, for so many
 seconds; then the process ends. `TARGETS` is a file of JSON with the honest peers. What became of the calls is in
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from peer.network import admission
-from peer.process import Terminal, print_json, run, told
+from peer.process import Terminal, print_json, run_command, told
 from peer.telemetry.events import Joined, Progress
 from peer.testnet.attackers.crowd.names import CallPace, Name
 from peer.testnet.faults import CrowdKind
@@ -29,9 +29,9 @@ from protocol.net.channels import Credentials
 from protocol.net.dht import Dht
 from protocol.net.tasks import Children, first_of
 from protocol.run.run_files import Descriptor
-from protocol.trust import certificates, membership
+from protocol.trust import certificates, membership_card
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership import Authority, Card, Role
+from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Register
 from protocol.trust.ticket import Ticket, find
@@ -120,7 +120,7 @@ class CrowdProcess:
             for minted in range(MINTED):
                 mine = load_or_create(self.folder / f"{number}-{minted}")
                 card = Card(mine.peer_id, "datacenter", 0, 1000 + minted)
-                signed = membership.issue(me, run_id, card, place.signed_card)
+                signed = membership_card.issue(me, run_id, card, place.signed_card)
                 chain = certificates.certify(me, mine.key.public_key(), time.time(), 3600.0) + place.credentials.chain
                 shown = Credentials(certificates.private_key(mine), chain, place.credentials.root)
                 tasks.create_task(self.attack(("clock",), Signer(mine, authority, signed), card, shown))
@@ -137,14 +137,14 @@ class CrowdProcess:
         elif kind == "dashboard" and self.dashboard:
             await sockets.dashboard(self.dashboard)
         elif kind == "dht" and self.node is not None:
-            from peer.testnet.attackers.crowd.libp2p import dht
+            from peer.testnet.attackers.crowd.dht_flood import dht
 
             await dht(self.node, self.folder, self.register)
 
     async def prepare(self, kinds: Kinds) -> None:
         """What takes seconds, before the attack is told of."""
         if "dht" in kinds:
-            from peer.testnet.attackers.crowd.libp2p import meet
+            from peer.testnet.attackers.crowd.dht_flood import meet
 
             self.node = await meet(self.folder, self.ticket.addresses, self.register)
 
@@ -178,9 +178,9 @@ def attack_of(kind: CrowdKind) -> Attack:
     from peer.testnet.attackers.crowd import words
 
     if kind in ("slots", "equivocation"):
-        from peer.testnet.attackers.crowd import contributions
+        from peer.testnet.attackers.crowd import forged_contributions
 
-        return contributions.slots if kind == "slots" else contributions.equivocation
+        return forged_contributions.slots if kind == "slots" else forged_contributions.equivocation
     attack: Attack = getattr(words, kind)
     return attack
 
@@ -244,7 +244,7 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
             await attacking
 
     folder.mkdir(parents=True, exist_ok=True)
-    return told(terminal.emit, lambda: run(serve, terminal))
+    return told(terminal.emit, lambda: run_command(serve, terminal))
 
 
 if __name__ == "__main__":

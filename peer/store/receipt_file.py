@@ -14,8 +14,8 @@ from pathlib import Path
 from protocol.errors import FormatError, ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.trust.credit import standing
-from protocol.trust.membership import Authority
-from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read, to_line
+from protocol.trust.membership_card import Authority
+from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read_receipt, to_line
 
 RECEIPTS = "credit"
 """The folder, in the peer's."""
@@ -78,7 +78,7 @@ class KeptReceipts:
         for line in lines(path):
             try:
                 data = from_line(line)
-                found[read(data, self.authority)] = data
+                found[read_receipt(data, self.authority)] = data
             except FormatError:
                 continue
         write_atomically(path, b"".join(to_line(found[each]) for each in standing(found)))
@@ -89,7 +89,7 @@ class KeptReceipts:
         for path in files(self.folder):
             for line in lines(path):
                 try:
-                    yield read(from_line(line), self.authority)
+                    yield read_receipt(from_line(line), self.authority)
                 except FormatError:
                     continue
 

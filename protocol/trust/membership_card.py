@@ -83,7 +83,7 @@ class Authority:
         Raises:
             FormatError: the signature does not hold, it is of another run, or of nobody who may admit.
         """
-        issuer, fields = signed.read(data, KIND)
+        issuer, fields = signed.read_signed(data, KIND)
         card, run, by = _parse(fields)
         if run != self.run:
             raise FormatError(f"the card of {card.peer} is of another run")

@@ -12,13 +12,13 @@ import torch
 
 from peer.lab.experiment import Case
 from peer.lab.record import Point, Record
-from peer.lab.run import Lab
+from peer.lab.reference_run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.payloads import Payload
 from protocol.errors import HetpeerError
 from protocol.layout import operations_per_token
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.run.run_files import Descriptor
 
 STATE = "state.safetensors"
@@ -73,7 +73,7 @@ def run_files(manifest: Manifest) -> Manifest:
 
     The width of the basis is the model's, and the number of stages says how the weights are cut into files.
     """
-    return check(
+    return check_manifest(
         {
             "run": manifest.run.model_dump(),
             "model": manifest.model.model_dump(),

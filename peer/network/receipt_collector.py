@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.network.credit import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
 from peer.network.gossip import Reconciler
 from peer.network.gossip_policy import some
-from peer.store.receipts import KeptReceipts
+from peer.network.receipt_signer import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
+from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress
 from protocol.errors import FormatError, HetpeerError, ResourceError
@@ -24,7 +24,7 @@ from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.credit import by_round, standing
-from protocol.trust.receipts import CountedReceipt, Receipt, Work, read
+from protocol.trust.receipts import CountedReceipt, Receipt, Work, read_receipt
 from protocol.trust.records import PeerRecord
 
 WITNESSES = 2
@@ -195,7 +195,7 @@ class Earned:
                 raise FormatError(f"peer {peer[-8:]} signed {len(signed)} receipts, more than it was asked for")
             return [(each, self._check(each, peer, worked, counted)) for each in signed]
         except FormatError as error:
-            self.reconciler.distrust.note(peer, error)
+            self.reconciler.bans.note(peer, error)
             return []
 
     async def _call(self, record: PeerRecord, message: pb.CreditQuestion) -> list[bytes]:
@@ -207,7 +207,7 @@ class Earned:
 
     def _check(self, data: bytes, peer: PeerId, worked: list[int], counted: list[int]) -> Receipt:
         """Raises FormatError unless it is a receipt of that peer's for this one that was asked for."""
-        receipt = read(data, self.seen.signer.authority)
+        receipt = read_receipt(data, self.seen.signer.authority)
         asked = worked if isinstance(receipt, Work) else counted
         if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in asked:
             raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protocol.codec.units import UNITS_PER_ONE, to_units
+from protocol.codec.fixed_point import UNITS_PER_ONE, to_units
 
 
 def test_one_is_two_to_the_26() -> None:

@@ -9,11 +9,19 @@ from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
 from protocol.net.blobs import fetch
 from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
-from protocol.net.places import Places
+from protocol.net.quotas import Places
 from protocol.net.tasks import Children
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
-from protocol.trust.handover import Bequest, Heritage, answer, largest, offer, read, read_answer
+from protocol.trust.bequests import (
+    Bequest,
+    Handovers,
+    largest_bequest,
+    read_answer,
+    read_bequest,
+    sign_answer,
+    sign_bequest,
+)
 
 OFFER_SECONDS = 24.0
 """So long a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
@@ -35,14 +43,14 @@ class Offered:
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class SuccessionService(succession_pb2_grpc.SuccessionServicer):
+class HandoverService(succession_pb2_grpc.SuccessionServicer):
     """A volunteer, as leavers of its stage see it. What it accepts waits for the peer's own loop, in `next`."""
 
     def __init__(self, reconciler: Reconciler, stage: int, tasks: Children) -> None:
         """`tasks` are those that end with this peer: what is considered outlives the call that asked for it."""
         self.reconciler = reconciler
         self.stage = stage
-        self.heritage: Heritage | None = None
+        self.handovers: Handovers | None = None
         """What this peer has given and taken; None until it is read from this peer's folder."""
         self.open = False
         """Whether bequests are taken now."""
@@ -59,16 +67,16 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
 
     def lookup(self, sha256: str) -> bytes | None:
         """For the blob service: what this peer has set aside."""
-        heritage = self.heritage
-        return heritage.blob if heritage is not None and heritage.heir and heritage.sha256 == sha256 else None
+        handovers = self.handovers
+        return handovers.blob if handovers is not None and handovers.heir and handovers.sha256 == sha256 else None
 
     async def Bequeath(self, request: pb.Bequest, context: Any) -> pb.BequestReply:
         await require_manifest(context, self.reconciler.manifest)
-        if self.heritage is None:  # neither yes nor no: it may have been taken before this process began
+        if self.handovers is None:  # neither yes nor no: it may have been taken before this process began
             await refuse(context, "this peer does not know yet")
-        signer = self.reconciler.acceptance.signer
+        signer = self.reconciler.intake.signer
         try:
-            bequest = read(request.proof, signer.authority)
+            bequest = read_bequest(request.proof, signer.authority)
         except FormatError as error:
             await refuse(context, str(error))
         if bequest.heir != signer.identity.peer_id:
@@ -76,15 +84,15 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
         await speaks(context, bequest.giver, "its own bequests")
         if not self.places.take(bequest.giver):
             await refuse(context, "what you offered before is still looked at")
-        considering = self.tasks.spawn(self._consider(bequest, self.heritage))
+        considering = self.tasks.spawn(self._consider(bequest, self.handovers))
         considering.add_done_callback(lambda _: self.places.give_back(bequest.giver))
         reason = await asyncio.shield(considering)  # a giver that hangs up and calls again waits for the end of this
-        return pb.BequestReply(answer=answer(signer, bequest, reason))
+        return pb.BequestReply(answer=sign_answer(signer, bequest, reason))
 
-    async def _consider(self, bequest: Bequest, heritage: Heritage) -> str:
+    async def _consider(self, bequest: Bequest, handovers: Handovers) -> str:
         """Why a bequest is declined; empty: it is this peer's."""
         async with self._one_at_a_time:
-            if heritage.has_taken(bequest):
+            if handovers.has_taken(bequest):
                 return ""
             if objection := self._objection(bequest):
                 return objection
@@ -105,9 +113,9 @@ class SuccessionService(succession_pb2_grpc.SuccessionServicer):
             return "this peer takes nothing over now"
         if bequest.stage != self.stage:
             return f"this peer serves stage {self.stage}"
-        if self.reconciler.acceptance.has_revoked(bequest.giver):
+        if self.reconciler.intake.has_revoked(bequest.giver):
             return "the operator has taken its giver out of the run"
-        if bequest.size > largest(self.reconciler.manifest, self.stage):
+        if bequest.size > largest_bequest(self.reconciler.manifest, self.stage):
             return f"{bequest.size} bytes are more than a stage can have"
         if bequest.giver not in self.reconciler.discovery.records:
             return "this peer does not know its giver"
@@ -126,9 +134,9 @@ async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) ->
     Raises:
         HetpeerError: the heir gave no answer.
     """
-    signer, metadata = reconciler.acceptance.signer, handshake(reconciler.manifest)
+    signer, metadata = reconciler.intake.signer, handshake(reconciler.manifest)
     async with reconciler.contacts.to(heir) as channel:
         stub = succession_pb2_grpc.SuccessionStub(channel)
-        message = pb.Bequest(proof=offer(signer, bequest))
+        message = pb.Bequest(proof=sign_bequest(signer, bequest))
         reply = await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS)
     return read_answer(reply.answer, bequest, signer.authority)

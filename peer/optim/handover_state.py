@@ -24,7 +24,7 @@ ERROR_FEEDBACK, OPTIMIZER = "error_feedback.", "optimizer."
 
 
 @dataclass(frozen=True, slots=True)
-class Legacy:
+class HandoverState:
     """Error feedback of the parts that a volunteer authors, and AdamW's state (empty: it has never trained)."""
 
     error_feedback: Mapping[Part, Grid]
@@ -38,7 +38,7 @@ class Legacy:
         )
 
 
-def pack(legacy: Legacy) -> bytes:
+def pack_state(legacy: HandoverState) -> bytes:
     """As it travels."""
     tensors = {f"{OPTIMIZER}{key}": tensor for key, tensor in legacy.optimizer.items()}
     for part, grid in legacy.error_feedback.items():
@@ -47,7 +47,7 @@ def pack(legacy: Legacy) -> bytes:
     return blob
 
 
-def unpack(blob: bytes, parts: list[Part], manifest: Manifest, moments: Mapping[str, Shape]) -> Legacy:
+def unpack_state(blob: bytes, parts: list[Part], manifest: Manifest, moments: Mapping[str, Shape]) -> HandoverState:
     """Check what another peer made: exactly the tensors of `parts`, and AdamW's state of `moments` or none.
 
     Raises:
@@ -67,7 +67,7 @@ def unpack(blob: bytes, parts: list[Part], manifest: Manifest, moments: Mapping[
         raise FormatError(f"a bequest with tensors that belong to no part of this stage: {min(tensors)[:60]}")
     if optimizer:
         check_moments(optimizer, moments, manifest)
-    return Legacy(error_feedback, optimizer)
+    return HandoverState(error_feedback, optimizer)
 
 
 def _checked(name: str, tensor: Tensor | None, shape: Shape) -> Tensor:

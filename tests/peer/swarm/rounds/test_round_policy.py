@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm.rounds import policy
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.deadline import EARLY_SHARE, LEAST_SECONDS, Pace
-from peer.swarm.rounds.policy import PartSeen, RoundSeen, awaited
+from peer.swarm.rounds.round_policy import PartSeen, RoundSeen, awaited
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from tests.peer.swarm.test_roles import SWARM, peer
 
@@ -29,52 +29,59 @@ PACE = Pace(3.0)
 
 
 def test_a_round_is_complete_when_all_parts_have_all_that_are_awaited_and_as_many_as_there_must_be():
-    assert not policy.is_complete(ROUND)
+    assert not round_policy.is_complete(ROUND)
     whole = replace(ROUND, parts=[part("abc", a=1.0, b=2.0, c=3.0), part("ab", a=1.0, b=2.0)])
-    assert policy.is_complete(whole)
-    assert not policy.is_complete(replace(whole, least=3))
-    assert not policy.is_complete(replace(whole, parts=[part("")]))  # of nobody
+    assert round_policy.is_complete(whole)
+    assert not round_policy.is_complete(replace(whole, least=3))
+    assert not round_policy.is_complete(replace(whole, parts=[part("")]))  # of nobody
 
 
 @pytest.mark.parametrize(("others_at", "gone_on", "complete"), [(5, False, False), (6, True, False), (7, True, True)])
 def test_with_overlap_the_others_have_gone_on_once_they_have_applied_the_round(others_at, gone_on, complete):
     seen = replace(ROUND, others_at=others_at)
-    assert policy.others_have_gone_on(seen) is gone_on
-    assert policy.is_complete(seen) is complete
-    assert bool(policy.why_stop(seen, PACE, 100.0)) is gone_on
+    assert round_policy.others_have_gone_on(seen) is gone_on
+    assert round_policy.is_complete(seen) is complete
+    assert bool(round_policy.why_stop(seen, PACE, 100.0)) is gone_on
 
 
 def test_the_slowest_part_decides_how_long_to_wait():
-    both = policy.seconds_left(ROUND, PACE, 112.0)
+    both = round_policy.seconds_left(ROUND, PACE, 112.0)
     assert both == pytest.approx(3 * 12)  # half of three came at 112, half of two at 110
-    assert policy.seconds_left(replace(ROUND, parts=ROUND.parts[1:]), PACE, 112.0) == pytest.approx(110 + 3 * 10 - 112)
+    assert round_policy.seconds_left(replace(ROUND, parts=ROUND.parts[1:]), PACE, 112.0) == pytest.approx(
+        110 + 3 * 10 - 112
+    )
 
 
 def test_while_less_than_half_are_here_nothing_ends_the_wait_but_the_others():
     early = replace(ROUND, parts=[part("abc", a=110.0), ROUND.parts[1]])
-    assert policy.seconds_left(early, PACE, 500.0) is None
+    assert round_policy.seconds_left(early, PACE, 500.0) is None
     gone = replace(early, others_at=6)
-    assert policy.seconds_left(gone, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS)
-    assert policy.seconds_left(replace(gone, passed=498.0), PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 2)
+    assert round_policy.seconds_left(gone, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS)
+    assert round_policy.seconds_left(replace(gone, passed=498.0), PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 2)
 
 
 def test_a_replica_stops_in_time_for_the_first_part_that_waits_no_longer():
     stop = 110 + EARLY_SHARE * 3 * 10
-    assert not policy.why_stop(ROUND, PACE, stop)
-    assert "not wait much longer" in policy.why_stop(ROUND, PACE, stop + 0.1)
+    assert not round_policy.why_stop(ROUND, PACE, stop)
+    assert "not wait much longer" in round_policy.why_stop(ROUND, PACE, stop + 0.1)
 
 
 def test_who_is_ahead_of_everybody_waits_unless_nobody_has_shown_anything():
-    assert [policy.is_ahead(ROUND, furthest) for furthest in (0, 4, 5, 6)] == [False, True, False, False]
+    assert [round_policy.is_ahead(ROUND, furthest) for furthest in (0, 4, 5, 6)] == [False, True, False, False]
 
 
 def test_why_a_peer_goes_on_says_who_did_first():
-    assert policy.why_go_on(ROUND, 160.0) == "most contributions are here, and the round has lasted 60 s"
-    assert policy.why_go_on(replace(ROUND, passed=150.0), 160.0).startswith("the others have gone on")
+    assert round_policy.why_go_on(ROUND, 160.0) == "most contributions are here, and the round has lasted 60 s"
+    assert round_policy.why_go_on(replace(ROUND, passed=150.0), 160.0).startswith("the others have gone on")
 
 
 def test_the_first_round_is_of_all_and_the_present_one_not_of_nobody():
-    assert [policy.least_contributions(*each, replicas=4) for each in ((1, 1), (1, 3), (3, 3), (2, 3))] == [4, 4, 1, 0]
+    assert [round_policy.least_contributions(*each, replicas=4) for each in ((1, 1), (1, 3), (3, 3), (2, 3))] == [
+        4,
+        4,
+        1,
+        0,
+    ]
 
 
 def test_nobody_waits_for_who_is_on_trial():

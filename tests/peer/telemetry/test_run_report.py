@@ -7,7 +7,7 @@ import pytest
 from peer.telemetry.damage import Damage
 from peer.telemetry.decisions import Audited, Suspected
 from peer.telemetry.events import Evaluated, Finished, Joined, RoundDone
-from peer.telemetry.report import LIMIT_NATS, Chaos, Report
+from peer.telemetry.run_report import LIMIT_NATS, Chaos, Report
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 2})

@@ -14,14 +14,14 @@ from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.limits import SIGNED_BYTES
 from protocol.trust.attestations import KEPT
-from protocol.trust.membership import Card
+from protocol.trust.membership_card import Card
 
 OBSERVER = "observer"
 """In the node's folder: that of the observer beside it."""
 
 
 @dataclass(slots=True)
-class Gatekeeper:
+class AdmissionPolicy:
     """`folder` is the node's. What welcomes, tries and notes waits for the disk: off the event loop."""
 
     folder: Path
@@ -66,7 +66,7 @@ class Gatekeeper:
         Raises:
             ResourceError: the node's folder cannot be read; nobody is let in then.
         """
-        return trials.read(self.folder)
+        return trials.read_trials(self.folder)
 
     def attestation(self) -> bytes:
         """The newest that the observer beside this node has made or heard of; empty: none."""
@@ -99,10 +99,10 @@ class Gatekeeper:
             address=host_of(caller),
             invitation=invitation,
         )
-        audit_log.write(self.folder, entry)
+        audit_log.append_entry(self.folder, entry)
 
     def note_refused(self, peer: str, caller: str, reason: str) -> None:
         """Write down who was not let in."""
         entry = AuditEntry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
         with suppress(ResourceError):  # a full disk is no reason to tell a stranger anything else
-            audit_log.write(self.folder, entry)
+            audit_log.append_entry(self.folder, entry)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peer.model.genesis import BASIS_TENSOR, read_basis, read_part
+from peer.model.first_weights import BASIS_TENSOR, read_basis, read_part
 from protocol.errors import ResourceError
 from protocol.identity import stage_part
 from protocol.layout import part_layout

@@ -13,7 +13,7 @@ from protocol.net.guard import charge
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.credit import microbatch_tokens
-from protocol.trust.membership import Card
+from protocol.trust.membership_card import Card
 from protocol.trust.proofs import Signer
 from protocol.trust.receipts import CountedReceipt, Work, sign
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import peer.store.receipts as module
-from peer.store.receipts import KeptReceipts, files
+import peer.store.receipt_file as module
+from peer.store.receipt_file import KeptReceipts, files
 from protocol.errors import ResourceError
 from protocol.identity import PeerId, ReplicaId, RunId
 from protocol.trust.credit import by_round
-from protocol.trust.membership import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.receipts import Work, sign, to_line
 from tests.reference.admitted import identity

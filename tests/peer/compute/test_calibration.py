@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peer.compute.speed import tokens_per_second, told
+from peer.compute.calibration import tokens_per_second, told
 from peer.compute.trainer import StageTrainer
 from tests.peer.compute.test_replica import genesis, manifest
 from tests.reference.boundary import orthonormal

@@ -14,7 +14,7 @@ from protocol.codec.contribution import decode
 from protocol.codec.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId, RunId
 from protocol.layout import part_layout
-from protocol.manifest import Manifest, check
+from protocol.manifest import Manifest, check_manifest
 from protocol.trust.records import MOST_TOKENS_PER_SECOND
 
 RUN = RunId("00" * 32)
@@ -79,7 +79,11 @@ def warm_up() -> None:
     for values in ("bf16", "2bit"):
         for aggregate, clip in (("all", "none"), ("senders", "median")):
             outer = {"values": values, "aggregate": aggregate, "clip": clip}
-            _round(check({"model": sizes, "replicas": {"stages": 1, "compression": 1}, "outer": outer}, "the warm-up"))
+            _round(
+                check_manifest(
+                    {"model": sizes, "replicas": {"stages": 1, "compression": 1}, "outer": outer}, "the warm-up"
+                )
+            )
 
 
 def _round(manifest: Manifest) -> None:
