@@ -21,7 +21,8 @@ from peer.optim.topk import top_k
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid
-from protocol.codec.quantize import Codec, dequantize, quantize
+from protocol.codec.quantize import dequantize, quantize
+from protocol.tensor_formats import Codec
 
 CHUNK_SIDE, TOP_K = 64, 32
 BINS, SIGMAS = 4, 6.0

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from protocol.errors import ManifestError
 from protocol.presets import OUTER_PRESETS, PRESETS, filled
+from protocol.tensor_formats import Codec, NumberFormatName
 from protocol.toml_tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
@@ -22,9 +23,6 @@ LARGEST_FRAME_BYTES = 2**30
 MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
 """Ids of a microbatch are in one message, 4 MiB; of an inner step, or an evaluation, 128 MiB where they are read: the
 largest batches that were published."""
-
-NumberFormatName = Literal["bf16", "fp32", "int8", "int4"]
-"""Of what crosses a boundary (`protocol/codec/payloads.py`)."""
 
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """What a group chooses from where a run leaves the compression to its groups. Bases are nested, so groups of all of
@@ -134,7 +132,7 @@ class Outer(Section):
     learning_rate: float = Field(1.0, gt=0, le=16, description="η")
     aggregate: Literal["all", "senders"] = "all"
     clip: Literal["none", "median"] = Field("none", description="cut contributions to the medians of the round's set")
-    values: Literal["bf16", "2bit"] = "2bit"
+    values: Codec = "2bit"
     overlap: bool = Field(False, description="go on at once; contributions are applied one boundary later")
     grace: int = Field(3, ge=2, le=64, description="rounds in which a late contribution needs no receipts")
     liars: int = Field(1, ge=0, le=16, description="peers of a part that may lie without splitting the others")

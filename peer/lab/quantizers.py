@@ -13,7 +13,8 @@ import numpy as np
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets
-from protocol.codec.quantize import Codec, payload_bytes, quantize
+from protocol.codec.quantize import payload_bytes, quantize
+from protocol.tensor_formats import Codec
 
 STATISTICAL_BINS = 4
 STATISTICAL_RANGE = 6.0

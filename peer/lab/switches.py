@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from peer.lab.coding import BITS, coordinates
-from protocol.codec.payloads import STEPS
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest
+from protocol.tensor_formats import FORMATS
 from protocol.toml_tables import Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
@@ -111,7 +111,7 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
     if not (manifest.replicas.groups and manifest.compressed):
         return found.without_groups
-    if found != found.without_groups and any(wire in STEPS for wire in manifest.replicas.wires):
+    if found != found.without_groups and any(FORMATS[wire].step for wire in manifest.replicas.wires):
         raise ManifestError(f"{source}: replicas.wire: the lab's own boundaries send floats; say lab.payload")
     try:
         for payload in found.payloads:

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.codec.payloads import BITS, SCALE_BYTES, STEPS, Payload
+from protocol.codec.payloads import SCALE_BYTES, Payload
+from protocol.tensor_formats import FORMATS
 
 SMALLEST = 1e-30
 """A scale below this divides nothing: its token is zeros."""
@@ -50,9 +51,9 @@ class Integers:
 
     def pack(self, z_BLk: Tensor) -> Tensor:
         z_BLk = z_BLk.float()
-        half = 1 << (BITS[self.wire] - 1)
+        half = 1 << (FORMATS[self.wire].bits - 1)
         scale_BL1 = z_BLk.square().mean(-1, keepdim=True).sqrt().to(torch.bfloat16)
-        steps_BL1 = (scale_BL1.float() * STEPS[self.wire]).clamp_min(SMALLEST)
+        steps_BL1 = (scale_BL1.float() * FORMATS[self.wire].step).clamp_min(SMALLEST)
         cells_BLk = (z_BLk / steps_BL1).floor().clamp(-half, half - 1).add(half).to(torch.uint8)
         if self.wire == "int4":
             if self.width % 2:
@@ -61,21 +62,22 @@ class Integers:
         return torch.cat((scale_BL1.contiguous().view(torch.uint8), cells_BLk), -1)
 
     def unpack(self, payload: Tensor) -> Tensor:
-        half = 1 << (BITS[self.wire] - 1)
+        half = 1 << (FORMATS[self.wire].bits - 1)
         lower_BL1, upper_BL1 = payload[..., :1].int(), payload[..., 1:SCALE_BYTES].int()
         scale_BL1 = (lower_BL1 << 16 | upper_BL1 << 24).view(torch.float32)
         cells_BLk = payload[..., SCALE_BYTES:]
         if self.wire == "int4":
             cells_BLk = torch.stack((cells_BLk & 15, cells_BLk >> 4), -1).flatten(-2)[..., : self.width]
-        return (cells_BLk.float() - half + 0.5) * (scale_BL1 * STEPS[self.wire])
+        return (cells_BLk.float() - half + 0.5) * (scale_BL1 * FORMATS[self.wire].step)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""What torch calls the float formats that cross a boundary (`protocol/tensor_formats.py`)."""
 
 
 def number_format(wire: str, width: int) -> NumberFormat:
     """The format of this name, for tokens of `width` values."""
-    return Integers(wire, width) if wire in STEPS else Floats(DTYPES[wire])
+    return Integers(wire, width) if FORMATS[wire].step else Floats(DTYPES[wire])
 
 
 def to_bytes(payload: Tensor) -> bytes:

@@ -20,16 +20,16 @@ import base58
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid
-from protocol.codec.quantize import Codec, dequantize, payload_bytes, quantize
+from protocol.codec.quantize import dequantize, payload_bytes, quantize
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
+from protocol.tensor_formats import FORMATS, Codec
 
 MAGIC = b"HPC2"
 HEADER = struct.Struct("<4s32sIIIHBB")
 LENGTH = struct.Struct("<I")
-CODECS: tuple[Codec, ...] = ("bf16", "2bit")
 MOST_AUTHOR_BYTES = 64
 """A peer id in base58 has 46 characters."""
 
@@ -104,7 +104,7 @@ def compose(
 def _header(name: ContributionName, run: RunId, steps: int, slot: int, codec: Codec) -> bytes:
     author = name.author.encode()
     part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
-    code = CODECS.index(codec)
+    code = FORMATS[codec].contribution
     return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, slot, part, code, len(author)) + author
 
 
@@ -137,7 +137,7 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
         raise FormatError("not a contribution: it does not begin with HPC2")
     if part_code > manifest.replicas.stages:
         raise FormatError(f"a contribution to part {part_code} of a model of {manifest.replicas.stages} stages")
-    if codec >= len(CODECS) or CODECS[codec] != manifest.outer.values:
+    if codec != FORMATS[manifest.outer.values].contribution:
         raise FormatError(f"values in codec {codec}, the run's is {manifest.outer.values}")
     if not 1 <= round <= manifest.outer.rounds or not 0 <= steps <= manifest.inner.steps:
         raise FormatError(f"round {round} with {steps} inner steps, which the run does not have")

@@ -16,12 +16,11 @@ from protocol.errors import FormatError
 from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
+from protocol.tensor_formats import FORMATS
 
 MOST_IN_FLIGHT = 4
 """Microbatches in flight at a stage, for each stage there is, at most: they hold memory, here and at the stage behind.
 At 4, links may take three times what the passes do, and no pass waits."""
-
-FORMATS = {"bf16": pb.Format.BF16, "fp32": pb.Format.FP32, "int8": pb.Format.INT8, "int4": pb.Format.INT4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
     Raises:
         FormatError: another number format, shape or size than the manifest's, or a value that is too large or none.
     """
-    if tensor.format != FORMATS[expected.wire]:
+    if tensor.format != FORMATS[expected.wire].frame:
         raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {expected.wire}")
     if len(tensor.shape) != len(expected.shape) or tuple(tensor.shape) != expected.shape:
         raise FormatError(f"frame of {place}: shape {tensor.shape[:8]}, expected {list(expected.shape)}")
@@ -131,7 +130,7 @@ def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[p
 
 def _tensor(data: bytes, payload: Payload) -> pb.Tensor:
     """The first piece of what our own torch thread made."""
-    return pb.Tensor(format=FORMATS[payload.wire], shape=payload.shape, data=data[:CHUNK_BYTES])
+    return pb.Tensor(format=pb.Format.Name(FORMATS[payload.wire].frame), shape=payload.shape, data=data[:CHUNK_BYTES])
 
 
 def unpack_forward(

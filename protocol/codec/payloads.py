@@ -13,19 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.limits import CHUNK_BYTES
-
-BITS: dict[str, int] = {"bf16": 16, "fp32": 32, "int8": 8, "int4": 4}
-STEPS: dict[str, float] = {"int8": 0.0308, "int4": 0.3352}
-"""Between two cells, in scales."""
+from protocol.tensor_formats import FORMATS
 
 SCALE_BYTES = 2
 
 LARGEST = 65504.0
 """Of a frame's values: fp16's largest. Models of this kind are trained in half precision, so activations and gradients
 keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it meets."""
-
-_WORDS = {"bf16": "<u2", "fp32": "<u4"}
-_SIGN = {"bf16": 0x8000, "fp32": 0x8000_0000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,12 @@ class Payload:
     @property
     def scaled(self) -> bool:
         """Whether values are integers."""
-        return self.wire in STEPS
+        return FORMATS[self.wire].step > 0.0
 
     @property
     def token_bytes(self) -> int:
         """Of one token."""
-        packed = -(-self.width * BITS[self.wire] // 8)
+        packed = -(-self.width * FORMATS[self.wire].bits // 8)
         return SCALE_BYTES + packed if self.scaled else packed
 
     @property
@@ -69,13 +63,15 @@ class Payload:
         if not self.scaled:
             return _in_range(data, self.wire, LARGEST)
         rows = np.frombuffer(data, np.uint8).reshape(-1, self.token_bytes)
-        half = 1 << (BITS[self.wire] - 1)
+        half = 1 << (FORMATS[self.wire].bits - 1)
         scales = rows[:, :SCALE_BYTES].tobytes()
         padding = self.wire == "int4" and self.width % 2 == 1 and bool((rows[:, -1] >> 4).any())
-        return not padding and _in_range(scales, "bf16", LARGEST / (half * STEPS[self.wire]))
+        return not padding and _in_range(scales, "bf16", LARGEST / (half * FORMATS[self.wire].step))
 
 
 def _in_range(data: bytes, wire: str, largest: float) -> bool:
-    bits = np.frombuffer(data, _WORDS[wire]) & np.array(_SIGN[wire] - 1, _WORDS[wire])
-    bound = int(np.array(largest, "<f4").view("<u4")) >> (16 if wire == "bf16" else 0)
-    return int(bits.max()) <= bound
+    bits = FORMATS[wire].bits
+    word = f"<u{bits // 8}"
+    unsigned = np.frombuffer(data, word) & np.array((1 << bits - 1) - 1, word)
+    bound = int(np.array(largest, "<f4").view("<u4")) >> (32 - bits)
+    return int(unsigned.max()) <= bound

@@ -6,7 +6,6 @@ either.
 """
 
 import struct
-from typing import Literal
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from protocol.codec.bitstream import Int32Array, Octets, fixed_bytes
 from protocol.codec.compiled import compiled
 from protocol.codec.levels import absolute, fit_levels
 from protocol.errors import FormatError
-
-Codec = Literal["bf16", "2bit"]
+from protocol.tensor_formats import FORMATS, Codec
 
 LARGEST = 2**31 - 1
 SIGNIFICANT_BITS = 8
@@ -24,7 +22,7 @@ LEVELS = struct.Struct("<II")
 
 def payload_bytes(count: int, codec: Codec) -> int:
     """The length of `count` values on the wire."""
-    return 2 * count if codec == "bf16" else LEVELS.size + fixed_bytes(count, 2)
+    return (LEVELS.size if codec == "2bit" else 0) + fixed_bytes(count, FORMATS[codec].bits)
 
 
 def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:

@@ -13,13 +13,14 @@ from safetensors import SafetensorError, safe_open
 
 from protocol.errors import UserError
 from protocol.layout import Shape
+from protocol.tensor_formats import FORMATS
 from protocol.toml_tables import MOST_CHARACTERS
 
 JSON_BYTES = 2**25
 """Of a config, an index or a header: those of a model of 1024 layers have 1 MiB."""
 
-DTYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Number formats of weights, as safetensors calls them; bf16 is the upper half of a float32."""
+STORED = {each.stored: each for each in FORMATS.values() if each.stored}
+"""Number formats of weights, by the names that safetensors has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Stored:
         Raises:
             UserError: the file cannot be read, or is shorter than it was.
         """
-        count, dtype = math.prod(self.shape), np.dtype(DTYPES[self.dtype])
+        kind = "u" if self.dtype == "BF16" else "f"  # bf16, which numpy has not, is the upper half of a float32
+        count, dtype = math.prod(self.shape), np.dtype(f"<{kind}{STORED[self.dtype].bits // 8}")
         try:
             with self.path.open("rb") as file:
                 file.seek(self.start)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.codec.fixed_point import to_units
-from protocol.codec.stored_tensors import DTYPES, Stored, read_json, tensors_in
+from protocol.codec.stored_tensors import STORED, Stored, read_json, tensors_in
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
 from protocol.manifest import Model
@@ -229,8 +229,8 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
     for name, shape in wanted.items():
         if stored[name].shape != shape:
             raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
-        if stored[name].dtype not in DTYPES:
-            raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(DTYPES)}")
+        if stored[name].dtype not in STORED:
+            raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(STORED)}")
 
 
 def _shown(value: object) -> str:

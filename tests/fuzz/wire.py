@@ -29,6 +29,7 @@ from protocol.outer.window import Window
 from protocol.run import run_files
 from protocol.run.run_files import RunFile
 from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
+from protocol.tensor_formats import Codec
 from protocol.trust import records
 from tests.fuzz.material import (
     AUTHOR,
@@ -116,7 +117,7 @@ def read_unary(data: bytes) -> bytes:
     return bitstream.pack_unary(bitstream.unpack_unary(data, 50, 64, 3), 3)
 
 
-def read_values(data: bytes, codec: quantize.Codec) -> bytes:
+def read_values(data: bytes, codec: Codec) -> bytes:
     return quantize.quantize(quantize.dequantize(data, len(VALUES), codec), codec)[0]
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.model.number_format import Floats, Integers, from_bytes, number_format, to_bytes
-from protocol.codec.payloads import BITS, STEPS, Payload
+from protocol.codec.payloads import Payload
+from protocol.tensor_formats import FORMATS
 from tests.reference.boundary import quantized
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))
@@ -39,7 +40,7 @@ def test_integers_are_the_nearest_cells_of_the_tokens_own_scale(wire: str, size:
     number = Integers(wire, size[-1])
     unpacked = number.unpack(number.pack(values))
     for token, read in zip(values.flatten(0, 1).tolist(), unpacked.flatten(0, 1), strict=True):
-        torch.testing.assert_close(read, torch.tensor(quantized(token, BITS[wire])), rtol=1e-6, atol=1e-30)
+        torch.testing.assert_close(read, torch.tensor(quantized(token, FORMATS[wire].bits)), rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize(("wire", "most"), [("int8", 2e-4), ("int4", 0.0125)])
@@ -67,8 +68,8 @@ def test_a_token_is_read_whatever_the_others_are():
 def test_scales_that_make_values_no_number_or_too_large_are_refused(wire: str):
     payload, number = Payload(wire, 1, 2, 3), Integers(wire, 3)
     good = number.pack(normal((1, 2, 3), 0))
-    half = 1 << (BITS[wire] - 1)
-    for scale in (float("inf"), float("nan"), -float("inf"), 1.05 * 65504 / (half * STEPS[wire])):
+    half = 1 << (FORMATS[wire].bits - 1)
+    for scale in (float("inf"), float("nan"), -float("inf"), 1.05 * 65504 / (half * FORMATS[wire].step)):
         hostile = good.clone()
         hostile[0, 1, :2] = torch.tensor([scale]).bfloat16().view(torch.uint8)
         assert not payload.in_range(to_bytes(hostile))
