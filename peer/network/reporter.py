@@ -55,6 +55,7 @@ from protocol.monitor.telemetry import (
     pack_report,
     printable,
 )
+from protocol.net.backoff import pause_after
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
 from protocol.schemas import monitor_pb2 as pb
@@ -132,7 +133,7 @@ class Reporter:
         return OVER if self._over else LEFT
 
     async def _keep_telling(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
-        pause = LEAST_PAUSE_SECONDS
+        failures = 0
         while not self._closing.is_set():
             if (to := await asyncio.to_thread(node)) is not None:
                 began = time.monotonic()
@@ -141,9 +142,10 @@ class Reporter:
                         metadata = handshake(contacts.manifest)
                         await self._tell(monitor_pb2_grpc.MonitorStub(channel).Tell(metadata=metadata))
                 if time.monotonic() - began > MOST_PAUSE_SECONDS:  # it did answer: it may be there again at once
-                    pause = LEAST_PAUSE_SECONDS
+                    failures = 0
+            failures += 1
+            pause = pause_after(failures, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             await self._wait(pause * random.uniform(0.75, 1.25))
-            pause = min(MOST_PAUSE_SECONDS, 2 * pause)
 
     async def _tell(self, stream: Any) -> None:
         """Tell on a stream until this peer leaves, or the node ends it."""

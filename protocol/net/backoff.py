@@ -7,8 +7,9 @@ MOST_DOUBLINGS = 64
 
 
 def pause_after(failures: float, first: float, most: float) -> float:
-    """Seconds to pause after so many failures in a row: none after none, `first` after the first, then twice as long
-    each time, `most` at most. A failure that was forgiven in part counts as a fraction."""
+    """How long to pause after so many failures in a row, in the unit of `first` and `most`: not at all after none,
+    `first` after one, then twice as long each time, `most` at most. A failure that was forgiven in part counts as a
+    fraction."""
     if failures <= 0:
         return 0.0
     return min(most, first * math.pow(2.0, min(failures - 1, MOST_DOUBLINGS)))

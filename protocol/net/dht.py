@@ -147,7 +147,7 @@ class Dht:
             lived = time.monotonic() - began
             failures = 0 if lived > MOST_PAUSE_SECONDS else failures + 1
             self.say(f"libp2p's daemon {trouble}: another is started")
-            await self._start_again(trouble, pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
+            await self._start_again(trouble, failures)
 
     async def _trouble(self) -> str:
         """What is wrong with the daemon, as soon as something is."""
@@ -161,30 +161,30 @@ class Dht:
                 missed = 0 if await libp2p.answers(self.p2p, self.calls.tasks) else missed + 1
                 large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
                 if large:
-                    await self._hang_up_on_strangers()
+                    for peer in await self.streams.connected():
+                        if not self.checks.is_member(peer):
+                            await self.streams.hang_up(peer)
                 libp2p.forget_ended(self.p2p)
                 self.calls.let_go_of_silent()
         return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
 
-    async def _hang_up_on_strangers(self) -> None:
-        strangers = [peer for peer in await self.streams.connected() if not self.checks.is_member(peer)]
-        for peer in strangers:
-            await self.streams.hang_up(peer)
+    async def _start_again(self, trouble: str, failures: int) -> None:
+        """Start another daemon in the place of one that has `trouble`, after so many that have failed in a row.
 
-    async def _start_again(self, trouble: str, pause: float) -> None:
-        """Raises ResourceError: it cannot be."""
+        Raises:
+            ResourceError: `STARTS` attempts have failed.
+        """
         await self._end()
-        for attempt in range(1, STARTS + 1):
-            await asyncio.sleep(pause)
+        for attempt in range(STARTS):
+            await asyncio.sleep(pause_after(failures + attempt, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
             try:
                 await self.start()
                 break
             except ResourceError as error:
-                if attempt == STARTS:
+                if attempt == STARTS - 1:
                     raise ResourceError(
                         f"libp2p's daemon, a child of this process, {trouble}, and cannot be started again: {error}"
                     ) from None
-                pause = max(1.0, 2 * pause)
         await self.attach(self.met)
 
     async def start(self) -> None:

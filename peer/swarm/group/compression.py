@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from protocol.manifest import Manifest
+from protocol.net.backoff import pause_after
 
 START = 8
 """Where a group begins: what the paper has for most of its tables."""
@@ -91,7 +92,7 @@ class Choice:
         if before and not 1 / CHANGED <= now / before.stretch <= CHANGED:
             self.tried, before = {}, None
         times = 1 if before is None else before.times + (before.until < self.rounds)
-        patience = min(PATIENCE * 2 ** (times - 1), MOST_PATIENCE)
+        patience = round(pause_after(times, PATIENCE, MOST_PATIENCE))
         self.tried[self.current] = TriedK(now, self.rounds + patience, times)
 
     def _change(self, compression: int, why: str) -> str:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from peer.swarm.roles import free
 from protocol.identity import PeerId
+from protocol.net.backoff import pause_after
 from protocol.trust.records import PeerRecord, Peers
 
 ALIKE = math.log(1.5)
@@ -90,4 +91,4 @@ def choose_members(
 
 def backoff_seconds(attempt: int, jitter: float) -> float:
     """How long a leader waits after a failed attempt: 0.25 s doubling to 2 s, times `jitter` in [0.5, 1.5)."""
-    return float(min(2.0, 0.25 * 2 ** min(attempt, 5)) * jitter)
+    return pause_after(attempt + 1, 0.25, 2.0) * jitter
