@@ -36,10 +36,9 @@ from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
 from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
-from peer.network.renewal import keep_renewing
+from peer.network.renewal import keep_renewing, stand_trial
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
-from peer.network.trial import stand_trial
 from peer.network.ways import ways
 from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of

@@ -38,7 +38,7 @@ class Discovery:
     lost: dict[PeerId, int] = field(default_factory=dict)
     """Peers that did not answer, and the sequence number of the last record they had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)
-    """Round trips to others, in seconds, as far as they were measured (`peer.network.distance`)."""
+    """Round trips to others, in seconds, as far as they were measured (`peer.network.contacts.timed`)."""
     news: Notifier = field(default_factory=Notifier)
     objection: Callable[[PeerId], str] = lambda peer: ""
     """Why this peer does not talk to another; empty: it does. Who is avoided is not there: nobody waits for it."""
@@ -106,7 +106,9 @@ class Discovery:
             self.lost.pop(peer, None)
             self.seen[peer] = time.monotonic()
         if len(self.records) > PEERS_KEPT:
-            self._forget(min(self.records, key=lambda each: self.seen.get(each, 0.0)))
+            longest_silent = min(self.records, key=lambda each: self.seen.get(each, 0.0))
+            for table in (self.records, self.seen, self.lost, self.trips):
+                table.pop(longest_silent, None)
         self.news.ring()
 
     def issuer(self, peer: PeerId) -> PeerId:
@@ -116,11 +118,6 @@ class Discovery:
     def let_in_by(self, gateway: PeerId) -> list[PeerId]:
         """The peers that are known to have been let in by a gateway."""
         return [record.peer_id for record in self.records.values() if record.issuer == gateway]
-
-    def _forget(self, peer: PeerId) -> None:
-        """Nothing has been heard of a peer for longer than of any other."""
-        for table in (self.records, self.seen, self.lost, self.trips):
-            table.pop(peer, None)
 
     def lose(self, peer: PeerId) -> None:
         """A peer does not answer: it is gone until it says something new."""

@@ -9,9 +9,8 @@ from typing import Any
 
 from peer.network.attested import Attested
 from peer.network.bans import Bans
-from peer.network.contacts import Contacts
+from peer.network.contacts import Contacts, timed
 from peer.network.discovery import Discovery
-from peer.network.distance import timed
 from peer.network.gossip_policy import (
     ALL_CONTACTS,
     HEARERS,
@@ -146,7 +145,7 @@ class Reconciler:
         try:
             async with Children() as comparing:
                 while True:
-                    for peer in self._contacts_now():
+                    for peer in self._partners_now():
                         if peer.peer_id not in busy or busy[peer.peer_id].done():
                             busy[peer.peer_id] = comparing.spawn(self.compare(peer))
                     pause = compare_seconds(len(self.discovery.others()))
@@ -156,12 +155,15 @@ class Reconciler:
                 self.telling.cancel()
             await self.tasks.end()
 
-    def _contacts_now(self) -> list[PeerRecord]:
-        """In a large swarm, some of those who follow one of this peer's parts, each time another."""
-        others = list(self.discovery.others())
+    def _partners_now(self) -> list[PeerRecord]:
+        """The peers to compare with now: in a large swarm some followers of one of this peer's parts, another part each
+        time; and one of the peers that did not answer, which may be back."""
+        discovery = self.discovery
+        others = list(discovery.others())
         if len(others) > ALL_CONTACTS:
             others = self.followers(random.choice([*self.intake.ledgers]))
-        return [*partners(*self._sorted(others), random), *self._returning()]
+        gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
+        return [*partners(*self._sorted(others), random), *some(gone, 1, random)]
 
     def followers(self, part: Part) -> list[PeerRecord]:
         """Others that hold a part."""
@@ -174,12 +176,6 @@ class Reconciler:
         for peer in peers:
             (contributing if peer.peer_id in known else others).append(peer)
         return contributing, others
-
-    def _returning(self) -> list[PeerRecord]:
-        """One of those that did not answer: it may be back."""
-        discovery = self.discovery
-        gone = [discovery.records[peer] for peer in discovery.lost if not discovery.objection(peer)]
-        return random.sample(gone, min(1, len(gone)))
 
     async def compare(self, peer: PeerRecord, whole: bool = False) -> bool:
         """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
@@ -204,17 +200,16 @@ class Reconciler:
             followed = [part for part in self.intake.ledgers if follows(said.role, said.stage, part, self.manifest)]
             for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
                 self.intake.note_spoken(part, said.peer_id)
-            return self._held(followed) <= keys_of(told.parts)
+            here = {(part, entry.key) for part in followed for entry in self.intake.ledgers[part].all_entries()}
+            return here <= keys_of(told.parts)
         except PeerError as error:
             self.bans.note(peer.peer_id, error)
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
         return False
 
-    def _held(self, parts: Iterable[Part]) -> set[tuple[Part, bytes]]:
-        return {(part, entry.key) for part in parts for entry in self.intake.ledgers[part].all_entries()}
-
     def _comparison(self, whole: bool) -> pb.Comparison:
+        """The question with which this peer compares; `whole` asks the other for all that it holds."""
         mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
         parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
         return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)

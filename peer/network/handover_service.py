@@ -96,11 +96,15 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
                 return ""
             if objection := self._objection(bequest):
                 return objection
+            contacts = self.reconciler.contacts
+            giver = self.reconciler.discovery.records[bequest.giver]
             try:
-                offered = Offered(bequest, await self._fetch(bequest))
+                async with contacts.to(giver) as channel, asyncio.timeout(OFFER_SECONDS):  # then its giver has gone
+                    sha256, size = bequest.sha256, bequest.size
+                    blob = await fetch(channel, contacts.manifest, sha256, size, contacts.bandwidth)
             except HetpeerError as error:
                 return f"its bytes did not arrive: {error}"
-            self.waiting = offered
+            self.waiting = offered = Offered(bequest, blob)
             self.reconciler.discovery.news.ring()
             await asyncio.wait((offered.answer,), timeout=TURN_SECONDS)
             if self.waiting is offered:
@@ -120,12 +124,6 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         if bequest.giver not in self.reconciler.discovery.records:
             return "this peer does not know its giver"
         return ""
-
-    async def _fetch(self, bequest: Bequest) -> bytes:
-        giver = self.reconciler.discovery.records[bequest.giver]
-        contacts = self.reconciler.contacts
-        async with contacts.to(giver) as channel, asyncio.timeout(OFFER_SECONDS):  # then its giver has gone
-            return await fetch(channel, contacts.manifest, bequest.sha256, bequest.size, contacts.bandwidth)
 
 
 async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from peer.network.blob_fetcher import BlobFetcher
-from peer.network.turns import Turns
 from peer.store.contributions import ContributionStore
 from protocol.codec.contribution import digest, max_bytes, slot_of
 from protocol.errors import FormatError, PeerError, ResourceError
@@ -16,7 +15,7 @@ from protocol.identity import ContributionName, Part, PeerId
 from protocol.layout import follows, model_layout
 from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
 from protocol.manifest import Manifest
-from protocol.net.tasks import Notifier
+from protocol.net.tasks import Notifier, Turns
 from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation, Standing
 from protocol.outer.set_difference import lacking
 from protocol.outer.window import SKEW, Window
@@ -127,25 +126,33 @@ class Intake:
         """
         entry = self.claimed(proof, receipts)
         try:
-            return await self._take(entry, receipts, sender) if self._is_of_use(entry, receipts) else []
+            if not self._is_of_use(entry, receipts):
+                return []
+            async with self.turns.of(sender.peer_id):
+                if not self._is_of_use(entry, receipts):  # after what came while it waited for its turn
+                    return []
+                trial = read_trial(proof, self.signer.authority)
+                entry = trial or read_entry(proof, receipts, self.signer.authority)
+            if trial is None:
+                return await self._take_counting(entry, sender)
+            await self._take_trial(trial, sender)
+            return []
         finally:
             self.fetcher.wanted.forget([entry.key])
 
-    async def _take(self, entry: Entry, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
-        async with self.turns.of(sender.peer_id):
-            if not self._is_of_use(entry, receipts):  # after what came while it waited for its turn
-                return []
-            trial = read_trial(entry.proof, self.signer.authority)
-            entry = trial or read_entry(entry.proof, receipts, self.signer.authority)
-        if trial is not None:
-            await self._take_trial(trial, sender)
-            return []
+    async def _take_counting(self, entry: Entry, sender: PeerRecord) -> list[Entry]:
+        """Offer an entry, whose signatures hold, to the ledger, and fetch the bytes that it wants. Returns what is
+        accepted now and was not before."""
         ledger = self.ledgers[entry.name.part]
         if (entry.sha256, entry.slot) in self.invalid:
             return []
-        news = self._note_shown(entry)
+        part, author, round = entry.name.part, entry.name.author, entry.name.round
+        news = round > self.shown.get(author, 0) and (author in self.shown or len(self.shown) < MOST_SHOWN)
+        if news:
+            self.shown[author] = round
         known = set(ledger.versions(entry.name))
-        vouched = self._is_vouched(entry)
+        is_past = round <= self.catching_up.get(part, 0)
+        vouched = is_past and len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
         standing = ledger.offer(entry, vouched)
         if standing is Standing.EARLY and news:
             self.ahead()
@@ -172,8 +179,8 @@ class Intake:
             raise FormatError(f"{entry.name}: the run ends with round {self.manifest.outer.rounds}")
         if len(receipts) > (most := Window.of(self.manifest).most_told):
             raise FormatError(f"{entry.name}: {len(receipts)} receipts, where {most} are enough")
-        if entry.name.part in self.ledgers:
-            self._require_possible(entry)
+        if entry.name.part in self.ledgers and entry.size > max_bytes(self.manifest, entry.name.part):
+            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
         return entry
 
     def _is_of_use(self, entry: Entry, receipts: Sequence[bytes]) -> bool:
@@ -213,10 +220,6 @@ class Intake:
         for old in list(trials)[: -MOST_TRIALS * len(self.ledgers)]:
             del trials[old]
 
-    def _require_possible(self, entry: Entry) -> None:
-        if entry.size > max_bytes(self.manifest, entry.name.part):
-            raise FormatError(f"{entry.name}: {entry.size} bytes, more than possible")
-
     async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
         """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on; empty, if
         it gives none now. Without `blob`, with the bytes that are here already, if they are."""
@@ -248,13 +251,9 @@ class Intake:
                     ledger.sign(name, entry.sha256, receipt)
         if new:
             self.news.ring()
-            self._note_equivocation(ledger, name)
+            if len(ledger.versions(name)) > 1 and name.author != ledger.me:  # its author's own proof against it
+                self.fetcher.bans.note(name.author, PeerError(f"it has signed two contributions: {name}"))
         return new
-
-    def _note_equivocation(self, ledger: Ledger, name: ContributionName) -> None:
-        """Two contributions of one name are their author's own proof against it."""
-        if len(ledger.versions(name)) > 1 and name.author != ledger.me:
-            self.fetcher.bans.note(name.author, PeerError(f"it has signed two contributions: {name}"))
 
     def revoke(self, signed: bytes) -> bool:
         """Take an author out, by the operator's word; whether that is news.
@@ -299,14 +298,6 @@ class Intake:
                     ledger.closed.setdefault(entry.name.round, []).append(entry)
         self.news.ring()
 
-    def _note_shown(self, entry: Entry) -> bool:
-        """Whether its author was not known to be so far."""
-        author, round = entry.name.author, entry.name.round
-        news = round > self.shown.get(author, 0) and (author in self.shown or len(self.shown) < MOST_SHOWN)
-        if news:
-            self.shown[author] = round
-        return news
-
     # Catching up
 
     def catch_up(self, part: Part, target: int, witnesses: int) -> None:
@@ -326,12 +317,6 @@ class Intake:
     def note_spoken(self, part: Part, peer: PeerId) -> None:
         """A peer has named all that it has accepted of a part: what it has not named, it has not."""
         self.spoken.setdefault(part, set()).add(peer)
-
-    def _is_vouched(self, entry: Entry) -> bool:
-        part = entry.name.part
-        if entry.name.round > self.catching_up.get(part, 0):
-            return False
-        return len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
 
     def reconsider(self, part: Part) -> None:
         """After having been away: drop what this peer accepted by its old clock and enough others have not."""

@@ -90,23 +90,21 @@ class Learner:
         if self.asking[peer.peer_id] >= LEARNING_OF_ONE:
             return
         self.asking[peer.peer_id] += 1
+        taking = Taking()
         try:
-            taking = [await self._hear_keys(peer, Part(each.part), each.keys) for each in held]
+            for each in held:
+                part, keys = Part(each.part), [key.to_bytes(8, "big") for key in each.keys]
+                if (ledger := self.intake.ledgers.get(part)) is None:
+                    continue
+                for key in keys if self.attested.believes(peer.peer_id, part) else ():
+                    self.intake.vouch(part, key, peer.peer_id)
+                taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
         finally:
             self.asking[peer.peer_id] -= 1
             if not self.asking[peer.peer_id]:
                 del self.asking[peer.peer_id]
-        if any(taking):
-            await asyncio.wait(Taking().union(*taking))
-
-    async def _hear_keys(self, peer: PeerRecord, part: Part, named: Iterable[int]) -> Taking:
-        ledger = self.intake.ledgers.get(part)
-        if ledger is None:
-            return set()
-        keys = [key.to_bytes(8, "big") for key in named]
-        for key in keys if self.attested.believes(peer.peer_id, part) else ():
-            self.intake.vouch(part, key, peer.peer_id)
-        return await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
+        if taking:
+            await asyncio.wait(taking)
 
     async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
         """Ask a peer for entries that it has named, and begin to take what it shows. For what it does not, others are
@@ -147,8 +145,11 @@ class Learner:
             PeerError: it shows something else, or nothing of what it has named.
         """
         shown: dict[bytes, pb.Entry] = {}
+        question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in asked])
         try:
-            answer = await self._entries(peer, part, asked)
+            async with self.contacts.to(peer) as channel:
+                stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+                answer = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ASK_ANSWER_SECONDS)
             _require_shown(len(answer.entries) <= len(asked), "more entries than it was asked for")
             found = {self.intake.claimed(each.proof, each.receipts).key: each for each in answer.entries}
             _require_shown(found.keys() <= {*asked}, "entries that it was not asked for")
@@ -159,24 +160,18 @@ class Learner:
         return shown
 
     def _ask_others(self, peer: PeerId, part: Part, keys: Iterable[bytes]) -> None:
+        """Ask others that have named these keys for the entries that `peer` has not shown."""
         fetcher = self.intake.fetcher
+
+        async def ask(other: PeerRecord, named: list[bytes]) -> None:
+            if taking := await self._ask(other, part, named):
+                await asyncio.wait(taking)
+
         for other, named in fetcher.wanted.unanswered(keys, peer).items():
             if (record := fetcher.holders.get(other)) is not None:
-                self.start(self._ask_instead(record, part, named))
+                self.start(ask(record, named))
             else:
                 fetcher.wanted.forget(named)
-
-    async def _ask_instead(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> None:
-        if taking := await self._ask(peer, part, keys):
-            await asyncio.wait(taking)
-
-    async def _entries(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> pb.Entries:
-        question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in keys])
-        async with self.contacts.to(peer) as channel:
-            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-            metadata = handshake(self.manifest)
-            entries: pb.Entries = await stub.Ask(question, metadata=metadata, timeout=ASK_ANSWER_SECONDS)
-        return entries
 
 
 def _require_shown(holds: bool, instead: str) -> None:

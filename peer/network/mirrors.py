@@ -19,7 +19,7 @@ from protocol.errors import FormatError, HetpeerError, RefusedError, Unreachable
 from protocol.manifest import Manifest
 from protocol.net.backoff import pause_after
 from protocol.net.bandwidth import Bandwidth
-from protocol.net.blobs import fetch
+from protocol.net.blobs import fetch, take_turns
 from protocol.net.channels import Credentials, Reachable, connect
 from protocol.run.dataset import Block, check_block
 
@@ -64,7 +64,7 @@ class HttpMirror:
     async def fetch(self, block: Block) -> bytes:
         end = block.offset + block.size - 1
         headers = {"Range": f"bytes={block.offset}-{end}", "Accept-Encoding": "identity"}
-        await _pay(self.bandwidth, block.size)
+        await take_turns(self.bandwidth, block.size)
         with _told():
             async with (
                 asyncio.timeout(BLOCK_SECONDS),
@@ -143,13 +143,6 @@ class NodeMirror:
             return await fetch(channel, self.manifest, block.sha256.hex(), block.size, self.bandwidth)
 
 
-async def _pay(bandwidth: Bandwidth, size: int) -> None:
-    while size > 0:
-        piece = min(size, bandwidth.down.piece)
-        await bandwidth.take(piece)
-        size -= piece
-
-
 @dataclass(slots=True)
 class SourceRecord:
     """What is known of a source: seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
@@ -200,13 +193,18 @@ class Mirrors:
         clock = asyncio.get_running_loop().time
         begun, turns = clock(), 0
         while True:
-            for standing in await self._in_turn():
+            sources = {source.name: source for source in await self.sources()}
+            known, now = self._standings, clock()
+            self._standings = {name: known.get(name) or SourceRecord(source) for name, source in sources.items()}
+            for standing in sorted(self._standings.values(), key=lambda each: each.promise(now)):
                 asked = clock()
                 try:
                     data = await standing.source.fetch(block)
                     check_block(block, data)
                 except HetpeerError as error:
-                    self._note(standing, block, str(error), clock())
+                    if not standing.failures:
+                        self.emit(Progress(f"mirror {standing.source.name}: {block}: {error}; asking another"))
+                    standing.failed(str(error), clock())
                 else:
                     self._came = clock()
                     standing.came(self._came - asked)
@@ -218,22 +216,8 @@ class Mirrors:
             pause = pause_after(turns, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             if clock() + pause > max(begun, self._came) + self.patience:
                 raise UnreachableError(f"no mirror gives {block} of the run's text: {reasons}")
-            self._say(f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})", clock())
+            if clock() >= self._said:  # once for all blocks that wait
+                self._said = clock() + MOST_PAUSE_SECONDS
+                what = f"no mirror gives {block} of the run's text; trying again in {pause:.0f} s ({reasons})"
+                self.emit(Progress(what))
             await asyncio.sleep(pause)
-
-    def _say(self, what: str, now: float) -> None:
-        """Once for all blocks that wait."""
-        if now >= self._said:
-            self.emit(Progress(what))
-            self._said = now + MOST_PAUSE_SECONDS
-
-    async def _in_turn(self) -> list[SourceRecord]:
-        sources = {source.name: source for source in await self.sources()}
-        known, now = self._standings, asyncio.get_running_loop().time()
-        self._standings = {name: known.get(name) or SourceRecord(source) for name, source in sources.items()}
-        return sorted(self._standings.values(), key=lambda each: each.promise(now))
-
-    def _note(self, standing: SourceRecord, block: Block, reason: str, now: float) -> None:
-        if not standing.failures:
-            self.emit(Progress(f"mirror {standing.source.name}: {block}: {reason}; asking another"))
-        standing.failed(reason, now)

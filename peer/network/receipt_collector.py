@@ -25,7 +25,6 @@ from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.credit import by_round, standing
 from protocol.trust.receipts import CountedReceipt, Receipt, Work, read_receipt
-from protocol.trust.records import PeerRecord
 
 WITNESSES = 2
 """So many peers are asked to sign that a contribution counted. With two neighbours, a round brings four receipts."""
@@ -173,7 +172,7 @@ class Earned:
             others = [
                 peer
                 for peer in self.reconciler.followers(own.part)
-                if _may_witness(peer, own.part) and peer.peer_id not in known
+                if contributes_to(peer.role, peer.stage, own.part) and not peer.on_trial and peer.peer_id not in known
             ]
             own.tries += 1
             found += [(peer.peer_id, round) for peer in some(others, WITNESSES - len(known), random)]
@@ -186,32 +185,29 @@ class Earned:
             return []
         worked, counted = question.worked[:ROUNDS_ASKED], question.counted[:ROUNDS_ASKED]
         message = pb.CreditQuestion(worked=worked, counted=counted, part=self._standing_for())
+        contacts = self.reconciler.contacts
         try:
-            signed = await self._call(record, message)
+            async with asyncio.timeout(ASK_SECONDS), contacts.to(record) as channel:
+                stub = credit_pb2_grpc.CreditStub(channel)
+                answer = await stub.Sign(message, metadata=handshake(contacts.manifest), timeout=ASK_SECONDS)
         except (HetpeerError, TimeoutError):
             return []
+        found: list[tuple[bytes, Receipt]] = []
         try:
-            if len(signed) > len(worked) + len(counted):
-                raise FormatError(f"peer {peer[-8:]} signed {len(signed)} receipts, more than it was asked for")
-            return [(each, self._check(each, peer, worked, counted)) for each in signed]
+            if len(answer.receipts) > len(worked) + len(counted):
+                raise FormatError(
+                    f"peer {peer[-8:]} signed {len(answer.receipts)} receipts, more than it was asked for"
+                )
+            for data in answer.receipts:
+                receipt = read_receipt(data, self.seen.signer.authority)
+                asked = worked if isinstance(receipt, Work) else counted
+                if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in asked:
+                    raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")
+                found.append((data, receipt))
         except FormatError as error:
             self.reconciler.bans.note(peer, error)
             return []
-
-    async def _call(self, record: PeerRecord, message: pb.CreditQuestion) -> list[bytes]:
-        contacts = self.reconciler.contacts
-        async with asyncio.timeout(ASK_SECONDS), contacts.to(record) as channel:
-            stub = credit_pb2_grpc.CreditStub(channel)
-            answer = await stub.Sign(message, metadata=handshake(contacts.manifest), timeout=ASK_SECONDS)
-        return list(answer.receipts)
-
-    def _check(self, data: bytes, peer: PeerId, worked: list[int], counted: list[int]) -> Receipt:
-        """Raises FormatError unless it is a receipt of that peer's for this one that was asked for."""
-        receipt = read_receipt(data, self.seen.signer.authority)
-        asked = worked if isinstance(receipt, Work) else counted
-        if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in asked:
-            raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")
-        return receipt
+        return found
 
     # Keeping
 
@@ -242,8 +238,3 @@ class Earned:
 def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
     """The microbatches for which a neighbour signed."""
     return sum(each.forward for each in receipts if isinstance(each, Work) and each.signer == neighbour)
-
-
-def _may_witness(peer: PeerRecord, part: Part) -> bool:
-    """Whether a peer's word for a part counts: of those who may contribute to it."""
-    return not peer.on_trial and contributes_to(peer.role, peer.stage, part)

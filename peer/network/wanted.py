@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from peer.network.gossip_policy import Chance, some
-from peer.network.passing_over import PassedOver
 from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
+from protocol.net.backoff import pause_after
 from protocol.net.quotas import Places
 
 FETCHES = 8
@@ -55,6 +55,9 @@ for each other."""
 LOOKED_AT_MOST = 256
 """Blobs that are looked at where none of those can come now."""
 
+FORGIVENESS = 0.25
+"""Of one fault, by what is done well: who alternates is passed over the longer each time."""
+
 Key = TypeVar("Key", bound=Hashable)
 Source = TypeVar("Source", bound=Hashable)
 
@@ -62,6 +65,35 @@ Source = TypeVar("Source", bound=Hashable)
 def standing_still() -> float:
     """A clock for who decides nothing by time."""
     return 0.0
+
+
+@dataclass(slots=True)
+class PassedOver(Generic[Source]):
+    """For `first` seconds, then twice as long each time, `most` at most."""
+
+    first: float
+    most: float
+    clock: Callable[[], float]
+    faults: OrderedDict[Source, tuple[float, float]] = field(default_factory=OrderedDict)
+    """How many, less what was forgiven, and until when."""
+
+    def __contains__(self, source: Source) -> bool:
+        """Whether it is passed over now."""
+        return source in self.faults and self.faults[source][1] > self.clock()
+
+    def note(self, source: Source) -> None:
+        """It did it again."""
+        count, _ = self.faults.pop(source, (0.0, 0.0))
+        self.faults[source] = count + 1, self.clock() + pause_after(count + 1, self.first, self.most)
+        if len(self.faults) > PEERS_KEPT:
+            self.faults.popitem(last=False)
+
+    def forgive(self, source: Source) -> None:
+        """It did well."""
+        if source in self.faults:
+            count, until = self.faults.pop(source)
+            if count > FORGIVENESS:
+                self.faults[source] = count - FORGIVENESS, until
 
 
 @dataclass(slots=True)
@@ -127,7 +159,10 @@ class Wanted(Generic[Key, Source]):
                 unknown.append(key)
             elif asked is not None:
                 self._remember(asked.heard, source)
-                if source not in asked.of and self._should_ask(asked, source, now) and self.places.take(source):
+                # one more is asked if who was asked keeps this peer waiting, or is not known to give anything
+                stranger = source in self.speeds and not any(each in self.speeds for each in asked.of)
+                due = stranger or not asked.of or now - asked.at >= ASK_SECONDS
+                if source not in asked.of and due and self.places.take(source):
                     asked.of.append(source)
                     asked.at = now
                     unknown.append(key)
@@ -146,12 +181,6 @@ class Wanted(Generic[Key, Source]):
         proven = {each for each in self.sources[key] if each in self.speeds}
         if proven and proven.isdisjoint(self.trying.get(key, ())):
             self.waiting.append(key)
-
-    def _should_ask(self, asked: Asked[Source], source: Source, now: float) -> bool:
-        """Whether one more source is asked for an entry: who was asked before keeps this peer waiting, or is nobody
-        that is known to give anything."""
-        stranger = not any(each in self.speeds for each in asked.of)
-        return not asked.of or now - asked.at >= ASK_SECONDS or (stranger and source in self.speeds)
 
     def _remember(self, known: list[Source], source: Source) -> None:
         """One more source; of too many, the ones that are worth more: nobody can fill the list with others' names."""
@@ -184,7 +213,11 @@ class Wanted(Generic[Key, Source]):
         """What to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most."""
         if self.under_way >= FETCHES or not self.waiting:
             return None
-        room = self._room()
+        ranks = Counter[int]()  # places that sources of each rank take, and whether one more of each may take one now
+        for busy, taken in self.busy.items():
+            ranks[self._rank(busy)] += taken - self.late[busy]
+        strangers = ranks[0] + ranks[1] < (FETCHES // 2 if self.speeds else FETCHES)
+        room = strangers and ranks[0] < FETCHES // 4, strangers, True
         for count in (LOOKED_AT, LOOKED_AT_MOST):  # most that wait may be only where nothing is to be had now
             drawn = some(range(len(self.waiting)), count, chance)
             choices = [(place, source) for place in drawn for source in self._free(self.waiting[place], room)]
@@ -192,21 +225,18 @@ class Wanted(Generic[Key, Source]):
                 break
         if not choices:
             return None
-        place, source = max(choices, key=lambda each: (self._rank(each[1]) > 0, self._promise(each[1])))
+
+        def promise(choice: tuple[int, Source]) -> tuple[bool, float]:
+            source = choice[1]
+            return self._rank(source) > 0, self.speeds.get(source, self.usual_speed) / (1 + self.busy[source])
+
+        place, source = max(choices, key=promise)
         key, self.waiting[place] = self.waiting[place], self.waiting[-1]
         self.waiting.pop()
         self.under_way += 1
         self.busy[source] += 1
         self.trying.setdefault(key, []).append(source)
         return key, source
-
-    def _room(self) -> tuple[bool, bool, bool]:
-        """Whether those of each rank may take a place now."""
-        ranks = Counter[int]()
-        for source, count in self.busy.items():
-            ranks[self._rank(source)] += count - self.late[source]
-        strangers = ranks[0] + ranks[1] < (FETCHES // 2 if self.speeds else FETCHES)
-        return strangers and ranks[0] < FETCHES // 4, strangers, True
 
     def _free(self, key: Key, room: tuple[bool, bool, bool]) -> list[Source]:
         """From whom a blob may be fetched now: from who was too slow only where nobody else has it."""
@@ -220,9 +250,6 @@ class Wanted(Generic[Key, Source]):
             for source, rank in left
             if room[rank] and self.busy[source] < FETCHES_FROM_ONE[rank] and (rank or not better)
         ]
-
-    def _promise(self, source: Source) -> float:
-        return self.speeds.get(source, self.usual_speed) / (1 + self.busy[source])
 
     def came(self, source: Source, speed: float) -> None:
         """Bytes have come from there, so many a second. Their key stays wanted until it is dropped."""

@@ -117,7 +117,11 @@ class Client:
                     yield response
                     return
                 url = redirected(url, header(response, b"location"))
-                await _pass_over(response)
+                read = 0
+                async for some in response.aiter_stream():  # few words beside a redirect: its connection can stay
+                    read += len(some)
+                    if read > PASSED_OVER_BYTES:
+                        break
         raise FormatError(f"redirects more than {MOST_REDIRECTS} times")
 
     async def __aenter__(self) -> "Client":
@@ -125,15 +129,6 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.aclose()
-
-
-async def _pass_over(response: httpcore2.Response) -> None:
-    """The words beside a redirect, if they are few: then its connection can stay."""
-    read = 0
-    async for some in response.aiter_stream():
-        read += len(some)
-        if read > PASSED_OVER_BYTES:
-            return
 
 
 def header(response: httpcore2.Response, name: bytes) -> str:

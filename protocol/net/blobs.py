@@ -232,7 +232,7 @@ async def _stream(
     while at < wanted.stop:
         length = min(line.down.stretch, wanted.stop - at)  # 0: all that is left
         end = at + length
-        paid += await _pay(line, (length or min(CHUNK_BYTES, wanted.stop - at)) - paid)
+        paid += await take_turns(line, (length or min(CHUNK_BYTES, wanted.stop - at)) - paid)
         request = pb.FetchRequest(sha256=sha256, offset=at, length=length)
         call = stub.Fetch(request, metadata=handshake(manifest), wait_for_ready=False)
         async with aclosing(_answer(call, patience)) as answer:
@@ -244,14 +244,14 @@ async def _stream(
                 if not length:
                     if line.down.stepping:
                         break  # the rest in stretches
-                    paid += await _pay(line, min(len(data), wanted.stop - at) - paid)
+                    paid += await take_turns(line, min(len(data), wanted.stop - at) - paid)
             else:
                 if not length or at < end:  # the blob has no more
                     return
 
 
-async def _pay(line: Bandwidth, count: int) -> int:
-    """Take the turns of so many bytes; how many were paid for."""
+async def take_turns(line: Bandwidth, count: int) -> int:
+    """Wait for the turns of `count` bytes of bulk that come in. Returns how many were waited for, 0 at least."""
     paid = 0
     while paid < count:
         turn = min(count - paid, line.down.piece)

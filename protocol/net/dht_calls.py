@@ -84,7 +84,10 @@ class Calls:
         source = context.remote_id.to_base58()
         busy = self.answering.total() >= DHT_CALLS_AT_ONCE or self.answering[source] >= DHT_CALLS_OF_SOURCE
         if busy or not self.checks.costs.spend(source, 1.0):
-            self._refuse(source)
+            self.refused[source] += 1
+            if self.refused[source] > DHT_REFUSED:
+                self.let_go(source)
+            raise RefusedError("too many calls to this node of the DHT: wait a moment")
         self.refused.pop(source, None)
         self.answering[source] += 1
         try:
@@ -103,12 +106,6 @@ class Calls:
             self.answering[source] -= 1
             if not self.answering[source]:
                 del self.answering[source]
-
-    def _refuse(self, source: str) -> None:
-        self.refused[source] += 1
-        if self.refused[source] > DHT_REFUSED:
-            self.let_go(source)
-        raise RefusedError("too many calls to this node of the DHT: wait a moment")
 
     def let_go(self, source: str) -> None:
         """Hang up on a peer, soon."""

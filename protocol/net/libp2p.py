@@ -112,7 +112,14 @@ def require_free(host: str, port: int) -> list[str]:
         ResourceError: the port is taken, or the address is not this machine's.
     """
     try:
-        addresses = WILDCARDS if host == "::" else (host if is_ip(host) else _resolved(host),)
+        addresses: tuple[str, ...]
+        if host == "::":
+            addresses = WILDCARDS
+        elif is_ip(host):
+            addresses = (host,)
+        else:  # the address of a name, of IPv4 if it has one
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            addresses = (str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]),)
         for address in addresses:
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -130,9 +137,3 @@ def again(listens: Sequence[str], visible: Sequence[str]) -> list[str]:
     return [
         f"{each.removesuffix('/0')}/{ports[each.split('/')[1]]}" if each.endswith("/0") else each for each in listens
     ]
-
-
-def _resolved(host: str) -> str:
-    """The address of a name, of IPv4 if it has one."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

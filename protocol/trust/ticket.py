@@ -103,21 +103,14 @@ def find(given: str | None, directory: Path) -> Ticket:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
     if source.lstrip().startswith(PREFIX):
         return parse_ticket(source)
-    text = _in_file(Path(source))
-    if text is None:
+    try:
+        with Path(source).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MOST_CHARACTERS)
+    except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
         raise TicketError(
             f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
-        )
+        ) from None
     return parse_ticket(text)
-
-
-def _in_file(path: Path) -> str | None:
-    """The beginning of a file: enough for a ticket. None if there is no such file."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MOST_CHARACTERS)
-    except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
-        return None
 
 
 def _is_key(authority: bytes) -> bool:

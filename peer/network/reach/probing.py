@@ -80,15 +80,14 @@ class Handshake:
 
 async def measure_doors(ticket: Ticket) -> list[MeasuredWay | NoWay]:
     """The ways to all nodes of a ticket, one after the other: at once they would share this machine's link."""
-    return [await _measured(ticket, address) for address in ticket.doors]
-
-
-async def _measured(ticket: Ticket, address: str) -> MeasuredWay | NoWay:
-    try:
-        async with knocked(ticket, address) as (channel, node):
-            return await _measure(run_pb2_grpc.RunStub(channel), node.address)
-    except HetpeerError as error:
-        return NoWay(address, str(error), isinstance(error, RefusedError))
+    found: list[MeasuredWay | NoWay] = []
+    for address in ticket.doors:
+        try:
+            async with knocked(ticket, address) as (channel, node):
+                found.append(await _measure(run_pb2_grpc.RunStub(channel), node.address))
+        except HetpeerError as error:
+            found.append(NoWay(address, str(error), isinstance(error, RefusedError)))
+    return found
 
 
 async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:

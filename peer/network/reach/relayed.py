@@ -66,15 +66,11 @@ class Hidden:
                 await self._find_relays()
                 if self._named() != self.discovery.record.via:
                     await self.discovery.publish(via=self._named())
-                await self._look()
+                with suppress(TimeoutError):  # until a relay is lost, or it is time to look for one
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self.changed.wait()
         finally:
             await self.tasks.end()
-
-    async def _look(self) -> None:
-        """Until a relay is lost, or it is time to look for one."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                await self.changed.wait()
 
     # Relays
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.network.contacts import Contacts
+from peer.network.contacts import Contacts, timed
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net.channels import caller, listen, options
@@ -180,5 +180,25 @@ def test_after_a_failure_the_next_call_connects_anew():
                 await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
         assert list(on.contacts.channels) == [(SERVER, on.to.address)]
         await on.describe()
+
+    play(scene)
+
+
+def test_the_first_question_opens_the_channel_and_the_next_ones_measure():
+    async def scene(on: Street) -> None:
+        trips: dict[PeerId, float] = {}
+
+        async def ask() -> None:
+            async with on.contacts.to(on.to) as channel:
+                with timed(channel, SERVER, trips):
+                    await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
+
+        await ask()
+        assert trips == {}
+        await ask()
+        assert 0 < trips[SERVER] < 20
+        trips[SERVER] = 1e-9
+        await ask()
+        assert 1e-9 < trips[SERVER] < 2e-9  # the least that was measured, slowly forgotten
 
     play(scene)

@@ -13,9 +13,7 @@ import pytest
 import peer.network.gossip_service as service
 import peer.network.gossip_wire as wires
 from peer.network import intake
-from peer.network.passing_over import PassedOver
-from peer.network.turns import Turns
-from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, Wanted
+from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, PassedOver, Wanted
 from protocol.identity import EMBEDDING, PeerId
 from protocol.limits import (
     CALLS_SAVED,
@@ -30,6 +28,7 @@ from protocol.net.channels import handshake
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.net.quotas import Places
+from protocol.net.tasks import Turns
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc

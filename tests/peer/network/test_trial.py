@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from peer.network.discovery import Discovery
-from peer.network.trial import stand_trial
+from peer.network.renewal import stand_trial
 from peer.telemetry.events import Event, Progress
 from protocol.errors import UnreachableError
 from protocol.trust.membership_card import Authority, Card, issue
