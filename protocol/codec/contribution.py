@@ -91,7 +91,11 @@ def compose(
     The author takes the returned contribution's values, not the picked ones, out of its error feedback.
     """
     codec: Codec = manifest.outer.values
-    pieces = [_header(name, run, steps, slot, codec)]
+    author = name.author.encode()
+    part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
+    code = FORMATS[codec].contribution
+    header = HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, slot, part, code, len(author))
+    pieces = [header, author]
     sent: dict[str, SparseTensor] = {}
     for tensor, grid in grids(manifest, name.part).items():
         unary, rests = rice.encode(picked[tensor].offsets, grid)
@@ -99,13 +103,6 @@ def compose(
         pieces += [LENGTH.pack(len(unary)), unary, rests, payload]
         sent[tensor] = SparseTensor(picked[tensor].offsets, values)
     return b"".join(pieces), Contribution(run, name, steps, sent, slot)
-
-
-def _header(name: ContributionName, run: RunId, steps: int, slot: int, codec: Codec) -> bytes:
-    author = name.author.encode()
-    part = 0 if name.part == EMBEDDING else 1 + int(name.part.removeprefix("stage-"))
-    code = FORMATS[codec].contribution
-    return HEADER.pack(MAGIC, bytes.fromhex(run), name.round, steps, slot, part, code, len(author)) + author
 
 
 def max_bytes(manifest: Manifest, part: Part) -> int:

@@ -148,7 +148,9 @@ class Calls:
         del request.keys[:], request.subkeys[:], request.values[:], request.expiration_time[:], request.in_cache[:]
         ids = {name: key for key, name in self.keys.items()}
         for _, entry in taken:
-            self._make_room(entry)
+            held = self._held(entry)
+            if held is not None and len(held) >= RECORDS_READ and entry.owner not in held:
+                del held[random.choice(list(held.data))]  # for another: who is there renews its own record
             request.keys.append(ids[entry.key])
             request.subkeys.append(entry.subkey)
             request.values.append(entry.value)
@@ -164,12 +166,6 @@ class Calls:
         held = self._held(entry)
         known = held.get(entry.owner) if held is not None else None
         return known is None or bool(known.expiration_time < entry.expiration)
-
-    def _make_room(self, entry: DhtEntry) -> None:
-        """Under a key with as many records as there may be, one goes: who is there renews its own."""
-        held = self._held(entry)
-        if held is not None and len(held) >= RECORDS_READ and entry.owner not in held:
-            del held[random.choice(list(held.data))]
 
     def _held(self, entry: DhtEntry) -> Any:
         """What this node holds under a key, by subkey; None: nothing."""

@@ -78,7 +78,9 @@ def load_or_create(directory: Path) -> Identity:
             directory.mkdir(parents=True, exist_ok=True)
             made = ec.generate_private_key(ec.SECP256R1())
             der = made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-            _write_private(path, _message(der))
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # closed to others from the first
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_message(der))
         key = _parse(path.read_bytes())
     except OSError as error:
         raise ResourceError(f"cannot keep this peer's key in {path}: {error.strerror}") from None
@@ -87,12 +89,6 @@ def load_or_create(directory: Path) -> Identity:
     public = key.public_key()
     compressed = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     return Identity(path, peer_id_of(public), compressed, key)
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Created closed to others, not closed afterwards."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
 
 
 def _message(data: bytes) -> bytes:
