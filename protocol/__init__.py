@@ -1,1 +1,1 @@
-"""What is on the wire and what all peers of a run must agree on. Never imports torch."""
+"""The protocol: messages, and the rules that all peers of a run must agree on. Never imports torch."""

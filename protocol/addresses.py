@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from protocol.errors import FormatError
 
 WILDCARDS = ("0.0.0.0", "::")
-"""To listen on every interface. Nobody can dial them."""
+"""Hosts that stand for every interface of this machine: one listens on them, and nobody can dial them."""
 
 MOST_CHARACTERS = 256
 
@@ -15,14 +15,14 @@ LOOPBACK = "127.0.0.1"
 Ip = IPv4Address | IPv6Address
 
 GLOBAL_UNICAST = IPv6Network("2000::/3")
-"""All of IPv6 that is the open internet lies in it."""
+"""The part of IPv6 in which the whole open internet lies."""
 
 TRANSLATED = IPv6Network("64:ff9b::/96")
-"""Of IPv6, what a gateway of the network (NAT64) makes of each IPv4 address."""
+"""The part of IPv6 into which a gateway of the network (NAT64) translates IPv4 addresses."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port.
+    """Split an address into its host, without brackets, and its port.
 
     Raises:
         FormatError: it is no address; an IPv6 host without brackets is none, as its port could not be told from it.
@@ -41,7 +41,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def read_place(text: str) -> tuple[str, int]:
-    """`PORT`, on loopback, or `HOST:PORT`.
+    """Read `PORT`, which is on loopback, or `HOST:PORT`.
 
     Raises:
         FormatError: it is neither.
@@ -50,12 +50,13 @@ def read_place(text: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """`host:port`, with brackets where they belong."""
+    """Join host and port to `host:port`; an IPv6 host gets its brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_host(text: str) -> tuple[str, int | None]:
-    """What a user names as `HOST` or `HOST:PORT`. An IPv6 host alone may do without brackets.
+    """Read what a user names as `HOST` or `HOST:PORT`; the port is None where there is none. An IPv6 host alone may do
+    without brackets.
 
     Raises:
         FormatError: it is neither.
@@ -67,7 +68,7 @@ def read_host(text: str) -> tuple[str, int | None]:
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host is an address, and no name."""
+    """Whether a host is an IP address and not a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -76,13 +77,14 @@ def is_ip(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is an address by which only its own machine is reached."""
+    """Whether a host is an address on which only its own machine is reached."""
     return is_ip(host) and ip_address(host).is_loopback
 
 
 def is_public(ip: Ip) -> bool:
-    """Whether an address is of one host in the open internet: not this machine, its network, its provider's, a group
-    (multicast), or reserved; of IPv6 that carries IPv4, whether the address within is."""
+    """Whether an address belongs to one host in the open internet. Not public are addresses of this machine, its
+    network or its provider, of groups (multicast), and reserved ones; an IPv6 address that carries an IPv4 address is
+    what that is."""
     if isinstance(ip, IPv4Address):
         return ip.is_global and not (ip.is_multicast or ip.is_reserved)
     if ip.ipv4_mapped is not None:
@@ -95,12 +97,12 @@ def is_public(ip: Ip) -> bool:
 
 
 def multiaddress(host: str, port: int) -> str:
-    """Where libp2p listens: on an address."""
+    """The multiaddress of a libp2p node that listens on an IP address and a TCP port."""
     return f"/ip{ip_address(host).version}/{host}/tcp/{port}"
 
 
 def moved(libp2p: str, host: str) -> str:
-    """A libp2p address with another host in it. Of a name, libp2p takes the addresses of the kind it listens on."""
+    """Put another host into a libp2p address. For a name, libp2p looks up addresses of the kind it listens on."""
     kind = libp2p.split("/")[1]
     if is_ip(host):
         kind = "ip6" if isinstance(ip_address(host), IPv6Address) else "ip4"
@@ -110,7 +112,7 @@ def moved(libp2p: str, host: str) -> str:
 
 
 def dialled_at(libp2p: tuple[str, ...], host: str) -> str:
-    """The one of a node's libp2p addresses that others dial where they know it as `host`; "" of none."""
+    """The libp2p address of a node that others dial where they know the node as `host`; empty if there is none."""
     kind = "/ip6/" if is_ip(host) and ":" in host else "/ip4/"
     chosen = next((each for each in libp2p if each.startswith(kind)), next(iter(libp2p), ""))
     return chosen and moved(chosen, host)

@@ -23,7 +23,7 @@ class HetpeerError(Exception):
 
 
 class UserError(HetpeerError):
-    """Something the user gave is wrong."""
+    """The user gave something that is wrong."""
 
     exit_code = 2
 

@@ -11,12 +11,12 @@ from typing import BinaryIO
 from protocol.errors import ResourceError
 
 LOG_BYTES = 8 * 1024 * 1024
-"""Of one file of a log, some 40,000 lines; with the one before it, 16 MiB at most."""
+"""The size at which a log is rotated: some 40,000 lines. With the file before it a log takes 16 MiB at most."""
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` at the end of the block, or nothing at all if the block fails.
+    """Open a file to write, which becomes `path` at the end of the block, or nothing at all if the block fails.
 
     Until then it is a neighbour of `path` under one fixed name, so a path has one writer at a time. `mode` is what the
     file is created with, less the process's umask: 0o600 for what its owner alone may read.
@@ -95,7 +95,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def old_log(path: Path) -> Path:
-    """Where the file of a log that came before this one lies: `log.old.jsonl` beside `log.jsonl`."""
+    """The path of a log's older file: `log.old.jsonl` beside `log.jsonl`."""
     return path.with_suffix(f".old{path.suffix}")
 
 

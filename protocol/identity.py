@@ -5,7 +5,7 @@ from typing import NewType
 
 PeerId = NewType("PeerId", str)
 NO_PEER = PeerId("")
-"""A peer's libp2p identity in base58: the hash of its public key."""
+"""A peer's libp2p identity in base58, the hash of its public key; `NO_PEER` where there is no peer."""
 
 RunId = NewType("RunId", str)
 """Hex SHA-256 of the run's descriptor, which pins every file of the run."""
@@ -14,7 +14,8 @@ ReplicaId = NewType("ReplicaId", str)
 """The peer id of a replica's leader: stage 0 of a replica group, or the datacenter itself."""
 
 Part = NewType("Part", str)
-"""What a contribution covers: `stage-0`, `stage-1`, …, or `embedding`, which all stages follow."""
+"""A piece of the model that one contribution covers: `stage-0`, `stage-1`, …, or `embedding`, which all stages follow.
+"""
 
 EMBEDDING = Part("embedding")
 

@@ -1,4 +1,4 @@
-"""How the model is cut: which tensors, of which shapes, each part holds. Pure arithmetic, no torch.
+"""The cut of the model into parts: which tensors, of which shapes, each part holds. Pure arithmetic, no torch.
 
 Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming of nothing.
 """
@@ -19,7 +19,7 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
 
 
 def layer_layout(model: Model, layer: int) -> Layout:
-    """One decoder layer."""
+    """The tensors of one decoder layer."""
     head = model.d // model.heads
     prefix = f"model.layers.{layer}"
     return {
@@ -45,7 +45,7 @@ def part_layout(manifest: Manifest, part: Part) -> Layout:
 
 
 def model_layout(manifest: Manifest) -> dict[Part, Layout]:
-    """Every part of the model, the embedding first."""
+    """The tensors of every part of the model, the embedding first."""
     model, stages = manifest.model, manifest.replicas.stages
     parts: dict[Part, Layout] = {EMBEDDING: {EMBEDDING_TENSOR: (model.vocabulary, model.d)}}
     for stage in range(stages):
@@ -67,7 +67,7 @@ def whole_layout(model: Model) -> Layout:
 
 
 def elements(layout: Layout) -> int:
-    """Number of values in a part."""
+    """The number of values in a part."""
     total = 0
     for shape in layout.values():
         size = 1
@@ -78,20 +78,20 @@ def elements(layout: Layout) -> int:
 
 
 def operations_per_token(manifest: Manifest) -> float:
-    """Floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and the
-    attention's 6 · L · d a layer (half of the square, as it is causal)."""
+    """The floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and 6 · L
+    · d a layer for attention (half of the square, as it is causal)."""
     model = manifest.model
     weights = sum(elements(layout) for part, layout in model_layout(manifest).items() if part != EMBEDDING)
     return 6.0 * weights + 6.0 * model.layers * model.context * model.d
 
 
 def parameter_count(manifest: Manifest) -> int:
-    """Parameters of the whole model."""
+    """The number of parameters of the whole model."""
     return sum(elements(layout) for layout in model_layout(manifest).values())
 
 
 def parts_followed(manifest: Manifest, stage: int) -> list[Part]:
-    """Parts whose outer state one volunteer holds: its stage, and the embedding where it needs T⊥.
+    """The parts whose outer state one volunteer holds: its stage, and the embedding where it needs T⊥.
 
     In an uncompressed group only stage 0 looks tokens up.
     """
@@ -101,7 +101,7 @@ def parts_followed(manifest: Manifest, stage: int) -> list[Part]:
 
 
 def parts_authored(stage: int) -> list[Part]:
-    """Parts a volunteer of this stage makes contributions for: stage 0 also trains the embedding."""
+    """The parts to which a volunteer of this stage contributes: stage 0 also trains the embedding."""
     return [EMBEDDING, stage_part(0)] if stage == 0 else [stage_part(stage)]
 
 

@@ -17,20 +17,20 @@ from protocol.tensor_formats import Codec, NumberFormatName
 from protocol.toml_tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
-"""One microbatch, whole and in fp32: a stage holds some of them."""
+"""The largest microbatch of activations, uncompressed in fp32: a stage holds several."""
 
 
 MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
-"""Ids of a microbatch are in one message, 4 MiB; of an inner step, or an evaluation, 128 MiB where they are read: the
-largest batches that were published."""
+"""The most tokens of a microbatch, whose ids are in one message of 4 MiB, and of an inner step or an evaluation, whose
+ids take 128 MiB where they are read: the largest batches that were published."""
 
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
-"""What a group chooses from where a run leaves the compression to its groups. Bases are nested, so groups of all of
-them train one model."""
+"""The compressions among which a group chooses where a run leaves that to its groups. Bases are nested, so groups of
+all of them train one model."""
 
 
 class Run(Section):
-    """What the run is called, and the seed of everything random in it."""
+    """The run's name, and the seed of everything random in it."""
 
     name: str = Field("hetpeer", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int = Field(1, ge=0, lt=2**32)
@@ -84,12 +84,12 @@ class Replicas(Section):
 
     @property
     def wires(self) -> tuple[str, str]:
-        """Number formats of activations and of gradients."""
+        """The number formats of activations and of gradients."""
         return self.wire, self.wire if self.gradient_wire == "same" else self.gradient_wire
 
     @property
     def total(self) -> int:
-        """M of the paper."""
+        """The number of replicas: M of the paper."""
         return self.groups + self.datacenters
 
 
@@ -109,7 +109,7 @@ class Inner(Section):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches in one inner step."""
+        """The number of microbatches in one inner step."""
         return self.sequences // self.microbatch
 
 
@@ -213,14 +213,16 @@ class Manifest(Section):
 
     @property
     def compressions(self) -> tuple[int, ...]:
-        """What d / k may be, ascending: one, or those that a group chooses from. None where none divides d."""
+        """The possible values of d / k, ascending: one, or those among which a group chooses. Empty where none divides
+        d."""
         fixed = self.replicas.compression
         choices = AUTO_COMPRESSIONS if fixed == "auto" else (fixed,)
         return tuple(each for each in choices if self.model.d % each == 0)
 
     @property
     def k(self) -> int:
-        """Dimensions of the subspace between stages of a compressed group; the most of them, where groups choose."""
+        """The number of dimensions of the subspace between stages of a compressed group; the largest, where groups
+        choose."""
         return self.model.d // self.compressions[0]
 
     @property
@@ -229,19 +231,19 @@ class Manifest(Section):
         return self.compressions[0] > 1
 
     def at(self, compression: int) -> "Manifest":
-        """The same run with this of its `compressions`; not what peers compare."""
+        """The manifest of this run with one of its `compressions` fixed. Peers never compare it."""
         if self.replicas.compression == compression:
             return self
         return self.model_copy(update={"replicas": self.replicas.model_copy(update={"compression": compression})})
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one replica in one inner step."""
+        """The tokens that one replica reads in one inner step."""
         return self.inner.sequences * self.model.context
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of the canonical form."""
+        """The hex SHA-256 of the canonical form."""
         return hashlib.sha256(self.canonical()).hexdigest()
 
     def canonical(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Sizes of the models, and settings of the outer exchange, that have a name.
+"""Presets: named sizes of models, and named settings of the outer exchange.
 
 The paper's three are its Tables 6 and 9, with the two errata that make the stated parameter counts
 come out (1B has d = 2048; 512M has an FFN of 5440). The small ones are for one machine.
@@ -80,7 +80,7 @@ OUTER_PRESETS: dict[str, dict[str, Any]] = {
 
 
 def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """A table with what its `preset` says in the place of what it does not.
+    """Fill in, from the `preset` that a table names, the fields that the table does not give.
 
     Raises:
         ValueError: there is no such preset.

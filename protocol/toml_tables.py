@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from protocol.errors import ManifestError
 
 MOST_DOTS = 1000
-"""In a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
+"""The most dots in a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
 
 MOST_CHARACTERS = 200
-"""Of what an error repeats of a file: it is for a screen."""
+"""The most characters of a file that an error repeats: errors are for a screen."""
 
 
 class Section(BaseModel):
-    """A table: frozen, and unknown keys are errors, as are infinity and what is no number."""
+    """A table of a TOML file: frozen, with unknown keys, infinity and NaN as errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -25,7 +25,7 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def read_tables(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file, which errors call a `what`.
+    """Read the tables of a TOML file, which errors call a `what`.
 
     Raises:
         ManifestError: it cannot be read, or is not TOML.
@@ -42,7 +42,7 @@ def read_tables(path: Path, what: str) -> dict[str, Any]:
 
 
 def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *within: str) -> AnySection:
-    """Tables as a section, which is at `within` in its file.
+    """Check tables against a section, which stands at `within` in its file.
 
     Raises:
         ManifestError: a field is missing, unknown or wrong; the message names it.

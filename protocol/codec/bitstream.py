@@ -1,5 +1,5 @@
-"""Integers as streams of bits, laid out so that a processor packs and unpacks many at a time. What fills the last
-bytes up is zero, and a reader insists on it, so that one sequence has one byte string.
+"""Integers as streams of bits, laid out so that a processor packs and unpacks many at a time. Bits that fill the last
+byte are zero, and a reader insists on it, so that one sequence has one byte string.
 
 Fields of w bits: a field is cut, from its low bits up, into pieces of 8, 4, 2 or 1 bits, the widest that fit (6 = 4
 + 2). Each piece makes a stream of its own, and they follow one another. In the stream of pieces of p bits, which is
@@ -23,7 +23,7 @@ Octets = NDArray[np.uint8]
 
 
 def pack_fixed(values: Shorts, width: int) -> bytes:
-    """The low `width` bits (0 to 16) of each value."""
+    """Pack the low `width` bits (0 to 16) of each value."""
     padded = values if len(values) % 8 == 0 else np.append(values, np.zeros(-len(values) % 8, np.uint16))
     packed = []
     for shift, bits in pieces(width):
@@ -34,7 +34,7 @@ def pack_fixed(values: Shorts, width: int) -> bytes:
 
 
 def pieces(width: int) -> list[tuple[int, int]]:
-    """How a field is cut: (lowest bit, number of bits) of each piece."""
+    """Cut a field of `width` bits: (lowest bit, number of bits) of each piece."""
     cut, shift = [], 0
     while shift < width:
         bits = next(bits for bits in (8, 4, 2, 1) if shift + bits <= width)
@@ -44,7 +44,7 @@ def pieces(width: int) -> list[tuple[int, int]]:
 
 
 def fixed_bytes(count: int, width: int) -> int:
-    """The length of `count` packed values."""
+    """The length in bytes of `count` packed values."""
     return sum((count * bits + 7) // 8 for _, bits in pieces(width))
 
 
@@ -65,7 +65,7 @@ def unpack_fixed(data: bytes, width: int, values: Shorts) -> None:
 
 
 def pack_unary(values: Shorts, shift: int) -> bytes:
-    """Each value, without its low `shift` bits, as so many zeros, then a one."""
+    """Write each value, without its low `shift` bits, as so many zeros, then a one."""
     half = len(values) // 2
     middle = half + _total(values[:half], shift)
     bits = np.zeros(middle + len(values) - half + _total(values[half:], shift), np.uint8)
@@ -102,7 +102,7 @@ def _runs_of_bytes(shift: int) -> NDArray[np.uint64]:
 
 @functools.cache
 def _packer(shift: int, bits: int) -> Callable[[Shorts, Octets], None]:
-    """A function made for one kind of piece: with constant shifts, a processor does 64 bytes at a time."""
+    """Make the function that packs one kind of piece: with constant shifts, a processor does 64 bytes at a time."""
     rows, mask = 8 // bits, (1 << bits) - 1
 
     @compiled
@@ -119,7 +119,7 @@ def _packer(shift: int, bits: int) -> Callable[[Shorts, Octets], None]:
 
 @functools.cache
 def _unpacker(shift: int, bits: int) -> Callable[[Octets, Shorts], bool]:
-    """The other way; whether all bits beyond the last field are zero."""
+    """Make the function that unpacks one kind of piece, and returns whether all bits beyond the last field are zero."""
     rows, mask = 8 // bits, (1 << bits) - 1
 
     @compiled

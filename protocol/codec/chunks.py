@@ -1,4 +1,4 @@
-"""How a tensor is cut into chunks, of which each replica sends the largest values (SparseLoCo, arXiv 2508.15706).
+"""The chunks of a tensor, of each of which a replica sends the largest values (SparseLoCo, arXiv 2508.15706).
 
 A matrix is cut into blocks, each side the largest divisor of the tensor's that is at most `chunk_side`; a
 vector into runs of `chunk_side²`, of which the last may be short. Chunks are numbered row by row; an offset
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
 Offsets = NDArray[np.int16]
-"""Places in a chunk."""
+"""Positions inside a chunk, counted row by row."""
 
 CHUNK_SIZE = 64 * 64
 """No chunk has more values: the manifest's `chunk_side` is at most 64."""
@@ -37,34 +37,34 @@ class ChunkGrid:
 
     @property
     def size(self) -> int:
-        """Values in a full chunk."""
+        """The number of values in a full chunk."""
         return self.rows * self.columns
 
     @property
     def elements(self) -> int:
-        """Values in the tensor."""
+        """The number of values in the tensor."""
         return math.prod(self.shape)
 
     @property
     def kept(self) -> int:
-        """Values that a contribution sends of this tensor: always exactly so many."""
+        """The number of values that a contribution sends of this tensor: always exactly so many."""
         return self.full * self.k + self.tail_k
 
     @property
     def starts(self) -> Int64Array:
-        """Where each chunk's kept values begin in canonical order."""
+        """The index, in canonical order, of the first kept value of each chunk."""
         full = np.arange(self.full, dtype=np.int64) * self.k
         return np.append(full, self.full * self.k) if self.tail else full
 
     @property
     def counts(self) -> Int64Array:
-        """How many values each chunk keeps."""
+        """The number of values that each chunk keeps."""
         full = np.full(self.full, self.k, dtype=np.int64)
         return np.append(full, self.tail_k) if self.tail else full
 
     @property
     def sizes(self) -> Int64Array:
-        """How many values each chunk has."""
+        """The number of values that each chunk has."""
         full = np.full(self.full, self.size, dtype=np.int64)
         return np.append(full, self.tail) if self.tail else full
 
@@ -82,7 +82,7 @@ class ChunkGrid:
 
 @functools.lru_cache(maxsize=4096)
 def chunk_grid(shape: tuple[int, ...], chunk_side: int, top_k: int) -> ChunkGrid:
-    """The chunks of a tensor of this shape, if `top_k` of `chunk_side²` values are kept.
+    """Cut a tensor of this shape into chunks, where `top_k` of `chunk_side²` values are kept.
 
     Raises:
         ValueError: the tensor is neither a vector nor a matrix, or is empty, or the chunks are too large.

@@ -31,12 +31,12 @@ MAGIC = b"HPC2"
 HEADER = struct.Struct("<4s32sIIIHBB")
 LENGTH = struct.Struct("<I")
 MOST_AUTHOR_BYTES = 64
-"""A peer id in base58 has 46 characters."""
+"""The longest author's name; a peer id in base58 has 46 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseTensor:
-    """What is kept of one tensor, in canonical order: offsets [kept] in their chunks, and values [kept]."""
+    """The kept values of one tensor, in canonical order: offsets [kept] in their chunks, and values [kept]."""
 
     offsets: Offsets
     values: Int32Array
@@ -44,8 +44,8 @@ class SparseTensor:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """`steps` is how many inner steps of its author are behind it; `tensors` are in the layout's order; `slot` is the
-    author's place: with the steps, that of the embedding's says what was read for it
+    """A contribution, decoded. `steps` is the number of inner steps of its author behind it; `tensors` are in the
+    layout's order; `slot` is the author's place: with the steps, that of the embedding's tells what was read for it
     (`protocol/outer/data_plan.py`)."""
 
     run: RunId
@@ -61,7 +61,7 @@ def digest(blob: bytes) -> str:
 
 
 def slot_of(blob: bytes) -> int:
-    """The place that a contribution says its author has.
+    """The slot that a contribution names as its author's.
 
     Raises:
         FormatError: it is too short to say one.
@@ -71,7 +71,7 @@ def slot_of(blob: bytes) -> int:
 
 
 def grids(manifest: Manifest, part: Part) -> dict[str, ChunkGrid]:
-    """How each tensor of a part is cut."""
+    """The chunks of each tensor of a part."""
     outer = manifest.outer
     return {
         name: chunk_grid(shape, outer.chunk_side, outer.top_k) for name, shape in part_layout(manifest, part).items()
@@ -86,7 +86,7 @@ def compose(
     manifest: Manifest,
     slot: int = 0,
 ) -> tuple[bytes, Contribution]:
-    """Quantize and encode what a replica picked: (bytes, the contribution that they say).
+    """Quantize and encode what a replica picked. Returns the bytes, and the contribution that they decode to.
 
     The author takes the returned contribution's values, not the picked ones, out of its error feedback.
     """
@@ -106,7 +106,7 @@ def compose(
 
 
 def max_bytes(manifest: Manifest, part: Part) -> int:
-    """No valid contribution to this part is longer: a bound to refuse by before fetching."""
+    """The length in bytes that no valid contribution to this part exceeds: a bound to refuse by before fetching."""
     total = HEADER.size + MOST_AUTHOR_BYTES
     for grid in grids(manifest, part).values():
         total += LENGTH.size + rice.longest_unary_bytes(grid) + rice.rest_bytes(grid)
@@ -115,7 +115,7 @@ def max_bytes(manifest: Manifest, part: Part) -> int:
 
 
 def expected_bytes(manifest: Manifest, part: Part) -> float:
-    """How long a contribution to this part is, near enough to plan by."""
+    """The length in bytes of a contribution to this part, near enough to plan by."""
     return sum(
         grid.kept * rice.expected_bits(grid) / 8 + payload_bytes(grid.kept, manifest.outer.values)
         for grid in grids(manifest, part).values()
@@ -172,18 +172,18 @@ def _tensor(reader: "ByteReader", name: str, grid: ChunkGrid, manifest: Manifest
 
 @dataclass(slots=True)
 class ByteReader:
-    """Bytes taken from front to back."""
+    """A reader that takes bytes from front to back."""
 
     data: bytes
     at: int = 0
 
     @property
     def left(self) -> int:
-        """Bytes not yet taken."""
+        """The number of bytes not yet taken."""
         return len(self.data) - self.at
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes.
+        """Take the next `count` bytes, which errors call `what`.
 
         Raises:
             FormatError: there are not so many.

@@ -4,11 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNITS_PER_ONE = 2**26
-"""An int32 then holds ±32, far beyond any weight, in steps of 1.5e-8: finer than float32 from 0.25 on."""
+"""The number of units in 1.0. An int32 then holds ±32, far beyond any weight, in steps of 1.5e-8: finer than float32
+from 0.25 on."""
 
 
 def to_units(values: NDArray[np.floating]) -> NDArray[np.int32]:
-    """Float array of any shape → int32 units of the same shape, rounded half to even.
+    """Convert a float array of any shape to int32 units of the same shape, rounded half to even.
 
     Raises:
         OverflowError: a value is outside ±32, or is not a number.

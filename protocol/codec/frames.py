@@ -19,13 +19,13 @@ from protocol.schemas import pipeline_pb2 as pb
 from protocol.tensor_formats import FORMATS
 
 MOST_IN_FLIGHT = 4
-"""Microbatches in flight at a stage, for each stage there is, at most: they hold memory, here and at the stage behind.
-At 4, links may take three times what the passes do, and no pass waits."""
+"""The most microbatches in flight at a stage, for each stage of the pipeline: they hold memory, here and at the stage
+behind. At 4, links may take three times what the passes do, and no pass waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FramePosition:
-    """Which microbatch of the run: rounds count from 1, steps and microbatches from 0."""
+    """The microbatch that a frame is of: rounds count from 1, steps and microbatches from 0."""
 
     round: int
     step: int
@@ -55,7 +55,7 @@ class BackwardFrame:
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """What every frame of a run's pipelines looks like."""
+    """The rules for every frame of a run's pipelines: number formats, shapes and vocabulary."""
 
     activations: Payload
     gradients: Payload
@@ -69,16 +69,16 @@ class FrameRules:
 
     @property
     def sequences(self) -> int:
-        """In a microbatch."""
+        """The number of sequences in a microbatch."""
         return self.activations.sequences
 
     @property
     def context(self) -> int:
-        """L."""
+        """The number of tokens in a sequence: L."""
         return self.activations.context
 
     def check_tokens(self, data: bytes, place: FramePosition) -> npt.NDArray[np.int64]:
-        """Token ids [b, L + 1].
+        """Check the bytes of a frame's token ids. Returns the ids [b, L + 1].
 
         Raises:
             FormatError: another size, or an id outside the vocabulary.
@@ -93,7 +93,7 @@ class FrameRules:
 
 
 def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload, place: FramePosition) -> bytes:
-    """The bytes of a neighbour's tensor; `rest` are the messages behind the first.
+    """Check a neighbour's tensor; `rest` are the messages behind the first. Returns its bytes.
 
     Raises:
         FormatError: another number format, shape or size than the manifest's, or a value that is too large or none.
@@ -114,7 +114,7 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
 
 
 def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
-    """A frame as it goes on the wire: `Payload.messages` of them."""
+    """Split a frame into the `Payload.messages` messages that go over the wire."""
     place = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
     if isinstance(frame, BackwardFrame):
         data, head = frame.gradients, pb.Frame(backward=pb.Backward(place=place))
@@ -129,14 +129,14 @@ def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[p
 
 
 def _tensor(data: bytes, payload: Payload) -> pb.Tensor:
-    """The first piece of what our own torch thread made."""
+    """The first message's tensor, of what our own torch thread made."""
     return pb.Tensor(format=pb.Format.Name(FORMATS[payload.wire].frame), shape=payload.shape, data=data[:CHUNK_BYTES])
 
 
 def unpack_forward(
     messages: Sequence[pb.Frame], rules: FrameRules, expected: FramePosition, embedding: str
 ) -> ForwardFrame:
-    """Check what the stage before us sent: `Payload.messages` of them.
+    """Check a frame from the stage before this one: `Payload.messages` messages.
 
     Raises:
         FormatError: it is not the forward frame of `expected`, or was made with another embedding.
@@ -160,7 +160,7 @@ def unpack_forward(
 
 
 def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: FramePosition) -> BackwardFrame:
-    """Check what the stage behind us sent: `Payload.messages` of them.
+    """Check a frame from the stage behind this one: `Payload.messages` messages.
 
     Raises:
         FormatError: it is not the backward frame of `expected`.
@@ -173,7 +173,7 @@ def unpack_backward(messages: Sequence[pb.Frame], rules: FrameRules, expected: F
 
 
 def check_place(place: pb.Place, expected: FramePosition) -> None:
-    """Frames come in order; anything else is an error of the sender.
+    """Check that a frame is the one due: frames come in order, and anything else is an error of the sender.
 
     Raises:
         FormatError: another microbatch than the one due.

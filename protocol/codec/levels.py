@@ -16,21 +16,21 @@ from protocol.codec.compiled import compiled
 Naturals = NDArray[np.uint32]
 
 BUCKET_BITS = 11
-"""2048 buckets between the smallest and the largest magnitude."""
+"""The number of buckets between the smallest and the largest magnitude, as a power of two: 2048 buckets."""
 
 BLOCK = 32
-"""Magnitudes looked at together: seldom one of them lies near the border."""
+"""The number of magnitudes that are looked at together: seldom one of them lies near the border."""
 
 
 def absolute(values: Int32Array) -> tuple[Naturals, int, int, int]:
-    """(|v| of each value, the smallest, the largest, their sum)."""
+    """The magnitudes |v| of some values. Returns (the magnitudes, the smallest, the largest, their sum)."""
     magnitudes = np.empty(len(values), np.uint32)
     return magnitudes, *_absolute(values, magnitudes)
 
 
 def fit_levels(magnitudes: Naturals, smallest: int, largest: int, total: int) -> tuple[int, int]:
-    """The two levels of least squared error, of magnitudes that go from `smallest` to `largest` and sum up to `total`.
-    One value is both.
+    """Fit the two levels of least squared error to magnitudes that go from `smallest` to `largest` and sum up to
+    `total`. Where all are one value, both levels are that value.
 
     Only the author computes this, so it may use floats; the sums are integers, since large magnitudes that lie close
     together cancel.

@@ -1,4 +1,4 @@
-"""What crosses a boundary of a pipeline, as bytes: one tensor of a frame, in one of four number formats.
+"""The tensor of a frame as bytes: what crosses a boundary of a pipeline, in one of four number formats.
 
 Floats are IEEE float32 or its upper half. Integers have 8 or 4 bits: numbers of cells of one width, with a scale for
 each token, its root mean square in bf16. A value is (cell + ½) · step · scale, and the step is that of the uniform
@@ -18,8 +18,9 @@ from protocol.tensor_formats import FORMATS
 SCALE_BYTES = 2
 
 LARGEST = 65504.0
-"""Of a frame's values: fp16's largest. Models of this kind are trained in half precision, so activations and gradients
-keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it meets."""
+"""The largest value in a frame: fp16's largest. Models of this kind are trained in half precision, so activations and
+gradients keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it
+meets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +39,28 @@ class Payload:
 
     @property
     def scaled(self) -> bool:
-        """Whether values are integers."""
+        """Whether values are integers, with a scale for each token."""
         return FORMATS[self.wire].step > 0.0
 
     @property
     def token_bytes(self) -> int:
-        """Of one token."""
+        """The size of one token in bytes."""
         packed = -(-self.width * FORMATS[self.wire].bits // 8)
         return SCALE_BYTES + packed if self.scaled else packed
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size of the whole tensor in bytes."""
         return self.sequences * self.context * self.token_bytes
 
     @property
     def messages(self) -> int:
-        """So many a frame takes."""
+        """The number of messages that a frame takes."""
         return -(-self.size // CHUNK_BYTES)
 
     def in_range(self, data: bytes) -> bool:
-        """Whether all values are numbers within ±`LARGEST`. Without its sign, a float's bits grow with it, and those of
-        infinity and of what is no number are above all others."""
+        """Whether all values are numbers within ±`LARGEST`. Without its sign, a float's bits grow with it, and the bits
+        of infinity and of NaN are above all others."""
         if not self.scaled:
             return _in_range(data, self.wire, LARGEST)
         rows = np.frombuffer(data, np.uint8).reshape(-1, self.token_bytes)

@@ -1,4 +1,4 @@
-"""Values on the wire. A value is an integer in units of 2⁻²⁶, |v| < 2³¹, before and after.
+"""The values of contributions on the wire. A value is an integer in units of 2⁻²⁶, |v| < 2³¹, before and after.
 
 `bf16` keeps 8 significant bits of the integer. `2bit` sends a sign and one of two magnitudes, fitted to the
 tensor (`protocol/codec/levels.py`). The author subtracts what was sent from its error feedback, so nothing is lost by
@@ -21,12 +21,12 @@ LEVELS = struct.Struct("<II")
 
 
 def payload_bytes(count: int, codec: Codec) -> int:
-    """The length of `count` values on the wire."""
+    """The length in bytes of `count` values on the wire."""
     return (LEVELS.size if codec == "2bit" else 0) + fixed_bytes(count, FORMATS[codec].bits)
 
 
 def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:
-    """(wire bytes, the integers they stand for)."""
+    """Quantize values. Returns the bytes for the wire, and the integers that these stand for."""
     values = np.asarray(values, np.int32)
     sent = np.empty_like(values)
     if codec == "bf16":
@@ -44,7 +44,7 @@ def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:
 
 
 def dequantize(payload: bytes, count: int, codec: Codec) -> Int32Array:
-    """The integers that wire bytes stand for.
+    """Read the integers that wire bytes stand for.
 
     Raises:
         FormatError: the length is wrong, or a value is none that `quantize` makes.
@@ -97,8 +97,8 @@ def _round_significant(values: Int32Array, rounded: Int32Array) -> None:
 
 @compiled
 def _encode(values: Int32Array, low: int, high: int, packed: Octets, sent: Int32Array) -> None:
-    """The nearer level, the lower of two equally near, and the sign, which zero has not: as fields of two bits
-    (`protocol/codec/bitstream.py`), the higher one the sign, into bytes that are zero."""
+    """Encode each value as the nearer level, the lower of two equally near, and a sign, which zero has not: as fields
+    of two bits (`protocol/codec/bitstream.py`), the higher one the sign, into bytes that are zero."""
     cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high)
     for row in range(4):
         given, made = values[row * len(packed) :][: len(packed)], sent[row * len(packed) :][: len(packed)]
@@ -113,8 +113,8 @@ def _encode(values: Int32Array, low: int, high: int, packed: Octets, sent: Int32
 
 @compiled
 def _decode(packed: Octets, low: int, high: int, values: Int32Array) -> tuple[bool, bool, bool, bool]:
-    """What `_encode` packed. Whether some magnitudes are large, whether all are, whether some are `low` with a minus,
-    and whether bits are set beyond the last value."""
+    """Decode what `_encode` packed. Returns whether some magnitudes are large, whether all are, whether some are `low`
+    with a minus, and whether bits are set beyond the last value."""
     smaller, larger = np.int32(low), np.int32(high)
     some, every, minus_low, beyond = np.uint8(0), np.uint8(1), np.uint8(0), np.uint8(0)
     for row in range(4):

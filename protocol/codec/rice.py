@@ -14,13 +14,13 @@ from protocol.errors import FormatError
 
 
 def parameter(grid: ChunkGrid) -> int:
-    """r: the power of two next below ln 2 · size / k, the mean gap's optimum; 6 for 32 of 4096."""
+    """The parameter r: 2ʳ is the power of two next below ln 2 · size / k, the mean gap's optimum; 6 for 32 of 4096."""
     size, k = (grid.size, grid.k) if grid.full else (grid.tail, grid.tail_k)
     return max(0, (69 * size // (100 * k)).bit_length() - 1)
 
 
 def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
-    """Offsets [kept], rising in each chunk → (unary stream, stream of rests)."""
+    """Encode offsets [kept], which rise in each chunk, as (unary stream, stream of rests)."""
     gaps = np.empty(grid.kept, np.uint16)
     _gaps(np.asarray(offsets, np.int16), grid.k, gaps)
     r = parameter(grid)
@@ -28,7 +28,8 @@ def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
 
 
 def expected_bits(grid: ChunkGrid) -> float:
-    """Bits of an offset, if each is kept with equal chance: a geometric gap, in unary above the lowest r bits."""
+    """The expected bits of an offset, if each is kept with equal chance: a geometric gap, in unary above the lowest r
+    bits."""
     size, k = (grid.size, grid.k) if grid.full else (grid.tail, grid.tail_k)
     r = parameter(grid)
     above = (1 - k / size) ** (1 << r)
@@ -36,18 +37,18 @@ def expected_bits(grid: ChunkGrid) -> float:
 
 
 def longest_unary_bytes(grid: ChunkGrid) -> int:
-    """No valid unary stream is longer: gaps of a chunk sum to less than its size."""
+    """The length in bytes that no valid unary stream exceeds: gaps of a chunk sum to less than its size."""
     r = parameter(grid)
     return (grid.kept + grid.full * (grid.size >> r) + (grid.tail >> r) + 7) // 8
 
 
 def rest_bytes(grid: ChunkGrid) -> int:
-    """The length of the stream of rests."""
+    """The length in bytes of the stream of rests."""
     return fixed_bytes(grid.kept, parameter(grid))
 
 
 def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
-    """The offsets [kept] in canonical order.
+    """Decode the offsets [kept], in canonical order.
 
     Raises:
         FormatError: a stream has another length, or an offset lies outside its chunk.
@@ -66,7 +67,7 @@ def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
 
 @compiled
 def _gaps(offsets: Offsets, k: int, gaps: Shorts) -> None:
-    """The short chunk, too, begins at a multiple of k."""
+    """Write the gaps before each offset. The short chunk, too, begins at a multiple of k."""
     for i in range(1, len(offsets)):
         gaps[i] = np.uint16(offsets[i] - offsets[i - 1] - 1)
     for start in range(0, len(offsets), k):
@@ -75,7 +76,7 @@ def _gaps(offsets: Offsets, k: int, gaps: Shorts) -> None:
 
 @compiled
 def _offsets(steps: Shorts, full: int, k: int, size: int, tail: int, offsets: Offsets) -> bool:
-    """Sum up the steps of each chunk; whether all offsets lie inside."""
+    """Sum up the steps of each chunk to offsets. Returns whether all offsets lie inside their chunks."""
     inside, place = True, np.uint64(0)
     for chunk in range(full + (tail > 0)):
         end, limit = (place + np.uint64(k), size) if chunk < full else (np.uint64(len(steps)), tail)

@@ -24,20 +24,21 @@ from protocol.outer.history import MOST_RANGES, History
 VERSION = 2
 
 PIECE_BYTES = 2**20
-"""Small enough that many peers share in serving a snapshot, large enough that its list is a thousandth of it."""
+"""The length of a piece: small enough that many peers share in serving a snapshot, large enough that the list of pieces
+is a thousandth of it."""
 
 HEADER_BYTES = 2**26
-"""A part of 2²¹ pieces of 32 bytes each, that is 2 TiB, and a long history."""
+"""The largest header: of a part of 2²¹ pieces of 32 bytes each, that is 2 TiB, with a long history."""
 
 LISTS_AND_MAPS = {bytes([head]) for head in (*range(0x80, 0xA0), *range(0xDC, 0xE0))}
-"""How they begin in msgpack."""
+"""The first bytes of lists and maps in msgpack."""
 
 Values = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a snapshot is. `pieces` are SHA-256 in hex, in order; the embedding's alone has a `reading`."""
+    """The header of a snapshot. `pieces` are SHA-256 in hex, in order; only the embedding's has a `reading`."""
 
     part: Part
     round: int
@@ -46,7 +47,8 @@ class Header:
     reading: Reading | None = None
 
     def to_bytes(self) -> bytes:
-        """The one encoding: msgpack of [version, part, round, history, pieces joined, reading]."""
+        """Encode the header in the one way there is: msgpack of [version, part, round, history, pieces joined,
+        reading]."""
         joined = b"".join(map(bytes.fromhex, self.pieces))
         reading = self.reading.to_bytes() if self.reading is not None else b""
         packed: bytes = msgpack.packb([VERSION, self.part, self.round, self.history.to_wire(), joined, reading])
@@ -54,17 +56,17 @@ class Header:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of the encoding: the name of this state."""
+        """The name of this state: the hex SHA-256 of the encoding."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
 def piece_bytes(manifest: Manifest, part: Part, index: int) -> int:
-    """The length of one piece: the last may be shorter."""
+    """The length in bytes of one piece: the last may be shorter."""
     return min(PIECE_BYTES, 4 * elements(model_layout(manifest)[part]) - index * PIECE_BYTES)
 
 
 def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
-    """The bytes of a part, piece by piece."""
+    """Cut the bytes of a part into pieces."""
     rest = b""
     for tensor in tensors:
         data = np.ascontiguousarray(tensor, "<i4").data.cast("B")
@@ -83,7 +85,7 @@ def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
 def describe(
     part: Part, round: int, history: History, tensors: Iterable[Values], reading: Reading | None = None
 ) -> Header:
-    """The header of a state; `tensors` in the layout's order."""
+    """Make the header of a state; `tensors` are in the layout's order."""
     hashes = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces_of(tensors))
     return Header(part, round, history, hashes, reading)
 
@@ -119,7 +121,7 @@ def parse_header(data: bytes, manifest: Manifest) -> Header:
 
 
 def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list[object]]], object, object]:
-    """The six fields of a header, read one after another: a header may be long, and msgpack makes what is in it a
+    """Read the six fields of a header one after another: a header may be long, and msgpack makes what is in it a
     hundred times as large if it is lists within lists, as it is not here.
 
     Raises:
@@ -156,7 +158,7 @@ def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list
 
 
 def tensors_of(data: bytes, manifest: Manifest, part: Part) -> dict[str, Values]:
-    """The tensors in a snapshot's bytes, whose length has been checked."""
+    """Read the tensors in a snapshot's bytes, whose length has been checked."""
     tensors: dict[str, Values] = {}
     start = 0
     for name, shape in model_layout(manifest)[part].items():

@@ -17,7 +17,7 @@ from protocol.tensor_formats import FORMATS
 from protocol.toml_tables import MOST_CHARACTERS
 
 JSON_BYTES = 2**25
-"""Of a config, an index or a header: those of a model of 1024 layers have 1 MiB."""
+"""The largest config, index or header: those of a model of 1024 layers have 1 MiB."""
 
 STORED = {each.stored: each for each in FORMATS.values() if each.stored}
 """Number formats of weights, by the names that safetensors has for them."""
@@ -25,7 +25,7 @@ STORED = {each.stored: each for each in FORMATS.values() if each.stored}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor is: `start` is its first byte in the file."""
+    """A tensor in a safetensors file: `start` is its first byte there."""
 
     path: Path
     dtype: str
@@ -33,7 +33,7 @@ class Stored:
     start: int
 
     def read(self) -> NDArray[np.float32]:
-        """Its values.
+        """Read the tensor's values.
 
         Raises:
             UserError: the file cannot be read, or is shorter than it was.
@@ -55,8 +55,12 @@ class Stored:
 
 
 def tensors_in(path: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file. The library checks that its header is well-formed, and that tensors neither
-    overlap nor leave the file; it has no way to tell where they are."""
+    """Find the tensors of one safetensors file. The library checks that the file's header is well-formed, and that
+    tensors neither overlap nor leave the file; it has no way to tell where they are.
+
+    Raises:
+        UserError: the file cannot be read, or is no safetensors file.
+    """
     try:
         with safe_open(path, "np"):
             pass
@@ -78,7 +82,11 @@ def tensors_in(path: Path) -> dict[str, Stored]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises UserError unless the file holds one JSON object."""
+    """Read the one JSON object that a file holds.
+
+    Raises:
+        UserError: the file cannot be read, or holds none, or is too large.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(JSON_BYTES + 1)

@@ -1,1 +1,1 @@
-"""What peers tell an operator's node, and the view of a run that follows from it."""
+"""The telemetry that peers send to an operator's node, and the view of a run that follows from it."""

@@ -1,7 +1,7 @@
-"""What a peer tells the operator's nodes of what it does, for people to see. Nothing in the run follows from it.
+"""The telemetry that a peer sends to the operator's nodes, for people to see. Nothing in the run follows from it.
 
-A batch is one message of JSON: how it goes now, and what has happened since the last one. It names no sender, since the
-stream it comes on has one, and no time by the peer's clock: `ago` is seconds before it was sent.
+A batch is one message of JSON: the peer's state now, and what has happened since the last batch. It names no sender,
+since the stream it comes on has one, and no time by the peer's clock: `ago` is seconds before it was sent.
 """
 
 from typing import Annotated, Literal
@@ -11,22 +11,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from protocol.errors import FormatError
 
 BATCH_BYTES = 64 * 1024
-"""A message: 64 things that happened, each with its words and a reason, of 300 characters each at most."""
+"""The size of a batch: 64 things that happened, each with its words and a reason, of 300 characters each at most."""
 
 MOST_HAPPENED = 64
-"""In a batch. Who has more to tell says how many it left out."""
+"""The things that happened in one batch. A peer that has more to tell says how many it left out."""
 
 MOST_SECONDS = 3600.0
-"""What happened longer ago is told as of an hour ago."""
+"""The largest `ago`: what happened longer ago is told as of an hour ago."""
 
 MOST_WORDS = 300
 
 _MOST = 2**53
-"""What JSON's numbers hold everywhere."""
+"""The largest whole number that every reader of JSON keeps exactly."""
 
 
 def printable(text: str) -> str:
-    """Text without what would move a terminal's cursor or change its colours."""
+    """Replace in a text the characters that would move a terminal's cursor or change its colours."""
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
@@ -42,14 +42,14 @@ Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
 
 
 class Strict(BaseModel):
-    """What all of these are: frozen, of known fields, of exact types."""
+    """The base of all messages here: frozen, of known fields, of exact types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Happened(Strict):
-    """Something that happened. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, empty:
-    it is not worth a line there."""
+    """Something that happened to a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the
+    log, and empty where the event is not worth a line there."""
 
     ago: FiniteFloat = Field(0.0, ge=0, le=MOST_SECONDS)
     name: str = Field(max_length=32, pattern=r"^[A-Za-z]*$")
@@ -58,7 +58,7 @@ class Happened(Strict):
 
 
 class RoundEnded(Happened):
-    """This peer has ended an outer round: contributions by part, and bytes that it has sent since it ended the last."""
+    """The peer has ended an outer round: contributions by part, and bytes that it has sent since it ended the last."""
 
     kind: Literal["round"] = "round"
     seconds: Seconds
@@ -69,7 +69,7 @@ class RoundEnded(Happened):
 
 
 class LossFound(Happened):
-    """Held-out loss after a round, in nats per token: through the boundaries, and plain."""
+    """The peer has measured the held-out loss after a round, in nats per token: through the boundaries, and plain."""
 
     kind: Literal["loss"] = "loss"
     loss: Loss
@@ -77,7 +77,7 @@ class LossFound(Happened):
 
 
 class GroupJoined(Happened):
-    """This peer is a member of a complete replica of these members, by stage."""
+    """The peer is a member of a complete replica of these members, by stage."""
 
     kind: Literal["group"] = "group"
     replica: PeerName
@@ -85,7 +85,7 @@ class GroupJoined(Happened):
 
 
 class GroupLost(Happened):
-    """A member of its group is gone, and the inner step in flight is rolled back."""
+    """A member of the peer's group is gone, and the inner step in flight is rolled back."""
 
     kind: Literal["broken"] = "broken"
     replica: PeerName
@@ -93,14 +93,14 @@ class GroupLost(Happened):
 
 
 class ContributionOut(Happened):
-    """This peer has contributed to a round, with so many inner steps behind it."""
+    """The peer has contributed to a round, with so many inner steps behind it."""
 
     kind: Literal["contributed"] = "contributed"
     steps: Steps
 
 
 class EndedShort(Happened):
-    """This peer's replica contributes fewer inner steps to a round than the run has."""
+    """The peer's replica contributes fewer inner steps to a round than the run has."""
 
     kind: Literal["short"] = "short"
     steps: Steps
@@ -108,7 +108,7 @@ class EndedShort(Happened):
 
 
 class NotAwaited(Happened):
-    """This peer waits no longer for what others should have contributed to a round."""
+    """The peer waits no longer for what others should have contributed to a round."""
 
     kind: Literal["without"] = "without"
     peers: list[PeerName] = Field(max_length=16)
@@ -116,7 +116,7 @@ class NotAwaited(Happened):
 
 
 class Going(Happened):
-    """This peer is going: for a while, or for good."""
+    """The peer is going: for a while, or for good."""
 
     kind: Literal["going"] = "going"
     how: Literal["leaving", "paused", "gone"]
@@ -124,7 +124,7 @@ class Going(Happened):
 
 
 class Noted(Happened):
-    """Anything else that is worth a line: a refusal, a suspicion, a decision. `peer` is whom it is about."""
+    """Anything else that is worth a line: a refusal, a suspicion, a decision. `peer` is the peer that it is about."""
 
     kind: Literal["noted"] = "noted"
     peer: PeerName = ""
@@ -137,8 +137,8 @@ Told = Annotated[
 
 
 class StepReport(Strict):
-    """How it goes now: the round and how many of its inner steps are done, the last one's loss; and since this peer
-    joined, the tokens of its replica's steps, the seconds, and bytes that went over its line."""
+    """The state of a peer now: its round, how many inner steps of it are done, and the last step's loss; and since it
+    joined, the tokens of its replica's steps, the seconds, and the bytes that went over its line."""
 
     version: str = Field("", max_length=32, pattern=r"^[0-9A-Za-z.+-]*$")
     round: RoundNumber = 0
@@ -155,7 +155,7 @@ class StepReport(Strict):
 
 
 def pack_report(batch: StepReport) -> bytes:
-    """A batch as it is sent."""
+    """Encode a batch as it is sent."""
     return batch.model_dump_json().encode()
 
 

@@ -9,20 +9,22 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_LINES = 200
-"""Of the log, the newest."""
+"""The lines of the log that a view has, the newest."""
 
 PeerState = Literal["training", "waiting", "catching up", "on trial", "paused", "leaving", "gone", "lost"]
-"""`gone` has said goodbye; of one that is `lost` nothing has been heard for too long."""
+"""The states of a peer. A peer that is `gone` has said goodbye; of one that is `lost` nothing has been heard for too
+long."""
 
 
 class ViewModel(BaseModel):
-    """What all of these are: frozen, and of known fields."""
+    """The base of all views: frozen; unknown fields, of a later version, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class PeerView(ViewModel):
-    """One peer. `replica` is the peer id of its group's leader, or empty; rates are bytes and tokens a second."""
+    """One peer of the run. `replica` is the peer id of its group's leader, or empty; rates are bytes and tokens a
+    second."""
 
     id: str
     role: Literal["volunteer", "datacenter", "observer"]
@@ -57,7 +59,7 @@ class GroupView(ViewModel):
 
 
 class RoundView(ViewModel):
-    """An outer round. Who is `late` or `left` is told why, by peer id. Bytes are of the whole swarm."""
+    """An outer round. For peers that are `late` or `left` it tells why, by peer id. Bytes are of the whole swarm."""
 
     round: int
     began: float = Field(description="Unix seconds")
@@ -75,7 +77,7 @@ class RoundView(ViewModel):
 
 
 class LineView(ViewModel):
-    """Something that was decided or happened, and why."""
+    """A line of the log: something that was decided or happened, and why."""
 
     at: float = Field(description="Unix seconds")
     kind: str = Field(description="the event's name, as in `peer/telemetry/events.py`")
@@ -85,7 +87,7 @@ class LineView(ViewModel):
 
 
 class View(ViewModel):
-    """All of it, now."""
+    """The whole run, now."""
 
     run_id: str
     now: float

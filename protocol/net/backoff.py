@@ -1,4 +1,4 @@
-"""How long to pause after failures: the pause grows with each, up to a maximum. Pure."""
+"""Pauses that grow: the more failures in a row, the longer, up to a maximum. Pure."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a peer's own connection carries: a limit each way, and the pipeline's frames before everything else.
+"""The peer's own internet connection: a limit each way, and the pipeline's frames before everything else.
 
 Everything that is large takes its turn here, piece by piece, before it goes out and before it is read. What is read
 slowly is sent slowly: HTTP/2 holds the sender back, whose time-outs are for whole seconds without a single piece. But
@@ -25,55 +25,58 @@ from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.net.tasks import Notifier
 
 LEAST_MEGABITS = 1.0
-"""Below this, others may take a peer for one that hangs: each of eight transfers at once (`FETCHES`) then takes 17 s
-for a chunk, of the `CALL_SECONDS` after which it is cut off. That is said here in words rather than met there."""
+"""The lowest limit. Below it, others may take a peer for one that hangs: each of eight transfers at once (`FETCHES`)
+then takes 17 s for a chunk, of the `CALL_SECONDS` after which it is cut off. That is said here in words rather than met
+there."""
 
 PACKET_BYTES, SEGMENT_BYTES = 1514, 1448
-"""Ethernet, IP and TCP with its time stamps, of which the segment is ours."""
+"""The bytes of a packet on the wire (Ethernet, IP and TCP with its time stamps), of which the segment is ours."""
 
 RECORD_BYTES, RECORD_HEAD_BYTES = 16384, 31
-"""TLS's records and HTTP/2's frames have 16 KiB at most, and 22 and 9 bytes of their own."""
+"""The largest records of TLS and frames of HTTP/2, 16 KiB, and the 22 and 9 bytes of their own heads."""
 
 WIRE = PACKET_BYTES / SEGMENT_BYTES * (1 + RECORD_HEAD_BYTES / RECORD_BYTES)
-"""Bytes on the wire for each byte of a message."""
+"""The bytes on the wire for each byte of a message."""
 
 ACKNOWLEDGED = 66 / (2 * SEGMENT_BYTES)
-"""Bytes that go the other way for each byte of a message: one acknowledgement for every second packet."""
+"""The bytes that go the other way for each byte of a message: one acknowledgement for every second packet."""
 
 BULK_SHARE = 1 / 8
-"""Of a limit; bulk has this even where frames alone would take all of it."""
+"""The share of a limit that bulk has even where frames alone would take all of it."""
 
 CREDIT_SECONDS = 0.1
-"""What was not used in so long may be used later: timers are late now and then."""
+"""The time within which unused bandwidth may be made up for: timers are late now and then."""
 
 PIECE_SECONDS, LEAST_PIECE_BYTES = 0.05, 16 * 1024
-"""Where bulk is slowed down, its pieces take about so long, for a frame may have to wait for one."""
+"""The time that a piece of bulk takes where bulk is slowed down, for a frame may have to wait for it; and the smallest
+piece."""
 
 SPREAD_MEGABITS = 2.0
 SPREAD_SHARE = 1 / 4
 SPREAD_TIME = 1 / 2
-"""While steps run, bulk goes at `SPREAD_MEGABITS`, or at this share of the frames' own rate, or so fast that the bulk
-of the last round takes this part of a round: whichever is the most."""
+"""The rate of bulk while steps run: the most of `SPREAD_MEGABITS`, of this share of the frames' own rate, and of the
+rate at which the bulk of the last round takes this part of a round."""
 
 YIELD_SECONDS = 0.25
-"""A piece of bulk waits at most so long for frames that are unsent: whatever the link, bulk goes on."""
+"""The longest time that a piece of bulk waits for unsent frames: whatever the link, bulk goes on."""
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_SECONDS = 8 << 20, 64 * 1024, 0.1
-"""What a sender may have on its way to us on one stream: much where links are long, little where a limit is to hold."""
+"""The bytes that a sender may have on their way to us on one stream: many where links are long, few where a limit is to
+hold. The seconds say how many a limit allows."""
 
 
 @dataclass(slots=True)
 class Direction:
-    """One direction. `rate`: the limit in bytes a second on the wire; None: there is none."""
+    """One direction of the connection. `rate` is the limit in bytes a second on the wire; None: there is none."""
 
     rate: float | None = None
     unsent: int = 0
-    """Frames that have been handed to the network, and that it has not taken yet."""
+    """The number of frames that have been handed to the network and that it has not taken yet."""
     stepping: bool = False
     """Whether inner steps run."""
     frames_carried: int = 0
     bulk_carried: int = 0
-    """Bytes since this peer joined, for whoever watches."""
+    """The bytes of frames and of bulk since this peer joined, for people to see."""
     _free_at: float = 0.0
     _owed: float = 0.0
     _frames: deque[tuple[float, asyncio.Future[None]]] = field(default_factory=deque)
@@ -90,7 +93,7 @@ class Direction:
 
     @property
     def piece(self) -> int:
-        """How large pieces of bulk should be now, in bytes."""
+        """The size in bytes that pieces of bulk should have now."""
         rate = self.rate if self.rate is not None else self.spread if self.stepping else None
         if rate is None:
             return CHUNK_BYTES
@@ -98,25 +101,25 @@ class Direction:
 
     @property
     def stretch(self) -> int:
-        """How many bytes of bulk to ask others for at a time; 0: all that there are. So many that nobody is asked more
-        than twenty times a second, however fast the link: others allow `CALLS_PER_SECOND`."""
+        """The number of bytes of bulk to ask others for at a time; 0: all that there are. Large enough that nobody is
+        asked more than twenty times a second, however fast the link: others allow `CALLS_PER_SECOND`."""
         if not self.stepping:
             return 0
         return max(LEAST_PIECE_BYTES, int(min(self.spread, self.rate or self.spread) * PIECE_SECONDS))
 
     @property
     def spread(self) -> float:
-        """Bytes of bulk a second while steps run."""
+        """The rate of bulk while steps run, in bytes a second."""
         return max(SPREAD_MEGABITS * 1e6 / 8, SPREAD_SHARE * self._frame_rate, self._bulk_rate)
 
     async def frame(self, count: int) -> None:
-        """Wait for the turn of a piece of a frame, of so many bytes."""
+        """Wait for the turn of a piece of a frame, of `count` bytes."""
         self._frame_bytes += count
         self.frames_carried += count
         await self._pay(count, self._frames)
 
     async def bulk(self, count: int) -> None:
-        """Wait for the turn of a piece of anything else that is large. Pieces take turns in the order they came."""
+        """Wait for the turn of a piece of bulk, of `count` bytes. Pieces take turns in the order they came."""
         async with self._one_by_one:
             await self._give_way()
             self._bulk_bytes += count
@@ -125,7 +128,7 @@ class Direction:
             await self._pay(count, self._bulk)
 
     def charge(self, wire_bytes: float) -> None:
-        """Count what goes without waiting."""
+        """Count bytes on the wire that go without waiting."""
         if self.rate is not None:
             self._free_at = max(self._free_at, _now() - CREDIT_SECONDS) + wire_bytes / self.rate
 
@@ -149,7 +152,7 @@ class Direction:
             self._bulk_free_at = now
 
     def end_steps(self) -> None:
-        """They run no longer: nothing has to give way."""
+        """Inner steps run no longer: nothing has to give way."""
         if self.stepping:
             self.stepping = False
             self._frame_rate = self._frame_bytes / max(_now() - self._began, 1.0)
@@ -159,7 +162,7 @@ class Direction:
         self._changed.ring()
 
     async def _give_way(self) -> None:
-        """While steps run: until this piece's time, and until no frame is unsent, or too long."""
+        """Wait while steps run: until this piece's time has come and no frame is unsent, or `YIELD_SECONDS` are over."""
         patience = _now() + YIELD_SECONDS
         while self.stepping:
             until = max(self._bulk_free_at, patience if self.unsent else 0.0)
@@ -177,7 +180,7 @@ class Direction:
         await turn
 
     def _go_on(self) -> None:
-        """Let go what is paid for, and come back when the next is."""
+        """Let pieces go whose time has come, and come back when the next piece's has."""
         assert self.rate is not None
         now = _now()
         self._free_at = max(self._free_at, now - CREDIT_SECONDS)
@@ -194,7 +197,7 @@ class Direction:
         self._go_on()
 
     def _next(self) -> tuple[float, asyncio.Future[None]]:
-        """A frame, unless the share of bulk is due, or there is none."""
+        """Choose the next piece: a frame, unless the share of bulk is due or no frame waits."""
         if self._bulk and (not self._frames or self._owed >= self._bulk[0][0]):
             chosen = self._bulk.popleft()
             self._owed = max(0.0, self._owed - chosen[0])
@@ -213,7 +216,7 @@ class Bandwidth:
 
     @staticmethod
     def of(max_up: float | None, max_down: float | None) -> "Bandwidth":
-        """With limits in Mb/s; None: there is none.
+        """Make a connection with limits in Mb/s; None: there is none.
 
         Raises:
             UserError: one is too low to be anything but a hang to others.
@@ -228,28 +231,28 @@ class Bandwidth:
 
     @property
     def window(self) -> int | None:
-        """Bytes that a sender may have on its way to us on a stream; None: as many as the link turns out to need."""
+        """The bytes that a sender may have on their way to us on a stream; None: as many as the link turns out to need."""
         if self.down.rate is None:
             return None
         return min(WINDOW_BYTES, max(LEAST_WINDOW_BYTES, int(self.down.rate * WINDOW_SECONDS)))
 
     async def send_frame(self, count: int) -> None:
-        """Before a piece of a frame goes out."""
+        """Wait for the turn of a piece of a frame, before it goes out."""
         await self.up.frame(count)
         self.down.charge(ACKNOWLEDGED * count)
 
     async def take_frame(self, count: int) -> None:
-        """After a piece of a frame has come, before the next is read."""
+        """Wait for the turn of a piece of a frame that has come, before the next is read."""
         self.up.charge(ACKNOWLEDGED * count)
         await self.down.frame(count)
 
     async def send(self, count: int) -> None:
-        """Before a piece of bulk goes out."""
+        """Wait for the turn of a piece of bulk, before it goes out."""
         await self.up.bulk(count)
         self.down.charge(ACKNOWLEDGED * count)
 
     async def take(self, count: int) -> None:
-        """Before a piece of bulk is read."""
+        """Wait for the turn of a piece of bulk, before it is read."""
         await self.down.bulk(count)
         self.up.charge(ACKNOWLEDGED * count)
 
@@ -259,7 +262,7 @@ class Bandwidth:
         self.down.begin_steps()
 
     def end_steps(self) -> None:
-        """They run no longer."""
+        """Inner steps run no longer."""
         self.up.end_steps()
         self.down.end_steps()
 

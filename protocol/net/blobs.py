@@ -25,7 +25,7 @@ from protocol.schemas import blobs_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some bytes of a file."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -34,11 +34,12 @@ class Slice:
 
 Blob = bytes | Path | Slice
 Lookup = Callable[[str], Blob | None]
-"""From a SHA-256 to the bytes, or to the file, or the part of a file, that holds them."""
+"""A function from a SHA-256 to the bytes, the file, or the range of a file that holds them; None: they are not here."""
 
 
 class BlobService(blobs_pb2_grpc.BlobsServicer):
-    """Serves what `lookup` finds, as fast as `bandwidth` lets it, and counts what it sends."""
+    """The service that gives out the blobs that `lookup` finds, as fast as `bandwidth` lets it, and counts what it
+    sends."""
 
     def __init__(self, manifest: Manifest, lookup: Lookup, bandwidth: Bandwidth | None = None) -> None:
         self.manifest = manifest
@@ -46,7 +47,7 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
         self.bandwidth = bandwidth or Bandwidth()
         self.bytes_sent = 0
         self.serving: Places[PeerId] = Places(SERVED_TO_ONE, SERVED, SERVED_TO_FEW)
-        """Blobs that are on their way to each peer."""
+        """The blobs that are on their way to each peer."""
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
         await require_manifest(context, self.manifest)
@@ -68,7 +69,7 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
 
 
 async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]) -> AsyncIterator[bytes]:
-    """`length` bytes from `offset` on, 0: all of them; each time as many as `piece` says."""
+    """Read `length` bytes of a blob from `offset` on (0: all of them), each time as many as `piece` says."""
     if isinstance(blob, bytes):
         end = min(len(blob), offset + length) if length else len(blob)
         while data := blob[offset : min(end, offset + piece())]:
@@ -87,23 +88,24 @@ async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]
 
 @dataclass(slots=True)
 class Patience:
-    """How long a source was waited for, and what came of it. What this peer spends on its own turns is not counted."""
+    """The patience with one source: how long this peer has waited for it, and what came. Waits for this peer's own
+    turns are not counted."""
 
     waited: float = 0.0
     received: int = 0
     behind: float = 0.0
-    """Seconds that it is behind `FLOOR_BYTES_PER_SECOND`; being ahead is not saved up."""
+    """The seconds by which the source is behind `FLOOR_BYTES_PER_SECOND`; being ahead is not saved up."""
     since: float | None = None
-    """When the wait began that goes on now, by the loop's clock."""
+    """The time when the present wait began, by the loop's clock; None: nothing is waited for."""
     deadline: asyncio.Timeout | None = None
-    """Of that wait."""
+    """The deadline of the present wait."""
 
     def total(self, now: float) -> float:
-        """Seconds until now."""
+        """The seconds that the source was waited for until `now`."""
         return self.waited + (now - self.since if self.since is not None else 0.0)
 
     async def wait_for(self, call: Any) -> Any:
-        """The next chunk of a call, or its end.
+        """Wait for the next chunk of a call, or its end.
 
         Raises:
             UnreachableError: the source is too slow.
@@ -121,13 +123,13 @@ class Patience:
             self.behind += clock() - begun
 
     def give_up(self) -> None:
-        """Wait no longer."""
+        """Wait no longer for the source."""
         self.behind = STALL_SECONDS
         if self.deadline is not None:
             self.deadline.reschedule(asyncio.get_running_loop().time())
 
     def came(self, count: int) -> None:
-        """So many bytes have come."""
+        """Note that `count` bytes have come."""
         self.received += count
         self.behind = max(0.0, self.behind - count / FLOOR_BYTES_PER_SECOND)
 
@@ -140,7 +142,7 @@ async def fetch(
     bandwidth: Bandwidth | None = None,
     patience: Patience | None = None,
 ) -> bytes:
-    """Fetch a blob whose size was checked against a bound before, as fast as `bandwidth` lets us.
+    """Fetch a blob, whose size was checked against a bound before, as fast as `bandwidth` lets it come.
 
     Raises:
         FormatError: what came is not the blob: too long, too short, or another hash.
@@ -221,8 +223,8 @@ async def _stream(
     bandwidth: Bandwidth | None,
     patience: Patience,
 ) -> AsyncIterator[bytes]:
-    """The bytes of a blob in `wanted`, in one answer, of which more may come: whoever reads them looks. Each chunk has
-    taken its turn before it is read, and the first before it is asked for.
+    """Stream the bytes of a blob in `wanted`, in one answer. More bytes than these may come: whoever reads them checks.
+    Each chunk has taken its turn before it is read, and the first before it is asked for.
 
     While inner steps run, in an answer for each stretch, all of which has taken its turn before it is asked for: then
     nothing else is on its way, whatever the sender does.
@@ -261,7 +263,7 @@ async def take_turns(line: Bandwidth, count: int) -> int:
 
 
 async def _answer(call: Any, patience: Patience) -> AsyncGenerator[bytes]:
-    """The chunks of a call, which is cancelled if they are not read to their end."""
+    """Stream the chunks of a call, which is cancelled if they are not read to their end."""
     try:
         while (chunk := await patience.wait_for(call)) is not EOF:
             if not 0 < len(chunk.data) <= CHUNK_BYTES:  # with empty ones it could go on for ever

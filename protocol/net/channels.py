@@ -34,13 +34,13 @@ from protocol.trust import certificates
 from protocol.trust.certificates import Caller, dns_name
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What `read` gives at the end of a stream; the stubs do not know it."""
+"""The value that `read` gives at the end of a stream; the stubs do not know it."""
 
 HANDSHAKE_KEY = "hetpeer-manifest"
 _MANIFEST_PREFIX = "manifest "
 
 _CONNECTING = "failed to connect"
-"""With this gRPC begins to tell of a connection that did not come about."""
+"""The beginning of gRPC's message about a connection that did not come about."""
 
 _HUNG_UP = "it hangs up on the handshake: it is stopping, or does not take this peer's certificate"
 
@@ -53,7 +53,7 @@ _HANDSHAKES = {
     "onnection reset": _HUNG_UP,
     "roken pipe": _HUNG_UP,
 }
-"""What gRPC and OpenSSL say of a handshake that failed, and what it means."""
+"""The words of gRPC and OpenSSL about a handshake that failed, and what each means."""
 
 _UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 _REFUSED = {
@@ -67,8 +67,8 @@ _REFUSED = {
 
 @dataclass(slots=True)
 class Credentials:
-    """What this peer shows on every channel, all PEM. `chain`, its certificate and that of the gateway that gave it,
-    is replaced when it is renewed: channels opened from then on show the new one."""
+    """The credentials that this peer shows on every channel, all PEM. `chain`, its certificate and that of the gateway
+    that gave it, is replaced when it is renewed: channels opened from then on show the new one."""
 
     key: bytes = field(repr=False)
     chain: bytes
@@ -76,14 +76,14 @@ class Credentials:
 
     @property
     def ends(self) -> float:
-        """When the certificate ends, in seconds since 1970."""
+        """The time when the certificate ends, in seconds since 1970."""
         return certificates.read_certificate(self.chain).ends
 
     def _server(self) -> Any:
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.root)
 
     def serving(self) -> grpc.ServerCredentials:
-        """For a server: every handshake shows the newest certificate, and wants one of the caller."""
+        """Credentials for a server: every handshake shows the newest certificate, and wants one of the caller."""
         shown = self.chain
 
         def newest() -> Any:
@@ -96,16 +96,16 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(self._server(), newest, require_client_authentication=True)
 
     def calling(self) -> grpc.ChannelCredentials:
-        """For a channel."""
+        """Credentials for a channel to a peer."""
         return grpc.ssl_channel_credentials(self.root, self.key, self.chain)
 
     def at_the_door(self) -> grpc.ServerCredentials:
-        """For the door, where callers have no certificate yet."""
+        """Credentials for the door, where callers have no certificate yet."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
 class Reachable(Protocol):
-    """Somebody to call: a record, or a seat."""
+    """Somebody who can be called: a record, or a seat."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -114,12 +114,14 @@ class Reachable(Protocol):
 
 
 PING_MILLISECONDS = 30_000
-"""Pings wait behind frames, of which gRPC takes a megabyte at once: with a quarter of a link of 2 Mb/s, 16 s."""
+"""The time for a ping's answer. Pings wait behind frames, of which gRPC takes a megabyte at once: with a quarter of a
+link of 2 Mb/s, 16 s."""
 
 
 def options(manifest: Manifest | None, window: int | None = None) -> list[tuple[str, Any]]:
-    """Channel and server options: a hung peer is noticed in 40 s, and no message exceeds the run's largest. `window`:
-    bytes that may be on their way to us on a stream before we read them; None: as many as the link needs."""
+    """Channel and server options: a hung peer is noticed in 40 s, and no message exceeds the run's largest. `window` is
+    the number of bytes that may be on their way to us on a stream before we read them; None: as many as the link needs.
+    """
     largest = message_bytes(manifest)
     return [
         ("grpc.max_receive_message_length", largest),
@@ -142,7 +144,8 @@ def options(manifest: Manifest | None, window: int | None = None) -> list[tuple[
 
 
 def door_options() -> list[tuple[str, Any]]:
-    """Options of the door's server: strangers send small messages, a few at once, and none runs ahead of its reader."""
+    """Options of the door's server: strangers send small messages, a few at once, and no sender runs ahead of its
+    reader."""
     few = {
         "grpc.max_receive_message_length": DOOR_MESSAGE_BYTES,
         "grpc.max_concurrent_streams": DOOR_STREAMS,
@@ -153,7 +156,7 @@ def door_options() -> list[tuple[str, Any]]:
 
 
 def caller(context: Any) -> Caller:
-    """Who calls, by the certificate that TLS has checked.
+    """Identify the caller by the certificate that TLS has checked.
 
     Raises:
         FormatError: nobody: the call came in at the door.
@@ -165,7 +168,7 @@ def caller(context: Any) -> Caller:
 
 
 def handshake(manifest: Manifest) -> tuple[tuple[str, str], ...]:
-    """Metadata of every call between peers of one run."""
+    """The metadata of every call between peers of one run."""
     return ((HANDSHAKE_KEY, manifest.digest),)
 
 
@@ -177,7 +180,7 @@ async def require_manifest(context: Any, manifest: Manifest) -> None:
 
 
 async def speaks(context: Any, peer: PeerId, of: str) -> None:
-    """Refuse a caller that is another peer than the one who may speak here, of `of`."""
+    """Refuse a caller that is another peer than `peer`, who alone may speak of `of` here."""
     who = caller(context).peer
     if who != peer:
         await refuse(context, f"peer {who[-8:]} is not peer {peer[-8:]}, who alone speaks of {of}")
@@ -211,7 +214,7 @@ def translate(
 
 
 def _handshake(details: str) -> str:
-    """Why the handshake failed, if that is why there is no connection; else empty."""
+    """The reason why the handshake failed, if that is why there is no connection; else empty."""
     return next((meaning for said, meaning in _HANDSHAKES.items() if said in details), "")
 
 
@@ -227,7 +230,7 @@ def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> Hetp
 def channel_to(
     peer: Reachable, manifest: Manifest, credentials: Credentials, window: int | None = None
 ) -> grpc.aio.Channel:
-    """A channel to a peer, and to nobody else who may answer at its address. `window`: see `options`.
+    """Make a channel to a peer, and to nobody else who may answer at its address. `window`: see `options`.
 
     Raises:
         FormatError: its id is none.
@@ -241,7 +244,7 @@ def channel_to(
 async def connect(
     peer: Reachable, manifest: Manifest, credentials: Credentials, window: int | None = None
 ) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a peer; gRPC's errors leave it as ours.
+    """Open a channel to a peer for the block; gRPC's errors leave it as ours.
 
     Raises:
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
@@ -253,7 +256,7 @@ async def connect(
 
 @contextlib.asynccontextmanager
 async def knock(address: str, door: PeerId, root: bytes) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a door, whose certificate (PEM) was checked by `certificates.read_door`.
+    """Open a channel to a door, whose certificate (PEM) was checked by `certificates.read_door`, for the block.
 
     Raises:
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
@@ -285,7 +288,7 @@ def translated(address: str, manifest: Manifest | None, shown: Credentials | Non
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> int:
-    """Bind a server; the port it got.
+    """Bind a server to an address. Returns the port that it got.
 
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.

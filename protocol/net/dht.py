@@ -26,26 +26,27 @@ from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
-"""How long one node may take to answer before it is passed over."""
+"""The time within which one node has to answer before it is passed over."""
 
 SEARCH_SECONDS = 20.0
-"""A search asks a few nodes after each other, and may meet some that do not answer."""
+"""The time for a search, which asks a few nodes after each other and may meet some that do not answer."""
 
 ATTACH_SECONDS = 5.0
 
 ATTACH_AGAIN_SECONDS = 30.0
 
 BEAT_SECONDS = 2.0
-"""So often libp2p's daemon is asked whether it is there."""
+"""The interval at which libp2p's daemon is asked whether it is there."""
 
 BEATS_MISSED = 2
-"""One may be missed because this process was busy."""
+"""The number of unanswered questions after which the daemon is started anew: one may be missed because this process was
+busy."""
 
 STARTS = 5
-"""A daemon that cannot be started so many times in a row is given up."""
+"""The failed starts in a row after which the daemon is given up."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
-"""Before another daemon is started where one has died at once: training goes on meanwhile."""
+"""The pauses before another daemon is started where one has died at once: training goes on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -58,18 +59,18 @@ class Dht:
     hidden: bool
     checks: Checks
     streams: Streams
-    """Those of its daemon, whichever that is by now."""
+    """The streams of the node's daemon, whichever that is by now."""
     p2p: Any = None
     node: Any = None
     calls: Calls = field(init=False)
     addresses: tuple[str, ...] = ()
     met: tuple[str, ...] = ()
-    """Whom this node has gone to last."""
+    """The addresses to which this node went last."""
     say: Callable[[str], None] = lambda said: None
-    """Is told when a daemon is started anew."""
+    """A function that is told when a daemon is started anew."""
 
     async def attach(self, addresses: Sequence[str]) -> int:
-        """Meet other nodes at their libp2p addresses; how many answered."""
+        """Meet other nodes at their libp2p addresses. Returns how many answered."""
         self.met = tuple(addresses) or self.met
         results = await asyncio.gather(*(self._meet(address) for address in addresses))
         if any(results):
@@ -77,8 +78,8 @@ class Dht:
         return sum(results)
 
     async def keep_attached(self, addresses: Callable[[], Sequence[str]]) -> None:
-        """Meet them again and again, for as long as this node lives. Who has been away, for a restart or behind a dead
-        line, is in nobody's routing table any more, and may have nobody in its own."""
+        """Meet other nodes again and again, for as long as this node lives. A node that has been away, for a restart or
+        behind a dead line, is in nobody's routing table any more, and may have nobody in its own."""
         while True:
             await self.attach(addresses())
             await asyncio.sleep(ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25))
@@ -99,7 +100,7 @@ class Dht:
             return False  # the last two: it is no address, and what it says is no id of a node
 
     async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
-        """Store `value` under (`key`, `subkey`) until then, in seconds since 1970.
+        """Store `value` under (`key`, `subkey`) until `expiration`, in seconds since 1970.
 
         False means little: a node that had heard of it from another already says so too.
         """
@@ -110,7 +111,8 @@ class Dht:
             return False
 
     async def read(self, key: str) -> dict[str, object]:
-        """What is stored under `key` now, by subkey; of more than `RECORDS_READ`, any."""
+        """Read what is stored under `key` now, by subkey; where that is more than `RECORDS_READ`, a random choice of
+        it."""
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
                 found = await self.node.get(key, latest=True)
@@ -124,14 +126,14 @@ class Dht:
         return {str(subkey): found.value[subkey].value for subkey in subkeys}
 
     async def read_all(self) -> dict[str, object]:
-        """What is stored under all keys of the rules."""
+        """Read what is stored now under all keys of the rules, by subkey."""
         found: dict[str, object] = {}
         for each in await asyncio.gather(*map(self.read, self.checks.rules.keys)):
             found |= each
         return found
 
     async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do `work`, and see meanwhile that this node lives: hivemind itself would go on and find nothing.
+        """Do `work`, and watch meanwhile that this node lives: hivemind itself would go on and find nothing.
 
         Raises:
             ResourceError: libp2p's daemon is gone, and no other can be started.
@@ -139,7 +141,7 @@ class Dht:
         await first_of(work, self._keep_alive())
 
     async def _keep_alive(self) -> None:
-        """Another daemon for each that dies, or falls silent, or holds too much."""
+        """Start another daemon for each that dies, falls silent, or holds too much."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -150,7 +152,7 @@ class Dht:
             await self._start_again(trouble, failures)
 
     async def _trouble(self) -> str:
-        """What is wrong with the daemon, as soon as something is."""
+        """Wait until something is wrong with the daemon. Returns what, as the end of a sentence."""
         missed = large = 0
         async with Children() as watching:
             died = watching.spawn(self.p2p._child.wait())
@@ -188,7 +190,7 @@ class Dht:
         await self.attach(self.met)
 
     async def start(self) -> None:
-        """Start the daemon, and a node that goes by it.
+        """Start the daemon, and a node of the DHT that uses it.
 
         Raises:
             ResourceError: libp2p's daemon does not start.
@@ -220,7 +222,7 @@ class Dht:
         await libp2p.end(self.p2p)
 
     async def stop(self) -> None:
-        """Leave; libp2p's daemon ends, if it has not already."""
+        """Leave the DHT; libp2p's daemon ends, if it has not already."""
         await self._end()
         self.checks.stop()
 
@@ -228,8 +230,8 @@ class Dht:
 async def start(
     identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = (), hidden: bool = False
 ) -> Dht:
-    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. One that is `hidden`, as others
-    cannot dial it, asks and keeps nothing for others.
+    """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. A node that is `hidden`, as others
+    cannot dial it, asks others and keeps nothing for them.
 
     Raises:
         ResourceError: libp2p's daemon does not start.

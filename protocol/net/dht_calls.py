@@ -1,4 +1,4 @@
-"""What goes between hivemind's node and others' passes here: bounded, and checked before hivemind sees it.
+"""The calls between hivemind's node and others, bounded, and checked before hivemind sees them.
 
 hivemind checks signatures where it runs, which is the loop that training runs on, takes calls of any number of records
 from anybody, and believes much of an answer that is not signed. So libp2p's handlers are given to it with this in
@@ -37,13 +37,13 @@ from protocol.net.tasks import Children
 KEY_BYTES = 20
 
 BYTES_A_CALL = 64 * 1024
-"""So much of an answer costs as much as a call."""
+"""The bytes of an answer that cost as much as a call."""
 
 _DICTIONARY = b""
-"""In the place of a subkey: the value is all that is under a key."""
+"""What stands in the place of a subkey where the value is all that is under a key."""
 
 DhtHandler = Callable[[Any, Any], Awaitable[Any]]
-"""Of a request, and who sends it."""
+"""A handler of hivemind's, of a request and its context, which tells who sent it."""
 
 
 @dataclass(slots=True)
@@ -56,11 +56,11 @@ class Calls:
     answering: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     asked: dict[asyncio.Task[Any], tuple[str, float]] = field(default_factory=dict)
-    """Calls of ours that are not answered yet: of whom, and since when."""
+    """Our calls that are not answered yet: of whom each was asked, and since when."""
     hanging_up: set[str] = field(default_factory=set)
     tasks: Children = field(default_factory=Children)
     keys: dict[bytes, str] = field(init=False)
-    """What may be asked for: its names by hivemind's ids."""
+    """The keys that may be asked for: their names by hivemind's ids."""
 
     def __post_init__(self) -> None:
         from hivemind.dht.routing import DHTID
@@ -68,7 +68,7 @@ class Calls:
         self.keys = {DHTID.generate(key).to_bytes(): key for key in self.checks.rules.keys}
 
     def stop(self) -> None:
-        """Wait for nothing more."""
+        """Wait for no call any longer."""
         self.tasks.cancel()
 
     # What others ask
@@ -108,14 +108,15 @@ class Calls:
                 del self.answering[source]
 
     def let_go(self, source: str) -> None:
-        """Hang up on a peer, soon."""
+        """Begin to hang up on a peer."""
         self.refused.pop(source, None)
         if source not in self.hanging_up:
             self.hanging_up.add(source)
             self.tasks.spawn(self.hang_up(source)).add_done_callback(lambda _: self.hanging_up.discard(source))
 
     def _meet(self, said: Any, peer: Any, source: str) -> None:
-        """A caller says under which id it is a node. Who changes it pays; of too many, one goes."""
+        """Note under which id a caller says that it is a node. A caller that changes its id pays; of too many nodes,
+        one goes."""
         from hivemind.dht.routing import DHTID
 
         if len(said.node_id) != KEY_BYTES:
@@ -131,7 +132,8 @@ class Calls:
             del table[random.choice(list(table.uid_to_peer_id))]
 
     async def _store(self, handler: DhtHandler, request: Any, context: Any, source: str) -> Any:
-        """What is valid, one by one, and new. Nothing is taken into the cache, which our nodes do without."""
+        """Hand on the records of a call that are valid and new, one by one. Nothing is taken into the cache, which our
+        nodes do without."""
         sizes = {len(each) for each in (request.keys, request.subkeys, request.values, request.expiration_time)}
         if sizes != {len(request.in_cache)} or sizes.pop() > RECORDS_READ:
             raise RefusedError(f"more than {RECORDS_READ} records, or not as many of each")
@@ -168,7 +170,7 @@ class Calls:
         return known is None or bool(known.expiration_time < entry.expiration)
 
     def _held(self, entry: DhtEntry) -> Any:
-        """What this node holds under a key, by subkey; None: nothing."""
+        """The records that this node holds under an entry's key, by subkey; None: nothing."""
         from hivemind.dht.routing import DHTID
 
         found = self.node.protocol.storage.get(DHTID.generate(entry.key)) if self.node is not None else None
@@ -177,7 +179,7 @@ class Calls:
     # What this node asks
 
     async def ask(self, call: Callable[[], Coroutine[Any, Any, Any]], peer: str, request: Any) -> Any:
-        """Ask another node; what of its answer can be believed.
+        """Ask another node. Returns what of its answer can be believed.
 
         A call that was sent is never cancelled: an answer that comes in the same moment would end hivemind's reading
         of its daemon for good, without a word. Who leaves calls open is hung up on, which ends them.
@@ -213,15 +215,15 @@ class Calls:
             task.exception()  # whoever asked may have gone
 
     def let_go_of_silent(self) -> None:
-        """Hang up on who has not answered for long."""
+        """Hang up on peers that have not answered for long."""
         now = time.monotonic()
         for peer, since in list(self.asked.values()):
             if now - since > DHT_ASKED_SECONDS:
                 self.let_go(peer)
 
     async def _believe(self, request: Any, response: Any, peer: str) -> None:
-        """Leave in an answer what is valid. What it says of a dictionary as a whole is not signed: an expiry that it
-        made up would end a search, and keep what was found for ever."""
+        """Leave in an answer what is valid. What an answer says of a dictionary as a whole is not signed: an expiry
+        that was made up would end a search, and keep what was found for ever."""
         from hivemind.proto import dht_pb2
 
         del response.results[len(request.keys) :]
@@ -238,8 +240,8 @@ class Calls:
     # What hivemind is given
 
     def validator(self) -> Any:
-        """The rules as hivemind applies them. What has come through here is known by now; what is not is this node's
-        own."""
+        """The rules in the form in which hivemind applies them. Records that came through here are known by now; any
+        other is this node's own."""
         from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 
         calls = self
@@ -254,7 +256,7 @@ class Calls:
         return Validator()
 
     def between(self) -> Any:
-        """hivemind's way to libp2p's daemon, with this in between."""
+        """The class by which hivemind reaches libp2p's daemon, with these calls in between."""
         from hivemind.p2p import P2P
 
         calls = self
@@ -271,7 +273,7 @@ class Calls:
 
 
 def cut(response: Any) -> None:
-    """Leave so much in an answer that it can be sent: of the longest dictionary half, any, until it is short enough."""
+    """Shorten an answer so that it can be sent: a random half of the longest dictionary goes, until it is short enough."""
     while sum(len(each.value) for each in response.results) > DHT_ANSWER_BYTES:
         longest = max(response.results, key=lambda each: len(each.value))
         found = [DhtEntry("", *each) for each in unpacked(longest.value)]

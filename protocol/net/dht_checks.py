@@ -1,4 +1,4 @@
-"""Records are checked on a thread of their own, each once, and as many as those may cost who they come from."""
+"""Checks of the DHT's records, on a thread of their own: each record once, and as many as its source may cost."""
 
 import asyncio
 import time
@@ -12,20 +12,20 @@ from protocol.net.dht_costs import Costs
 from protocol.net.dht_rules import DhtEntry, Rules, digest, is_plausible, is_valid
 
 VERIFIED_KEPT = 16384
-"""Records that were checked are not checked again: hashes of those of some minutes."""
+"""The hashes of checked records that are kept, those of some minutes: these are not checked again."""
 
 
 @dataclass(slots=True)
 class Checks:
-    """The records that this node has seen, and by whom it knows the run's peers."""
+    """The checks of one node: which records it has seen, and which peers of the run it knows by them."""
 
     rules: Rules
     friends: set[str] = field(default_factory=set)
-    """Whom this node itself has gone to."""
+    """The peers to which this node itself has gone."""
     costs: Costs = field(init=False)
     verified: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     members: dict[str, float] = field(default_factory=dict)
-    """Who has a record in the run, and until when."""
+    """The peers that have a record in the run, and until when."""
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "records"))
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Checks:
         return source in self.friends or self.members.get(source, 0.0) > time.time()
 
     async def valid(self, entries: Sequence[DhtEntry], source: str) -> list[DhtEntry]:
-        """Those that are valid, as far as who they come from may cost checks of new ones."""
+        """Select the entries that are valid. New ones are checked as far as their source may cost checks."""
         now = time.time()
         plausible = {digest(each): each for each in entries if is_plausible(each, now)}
         new = [each for key, each in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
@@ -47,11 +47,11 @@ class Checks:
         return [each for key, each in plausible.items() if key in self.verified]
 
     def holds(self, entry: DhtEntry) -> bool:
-        """Whether one is valid that may have been checked already."""
+        """Whether an entry, which may have been checked already, is valid."""
         return digest(entry) in self.verified or is_valid(self.rules, *entry, time.time())
 
     def stop(self) -> None:
-        """Check nothing more."""
+        """Stop checking."""
         self.worker.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, entry: DhtEntry) -> None:
@@ -65,7 +65,7 @@ class Checks:
 
 
 def _valid(rules: Rules, entries: Iterable[DhtEntry], now: float) -> list[DhtEntry]:
-    """On the thread for it, which lets others go on after each."""
+    """Select the valid entries, on the thread for it, which lets others go on after each."""
     valid = []
     for each in entries:
         if is_valid(rules, *each, now):

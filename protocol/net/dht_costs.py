@@ -1,4 +1,4 @@
-"""What others may cost a node of the DHT, in calls and in records that it has not seen before.
+"""The costs that others may cause a node of the DHT, in calls and in records that it has not seen before.
 
 Anybody can call it, under as many names as he likes. So each name has an allowance, those without a record of their own
 have one together, and all have one. Who is of the run is served while strangers have used theirs up.
@@ -24,7 +24,7 @@ from protocol.limits import (
 
 @dataclass(slots=True)
 class Fund:
-    """What fills up with time, up to `saved`. `at` is when it was counted last."""
+    """An allowance that fills up with time, up to `saved`. `at` is when it was counted last."""
 
     per_second: float
     saved: float
@@ -35,7 +35,7 @@ class Fund:
         self.left = self.saved
 
     def count(self, now: float) -> float:
-        """What is there."""
+        """Count what is in the fund now."""
         self.left = min(self.saved, self.left + (now - self.at) * self.per_second)
         self.at = now
         return self.left
@@ -43,7 +43,7 @@ class Fund:
 
 @dataclass(slots=True)
 class Costs:
-    """What everybody has left here. `is_member`: whether a source has a record in the run."""
+    """What each source may still cost this node. `is_member` tells whether a source has a record in the run."""
 
     is_member: Callable[[str], bool]
     clock: Callable[[], float] = time.monotonic
@@ -58,7 +58,7 @@ class Costs:
         self.all = Fund(DHT_PER_SECOND, DHT_SAVED, now)
 
     def spend(self, source: str, cost: float) -> bool:
-        """Take so much from what a source has left; whether there was enough."""
+        """Take `cost` from what a source has left. Returns whether there was enough."""
         now, funds = self.clock(), self._funds(source)
         if any(fund.count(now) < cost for fund in funds):
             return False

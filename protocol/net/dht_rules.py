@@ -1,4 +1,4 @@
-"""What may lie in the DHT: a run's rules, and what the clock lets pass whatever they say."""
+"""Rules for the contents of the DHT: those of a run, and what the clock lets pass whatever they say."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -10,24 +10,25 @@ from protocol.errors import FormatError
 from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
 
 SUBKEY_BYTES = 66
-"""A peer id of 64 characters in msgpack."""
+"""The longest subkey: a peer id of 64 characters in msgpack."""
 
 VALUE_BYTES = RECORD_BYTES + 3
-"""A record in msgpack."""
+"""The longest value: a record in msgpack."""
 
 _DICTIONARY_CODE = 0x50
-"""hivemind's, of msgpack's extensions."""
+"""The code of hivemind's dictionaries among msgpack's extensions."""
 
 
 class Rules(Protocol):
-    """What may lie in the DHT. Our nodes neither store nor pass on nor read anything else, whoever sends it."""
+    """A run's rules for the contents of the DHT. Our nodes neither store nor pass on nor read anything else, whoever
+    sends it."""
 
     @property
     def keys(self) -> Sequence[str]:
-        """All there are."""
+        """All keys that there are."""
 
     def expiration(self, key: str, subkey: str, value: object) -> float:
-        """Check a value; when it expires, in seconds since 1970.
+        """Check a value. Returns when it expires, in seconds since 1970.
 
         Raises:
             FormatError: it may not lie there.
@@ -35,7 +36,8 @@ class Rules(Protocol):
 
 
 class DhtEntry(NamedTuple):
-    """What lies, or is to lie, under one subkey. `subkey` and `value` are msgpack, as nodes send them."""
+    """An entry of the DHT: what lies, or is to lie, under one subkey. `subkey` and `value` are msgpack, as nodes send
+    them."""
 
     key: str
     subkey: bytes
@@ -44,7 +46,7 @@ class DhtEntry(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The subkey of one that may be valid."""
+        """The subkey of an entry, if it may be valid; else empty."""
         try:
             return str(_scalar(self.subkey))
         except (ValueError, msgpack.UnpackException):
@@ -65,7 +67,7 @@ def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: fl
 
 
 def is_plausible(entry: DhtEntry, now: float) -> bool:
-    """Whether it is worth a look: what can be seen without one."""
+    """Whether an entry may be valid, by what can be seen without reading it."""
     short = isinstance(entry.value, bytes) and len(entry.value) <= VALUE_BYTES and len(entry.subkey) <= SUBKEY_BYTES
     return short and entry.expiration <= latest(now)  # nan is not
 
@@ -80,12 +82,13 @@ def latest(now: float) -> float:
 
 
 def digest(entry: DhtEntry) -> bytes:
-    """By which one that was checked is known again."""
+    """The hash by which an entry that was checked is known again."""
     return sha256(msgpack.packb(entry)).digest()
 
 
 def unpacked(value: bytes) -> list[tuple[bytes, bytes, float]]:
-    """A dictionary as hivemind sends it: subkey, in msgpack again, value and expiry of each; nothing, if it is none.
+    """Read a dictionary as hivemind sends it: the subkey, in msgpack again, the value and the expiry of each entry;
+    nothing, if it is none.
 
     hivemind's own reader follows dictionaries in dictionaries for as long as they last, and believes their sizes.
     """
@@ -104,12 +107,12 @@ def unpacked(value: bytes) -> list[tuple[bytes, bytes, float]]:
 
 
 def _scalar(data: bytes) -> object:
-    """A single value. Arrays in arrays are not one: msgpack takes memory for as many elements as each says it has."""
+    """Read a single value. Arrays in arrays are refused: msgpack takes memory for as many elements as each says it has."""
     return msgpack.unpackb(data, max_array_len=0, max_map_len=0)
 
 
 def packed(entries: Iterable[DhtEntry]) -> bytes:
-    """A dictionary as hivemind sends it."""
+    """Write a dictionary as hivemind sends it."""
     items = [[each.owner, each.value, each.expiration] for each in entries]
     last = max((each.expiration for each in entries), default=0.0)
     data = msgpack.packb([float("inf"), last, items])

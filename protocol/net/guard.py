@@ -1,4 +1,4 @@
-"""What every call to a peer passes before its handler sees it: who calls, whether it may, and how much.
+"""The guard that every call to a peer passes before its handler sees it: who calls, whether it may, and how much.
 
 A caller has an allowance of calls, which fills up again with time, and so many calls open at once. What a call costs
 beside itself, by what is in it, its handler takes from the same allowance (`charge`). Who has used it up is told so,
@@ -33,50 +33,50 @@ from protocol.net.tasks import Children
 from protocol.trust.certificates import Caller
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-"""Of a request, or the stream of them, and its context."""
+"""A handler of gRPC's, of a request, or the stream of requests, and its context."""
 
 Objection = Callable[[PeerId], str]
-"""Why a peer's calls are refused now; empty: they are not."""
+"""A function that tells why a peer's calls are refused now; empty: they are not."""
 
 
 LOOK_SECONDS = 86400.0
-"""So often, at least, it is looked whether an open call may go on: loops wait no longer than some weeks."""
+"""The longest time between two looks whether an open call may go on: loops wait no longer than some weeks."""
 
 _CUT_OFF = "cut off"
 _TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 _paying: ContextVar["Callable[[float], bool]"] = ContextVar("paying")
-"""Takes from the allowance of whose call is being answered."""
+"""The function that takes from the allowance of the peer whose call is being answered."""
 
 
 async def charge(context: Any, cost: float, for_what: str) -> None:
-    """Take what a call costs beside itself, which its content tells, from its caller's allowance; or refuse it."""
+    """Take the cost of a call's content, beside the call itself, from its caller's allowance; or refuse the call."""
     paying = _paying.get(None)
     if paying is not None and not paying(cost):
         await refuse(context, f"too much at once: {for_what}; wait a moment")
 
 
 def nobody(peer: PeerId) -> str:
-    """No objection to anybody."""
+    """An objection to nobody."""
     return ""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What one caller has left. `at` is when it was counted last, by the clock that is given."""
+    """The allowance of one caller. `at` is when it was counted last, by the clock that is given."""
 
     left: float
     at: float
     ends: float = 0.0
-    """When the newest certificate ends that it has shown, in seconds since 1970."""
+    """The time when the newest certificate ends that the caller has shown, in seconds since 1970."""
     open: dict[Any, asyncio.Task[Any]] = field(default_factory=dict)
-    """The contexts of its calls that are being answered, and the tasks that do."""
+    """The contexts of the caller's calls that are being answered, and the tasks that answer them."""
     issuer: PeerId = NO_PEER
-    """Who certified it, by the certificate of its last call."""
+    """The peer that certified the caller, by the certificate of its last call."""
 
     def spend(self, now: float, cost: float = 1.0) -> bool:
-        """Take from what has come together until now; whether there was enough."""
+        """Take `cost` from what has come together until `now`. Returns whether there was enough."""
         self.left = min(CALLS_SAVED, self.left + (now - self.at) * CALLS_PER_SECOND)
         self.at = now
         if self.left < cost:
@@ -87,7 +87,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
-    """Stands before all handlers of a server. `objection` is asked at every call."""
+    """The guard of a server, before all its handlers. `objection` is asked at every call."""
 
     objection: Objection = nobody
     clock: Callable[[], float] = time.monotonic
@@ -111,7 +111,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         )
 
     def cut_off(self, peer: PeerId) -> None:
-        """End every call that is being answered of a peer, and of those whom it certified; tell them why."""
+        """End every call of a peer that is being answered, and the calls of those that it certified; tell them why."""
         for who, allowance in self.allowances.items():
             for task in allowance.open.values() if peer in (who, allowance.issuer) else ():
                 task.cancel(_CUT_OFF)
@@ -148,7 +148,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
     @asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[None]:
-        """A call that is admitted, counted as open until its end."""
+        """Admit a call, and count it as open until the block ends."""
         who = await self._admit(context)
         allowance, task = self._allowance(who.peer), asyncio.current_task()
         allowance.issuer = who.issuer
@@ -194,7 +194,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         return who
 
     def _objection(self, who: Caller) -> str:
-        """To the caller, or to the gateway that certified it."""
+        """The objection to the caller, or to the gateway that certified it; empty: there is none."""
         if reason := self.objection(who.peer):
             return reason
         return (reason := self.objection(who.issuer)) and f"peer {who.peer[-8:]} was let in by a gateway, but {reason}"
@@ -211,7 +211,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
 
 def _out_of_time(peer: PeerId, ends: float) -> str:
-    """A connection outlives the certificate that it was opened with."""
+    """The objection to a caller whose certificate has ended: a connection outlives the certificate that it was opened
+    with. Empty: it has not."""
     if ends < time.time():
         return f"the certificate of peer {peer[-8:]} has ended: renew it, and connect again"
     return ""
@@ -219,7 +220,7 @@ def _out_of_time(peer: PeerId, ends: float) -> str:
 
 @asynccontextmanager
 async def _writing(context: Any) -> AsyncIterator[Callable[[Any], Awaitable[None]]]:
-    """How to write to a caller, who has to take it in time; else TimeoutError.
+    """Open a way to write to a caller, which has to take each chunk in time; else TimeoutError.
 
     gRPC cannot end a call while something is on its way, so the end waits for that, however long it takes: this call
     still counts among the caller's, but holds no more than the one chunk.

@@ -1,5 +1,5 @@
-"""Where others were last: libp2p addresses, one a line, in a folder's file `peers`. By them who was away finds the run
-again."""
+"""The libp2p addresses at which others were last, one a line, in a folder's file `peers`. A peer that was away finds
+the run again by them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ from protocol.files import write_atomically
 PEERS = "peers"
 
 KEPT = 32
-"""One that still answers is enough."""
+"""The number of addresses kept: one that still answers is enough."""
 
 
 def remember(folder: Path, addresses: Sequence[str]) -> None:
-    """Where others are now, instead of what was there."""
+    """Write down where others are now, instead of what was there."""
     write_atomically(folder / PEERS, "".join(f"{address}\n" for address in addresses[:KEPT]).encode())
 
 
 def recall(folder: Path) -> tuple[str, ...]:
-    """Where they were; nowhere, if the file is not there or no text. Nothing is promised of the addresses."""
+    """Read the addresses; none, if the file is not there or no text. Nothing is promised of the addresses."""
     try:
         return tuple((folder / PEERS).read_text(encoding="ascii").split()[:KEPT])
     except (OSError, ValueError):

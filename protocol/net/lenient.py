@@ -1,5 +1,5 @@
-"""Bytes that are no message are read as the empty message of their kind, which another peer may send as well; in a
-stream, where the empty message may mean something, as `NO_MESSAGE`.
+"""Lenient decoding: bytes that are no message are read as the empty message of their kind, which another peer may send
+as well; in a stream, where the empty message may mean something, as `NO_MESSAGE`.
 
 gRPC itself writes a traceback to the log for each, and then hands them to nobody: whoever asked is given None.
 """
@@ -14,8 +14,8 @@ Message = TypeVar("Message")
 
 
 def or_empty(read: Callable[[bytes], Message]) -> Callable[[bytes | None], Message]:
-    """A reader of protobuf messages to which all bytes are one; so is None, which a call that ended well without an
-    answer brings."""
+    """Make a reader to which all bytes are a message; so is None, which a call that ended well without an answer
+    brings."""
 
     def read_any(data: bytes | None) -> Message:
         try:
@@ -30,7 +30,7 @@ NO_MESSAGE: object = object()
 
 
 def or_none(read: Callable[[bytes], Message]) -> Callable[[bytes], Message | object]:
-    """A reader of protobuf messages that says of other bytes that they are none."""
+    """Make a reader that gives `NO_MESSAGE` for bytes that are no message."""
 
     def read_any(data: bytes) -> Message | object:
         try:
@@ -42,7 +42,7 @@ def or_none(read: Callable[[bytes], Message]) -> Callable[[bytes], Message | obj
 
 
 class AnyBytes(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
-    """Stands next to the handlers of a server."""
+    """The interceptor that stands next to the handlers of a server."""
 
     async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
         """Let a handler's requests be any bytes."""

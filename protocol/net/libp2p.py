@@ -1,4 +1,4 @@
-"""libp2p's daemon, a child of ours that hivemind starts: where it listens, what it may hold, whether it answers."""
+"""libp2p's daemon, a child of ours that hivemind starts: where it listens, how much it may hold, whether it answers."""
 
 import asyncio
 import resource
@@ -19,11 +19,12 @@ from protocol.trust.keys import Identity
 START_SECONDS = 60.0
 
 ANSWER_SECONDS = 5.0
-"""For what takes a millisecond; this process may be busy itself."""
+"""The time for an answer that takes a millisecond; this process may be busy itself."""
 
 
 async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]) -> Any:
-    """A daemon that listens at these addresses; what hivemind makes of it, of this `kind` (`hivemind.p2p.P2P`).
+    """Start a daemon that listens at these addresses. Returns what hivemind makes of it, of this `kind`
+    (`hivemind.p2p.P2P`).
 
     Raises:
         ResourceError: it does not start.
@@ -51,18 +52,19 @@ async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]
 
 
 async def end(p2p: Any) -> None:
-    """At once: one that hangs does not end for the asking."""
+    """End a daemon at once: one that hangs does not end for the asking."""
     with suppress(ProcessLookupError):
         p2p._child.kill()
     await p2p.shutdown()
 
 
 async def answers(p2p: Any, tasks: Children) -> bool:
-    """Whether the daemon is there for hivemind: over the one connection between the two, by which all calls go, both
-    ways. If either end has ceased to read it, the daemon and this process both live, and nobody finds this node.
+    """Whether the daemon answers hivemind, over the one connection between the two, by which all calls go, both ways.
+    If either end has ceased to read it, the daemon and this process both live, and nobody finds this node.
 
     It is asked to call somebody whose id is none. To any other, to itself too, it would look for a way: among peers
-    that may all be cut off. A question without an answer stays among `tasks`."""
+    that may all be cut off. A question without an answer stays among `tasks`.
+    """
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 
@@ -75,7 +77,7 @@ async def answers(p2p: Any, tasks: Children) -> bool:
 
 
 def held_bytes(p2p: Any) -> int:
-    """What the daemon holds in memory."""
+    """The bytes that the daemon holds in memory."""
     try:
         return int(psutil.Process(p2p._child.pid).memory_info().rss)
     except psutil.Error:
@@ -83,15 +85,15 @@ def held_bytes(p2p: Any) -> int:
 
 
 def forget_ended(p2p: Any) -> None:
-    """hivemind keeps a call that its caller took back, for ever."""
+    """Forget the calls that have ended: hivemind keeps for ever a call that its caller took back."""
     tasks = p2p._client.control._handler_tasks
     for call in [call for call, task in tasks.items() if task.done()]:
         del tasks[call]
 
 
 def _spawn_apart() -> None:
-    """Give libp2p's daemons sessions of their own: Ctrl-C is for us, who still have to say goodbye through them. And
-    bounds that hivemind does not know of."""
+    """Give libp2p's daemons sessions of their own, for Ctrl-C is for us, who still have to say goodbye through them;
+    and bounds that hivemind does not know of."""
     from hivemind.p2p import p2p_daemon
 
     async def spawn(program: str, *rest: str, env: dict[str, str], **options: Any) -> Any:
@@ -104,7 +106,8 @@ def _spawn_apart() -> None:
 
 
 def require_free(host: str, port: int) -> list[str]:
-    """The multiaddresses of `host`, on all of which the port is free: one, but for `::`, which is IPv4 as well.
+    """Require that a port is free on all addresses of `host`. Returns their multiaddresses: one, but for `::`, which is
+    IPv4 as well.
 
     Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
 
@@ -132,7 +135,7 @@ def require_free(host: str, port: int) -> list[str]:
 
 
 def again(listens: Sequence[str], visible: Sequence[str]) -> list[str]:
-    """The addresses at which a daemon listened, with the ports that it was given for 0."""
+    """The addresses at which a daemon listened, with the ports that it was given in the place of 0."""
     ports = {address.split("/")[1]: address.split("/")[4] for address in visible}
     return [
         f"{each.removesuffix('/0')}/{ports[each.split('/')[1]]}" if each.endswith("/0") else each for each in listens

@@ -1,4 +1,4 @@
-"""Places for what others make a peer hold: bounded for each source, and in all."""
+"""Quotas for what others make a peer hold: bounded for each source, and in all."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -10,8 +10,8 @@ Source = TypeVar("Source", bound=Hashable)
 
 @dataclass(slots=True)
 class Places(Generic[Source]):
-    """`of_one` source has so many places at most, and all together `in_all`. When these are taken, who has fewer than
-    `of_few` still gets one: so a few sources that take all they can keep nobody out."""
+    """Places of which one source takes `of_one` at most, and all together take `in_all`. When these are taken, a source
+    with fewer than `of_few` still gets one: so a few sources that take all they can keep nobody out."""
 
     of_one: int
     in_all: int
@@ -20,12 +20,12 @@ class Places(Generic[Source]):
     total: int = 0
 
     def free(self, source: Source) -> int:
-        """How many more a source may take now."""
+        """The number of places that a source may still take now."""
         own = self.taken[source]
         return max(0, min(self.of_one - own, max(self.in_all - self.total, self.of_few - own)))
 
     def take(self, source: Source, count: int = 1) -> bool:
-        """Take so many, or none; whether there were as many."""
+        """Take `count` places, or none. Returns whether there were as many."""
         if self.free(source) < count:
             return False
         self.taken[source] += count
@@ -33,7 +33,7 @@ class Places(Generic[Source]):
         return True
 
     def give_back(self, source: Source, count: int = 1) -> None:
-        """They are free again."""
+        """Give `count` places of a source back."""
         self.total -= count
         self.taken[source] -= count
         if not self.taken[source]:

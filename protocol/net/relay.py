@@ -54,7 +54,8 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class Budget:
-    """What two peers may still send each other. `at` is when it was counted last, by the clock that is given."""
+    """The bytes that two peers may still send each other. `at` is when they were counted last, by the clock that is
+    given."""
 
     clock: Clock
     left: float = RELAY_BYTES_SAVED
@@ -65,7 +66,7 @@ class Budget:
         self.at = self.clock()
 
     def wait_seconds(self, count: int) -> float:
-        """Take so many bytes, and how long to wait before they are passed on."""
+        """Take `count` bytes. Returns how long to wait before they are passed on, in seconds."""
         now = self.clock()
         self.left = min(RELAY_BYTES_SAVED, self.left + (now - self.at) * RELAY_BYTES_PER_SECOND) - count
         self.at = now
@@ -74,26 +75,26 @@ class Budget:
 
 @dataclass(slots=True)
 class Relay:
-    """What a public node does for those who cannot be dialled. `objection`: why it does not do so for a peer, which is
+    """A public node's relay for peers that cannot be dialled. `objection` tells why it serves a peer no longer, and is
     asked again while a stream goes on."""
 
     streams: Streams
     authority: Authority
     objection: Objection = nobody
     pay: Spend = free
-    """Waits for the turn of so many bytes on this node's own line, each way."""
+    """A function that waits for the turn of so many bytes on this node's own line, each way."""
     clock: Clock = time.monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)
     budgets: OrderedDict[PeerPair, Budget] = field(default_factory=OrderedDict)
     greeting: Counter[PeerId] = field(default_factory=Counter)
-    """How many greetings of each are awaited."""
+    """The number of greetings of each peer that are awaited."""
     welcome: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
-    """Who has shown a card that holds."""
+    """The peers that have shown a card that holds."""
     opened: dict[Stream, PeerId] = field(default_factory=dict)
-    """The streams that are carried, and who has opened each."""
+    """The streams that are carried, and the peer that has opened each."""
 
     async def open(self) -> None:
-        """Be a relay from now on."""
+        """Serve as a relay from now on."""
         await self.streams.serve(RELAY, self._answer)
 
     async def _answer(self, peer: PeerId, stream: Stream) -> None:
@@ -118,7 +119,7 @@ class Relay:
             await stream.say(str(error).encode()[:200])
 
     def _read(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
-        """What a member of the run asks for.
+        """Read what a member of the run asks for: the word, and the other peer.
 
         Raises:
             FormatError, RefusedError: it is none, or asks for nothing that there is.
@@ -138,7 +139,8 @@ class Relay:
         raise FormatError("no greeting of a relay's")
 
     async def _hold(self, peer: PeerId, stream: Stream) -> None:
-        """Be there for a peer until it hangs up, or says nothing for a while. Its newest stream counts."""
+        """Hold a peer, so that others reach it, until it hangs up or says nothing for a while. Its newest stream
+        counts."""
         if peer not in self.held and len(self.held) >= RELAY_PEERS:
             raise RefusedError("this relay holds as many peers as it can")
         if (before := self.held.get(peer)) is not None:
@@ -182,8 +184,8 @@ class Relay:
             self.opened.pop(stream, None)
 
     def _make_room(self, mine: int) -> bool:
-        """Hang up on the newest stream of who has opened most, if that is more than who asks has, and this one; whether
-        there is room now."""
+        """Hang up on the newest stream of the peer that has opened most, if it has more than the peer that asks, which
+        has `mine`, would have. Returns whether there is room now."""
         ((greedy, most),) = Counter(self.opened.values()).most_common(1)
         if most <= mine + 1:
             return False
@@ -193,7 +195,7 @@ class Relay:
         return True
 
     async def _watched(self, pair: PeerPair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
-        """Splice, and look now and then whether that may go on."""
+        """Splice two streams, and look now and then whether that may go on."""
         began = heard = self.clock()
 
         async def spend(count: int) -> None:
@@ -229,7 +231,8 @@ class Relay:
 
 
 async def be_held(streams: Streams, address: str, card: bytes) -> tuple[PeerId, Stream]:
-    """Stay connected to a relay, from which others then reach this peer; who it is, and the stream to keep (`ping`).
+    """Stay connected to a relay, from which others then reach this peer. Returns the relay, and the stream to keep
+    (`ping`).
 
     Raises:
         UnreachableError, RefusedError: it is not there, or does not want to.
@@ -239,7 +242,7 @@ async def be_held(streams: Streams, address: str, card: bytes) -> tuple[PeerId, 
 
 
 async def ping(stream: Stream) -> bool:
-    """Whether the relay that holds this peer is there."""
+    """Ask the relay that holds this peer whether it is there."""
     try:
         stream.writer.write(b"\0")
         async with asyncio.timeout(RELAY_SILENCE_SECONDS):
@@ -250,7 +253,7 @@ async def ping(stream: Stream) -> bool:
 
 
 async def call_by(streams: Streams, address: str, card: bytes, peer: PeerId) -> Stream:
-    """A tunnel to a peer by a relay that holds it.
+    """Open a tunnel to a peer by a relay that holds it.
 
     Raises:
         UnreachableError, RefusedError: the relay is not there, or the peer is not there, or one does not want to.

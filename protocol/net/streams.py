@@ -19,14 +19,14 @@ from protocol.net.tasks import first_of
 TUNNEL = "hetpeer/tunnel/1"
 
 BROKEN = (OSError, EOFError, TimeoutError)
-"""What reading from and writing to a stream raises whose other end has gone."""
+"""The errors of reading from and writing to a stream whose other end has gone."""
 
 _LENGTH_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Both directions. Whoever opened it, or was given it, closes it."""
+    """A stream, both directions. Whoever opened it, or was given it, closes it."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -37,7 +37,7 @@ class Stream:
         await self.writer.drain()
 
     async def hear(self, most: int) -> bytes:
-        """The next message.
+        """Read the next short message.
 
         Raises:
             EOFError: the other end has gone, or its message would be longer than `most`.
@@ -53,10 +53,10 @@ class Stream:
 
 
 Spend = Callable[[int], Awaitable[None]]
-"""Is asked before so many bytes are passed on."""
+"""A function that is called, and may wait, before so many bytes are passed on."""
 
 StreamHandler = Callable[[PeerId, Stream], Awaitable[None]]
-"""Answers a stream that a peer has opened. It is closed afterwards."""
+"""A handler of a stream that a peer has opened. The stream is closed afterwards."""
 
 
 @dataclass(slots=True)
@@ -66,16 +66,16 @@ class Streams:
     p2p: Any
     answering: set[asyncio.Task[Any]] = field(default_factory=set)
     served: dict[str, Callable[..., Awaitable[None]]] = field(default_factory=dict)
-    """By their names."""
+    """The handlers of streams, by their names."""
 
     async def move(self, p2p: Any) -> None:
-        """From now on those of another daemon, which takes the place of one that has died."""
+        """Use another daemon from now on, which takes the place of one that has died."""
         self.p2p = p2p
         for name, handle in self.served.items():
             await p2p.add_binary_stream_handler(name, handle)
 
     async def connect(self, address: str) -> PeerId:
-        """Be connected to a node at its libp2p address; who that is.
+        """Connect to a node at its libp2p address. Returns its peer id.
 
         Raises:
             UnreachableError: it is not there.
@@ -98,7 +98,7 @@ class Streams:
         return PeerId(peer)
 
     async def connected(self) -> set[PeerId]:
-        """Who is connected to this peer's daemon, whoever dialled."""
+        """The peers that are connected to this peer's daemon, whoever dialled."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2 as p2pd
 
@@ -120,7 +120,7 @@ class Streams:
             (await self._ask(p2pd.Request(type=p2pd.Request.DISCONNECT, disconnect=asked)))[0].close()
 
     async def open(self, peer: PeerId, name: str) -> Stream:
-        """A stream to a peer that is connected.
+        """Open a stream to a peer that is connected.
 
         Raises:
             UnreachableError: it does not answer, or not to this name.
@@ -137,7 +137,8 @@ class Streams:
             raise UnreachableError(f"peer {peer[-8:]} answers no {name} ({reason})") from None
 
     async def _ask(self, request: Any) -> tuple[Stream, Any]:
-        """What the daemon answers, and the connection to it. hivemind's own calls leave that open when they fail."""
+        """Ask the daemon. Returns the connection to it, and its answer. hivemind's own calls leave the connection open
+        when they fail."""
         from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
         from hivemind.proto import p2pd_pb2 as p2pd
 
@@ -182,7 +183,7 @@ class Streams:
 
 
 async def open_tunnel(streams: Streams, peer: PeerId) -> Stream:
-    """A tunnel to a peer whose daemon is connected to this one's.
+    """Open a tunnel to a peer whose daemon is connected to this one's.
 
     Raises:
         UnreachableError: it takes none.
@@ -198,7 +199,7 @@ async def open_tunnel(streams: Streams, peer: PeerId) -> Stream:
 
 
 async def expect_yes(stream: Stream, who: str) -> None:
-    """Hear an empty message, which is a yes; else it is the reason why not.
+    """Read the other end's answer: an empty message is a yes, any other the reason why not.
 
     Raises:
         RefusedError: there is one.
@@ -214,7 +215,7 @@ async def expect_yes(stream: Stream, who: str) -> None:
 
 
 async def free(count: int) -> None:
-    """Costs nothing."""
+    """Let any number of bytes pass at once."""
 
 
 async def splice(one: Stream, other: Stream, spend: Spend = free) -> None:

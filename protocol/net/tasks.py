@@ -105,13 +105,13 @@ class Turns:
     share: float = CHECK_SHARE
     waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = field(default_factory=OrderedDict)
     done: int = 0
-    """Pieces of work."""
+    """The number of pieces of work that were done."""
     _free_at: float = 0.0
     _timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def of(self, source: Hashable) -> AsyncIterator[None]:
-        """The turn of a source, in which nothing may be awaited."""
+        """Wait for the turn of a source. Nothing may be awaited in the block."""
         loop = asyncio.get_running_loop()
         if self.waiting or loop.time() < self._free_at:
             turn: asyncio.Future[None] = loop.create_future()
@@ -136,7 +136,7 @@ class Turns:
             self._timer = asyncio.get_running_loop().call_at(self._free_at, self._go_on)
 
     def _go_on(self) -> None:
-        """The next one of the source that has waited longest for a turn."""
+        """Let the next piece of work begin, of the source that has waited longest for a turn."""
         self._timer = None
         while self.waiting:
             source, turns = self.waiting.popitem(last=False)

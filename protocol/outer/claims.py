@@ -1,4 +1,4 @@
-"""What peers say of their closed rounds, and which of several states stands."""
+"""Claims about closed rounds, and which of several claimed states stands."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a peer says of its closed rounds: up to `folded`, `contributions` counted, and the state is `digest`, which
-    covers the history too."""
+    """A peer's claim about its closed rounds: of rounds up to `folded`, `contributions` counted, and the state is
+    `digest`, which covers the history too."""
 
     folded: int
     digest: str
     contributions: int
     author: bool
-    """Whether it contributes itself. Those who only follow do not decide."""
+    """Whether the peer contributes itself. Peers that only follow do not decide."""
 
 
 def prevailing(claims: Iterable[Claim]) -> str | None:
-    """Which of several states after the same round stands: the one that most authors hold; of equals, that with more
-    contributions, then the smaller digest. None without claims."""
+    """The state that stands among several after the same round: the one that most authors hold; of equals, that with
+    more contributions, then the smaller digest. None without claims."""
     votes: dict[str, list[Claim]] = {}
     for claim in claims:
         votes.setdefault(claim.digest, []).append(claim)
@@ -26,7 +26,7 @@ def prevailing(claims: Iterable[Claim]) -> str | None:
 
 
 def outvoted(mine: Claim, others: Collection[Claim], liars: int, all_have_spoken: bool) -> str | None:
-    """The state that stands instead of `mine`, if one does; `others` are what others say of the same round.
+    """The state that stands instead of `mine`, if one does; `others` are the claims of others about the same round.
 
     Not before more than `liars` authors hold it, or all others have spoken of the round, but for those far behind: who
     has not closed it yet, or has forgotten it, may hold what this peer does.

@@ -1,4 +1,5 @@
-"""What each replica reads in each round: given out by what has counted, so that all of the text is read once.
+"""The plan of what each replica reads in each round: given out by what has counted, so that all of the text is read
+once.
 
 The text is read along one line of *chunks*, 0, 1, 2, …: chunk c is what a replica reads in one inner step (the numbers
 c · `inner.sequences` and so on of `peer/data/batches.py`). A round's *plan* gives a share of H chunks to every replica
@@ -24,40 +25,43 @@ from protocol.manifest import Manifest
 from protocol.outer.window import Window
 
 NEWCOMERS = 16
-"""A plan holds so many shares ready for replicas that it does not know, or as many as it knows, if these are more."""
+"""The shares that a plan holds ready for replicas that it does not know; it holds as many as it knows, if these are
+more."""
 
 ABSENT_ROUNDS = 16
-"""A replica of which nothing has counted for so many closed rounds is a newcomer again."""
+"""The closed rounds after which a replica of which nothing has counted is a newcomer again."""
 
 MOST_SEATS = 2**12
-"""Replicas that have shares of their own: twice as many as a manifest begins with."""
+"""The replicas that have shares of their own: twice as many as a manifest begins with."""
 
 MOST_SPANS = 2**16
-"""What is given out and left over is in so many pieces; of what is left over, more are given up. A thousand replicas,
-half of which always stop in the midst of a round, make some thousand."""
+"""The pieces in which text is given out and left over; of what is left over, more pieces are given up. A thousand
+replicas, half of which always stop in the midst of a round, make some thousand."""
 
 READING_BYTES = 2**23
-"""More than the longest has: the pieces, and the seats of all rounds that may be open."""
+"""The size of a reading in bytes: more than the longest has, with its pieces and the seats of all rounds that may be
+open."""
 
 OWN_ORDER = 2**100
-"""Who has no share reads from here on, where no plan comes: the same text, each in an order of its own."""
+"""The first chunk for replicas that have no share, where no plan comes: the same text, each in an order of its own."""
 
 Span = tuple[int, int]
-"""Chunks from the first up to the second, without it."""
+"""A range of chunks, from the first up to the second, which is not in it."""
 
 Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is given out for one round: in the order of `spans`, H chunks to each slot of `seats`, then as many to each
-    of some newcomers."""
+    """The plan of one round: in the order of `spans`, H chunks for each slot of `seats`, then as many for each of some
+    newcomers."""
 
     seats: tuple[int, ...]
     spans: Spans
 
     def seat(self, slot: int) -> int | None:
-        """Which share is a slot's; None if there is none. Newcomers' are by their order among the slots not known."""
+        """The number of a slot's share; None if it has none. Newcomers have theirs by their order among the slots not
+        known."""
         if slot in self.seats:
             return self.seats.index(slot)
         unknown = slot - sum(known < slot for known in self.seats)
@@ -66,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What has been read after the closed rounds, and what is given out for those that are open.
+    """The reading after the closed rounds: what has been read, and what is given out for the rounds that are open.
 
     Read for good is every chunk below `fresh` that is neither in `free` nor in a plan. `free` has pieces in rising
     order with gaps between, and one before `fresh`; `seen` are slots in rising order, each with the last round in which
@@ -86,7 +90,7 @@ class Reading:
 
     @staticmethod
     def begin(manifest: Manifest) -> "Reading":
-        """Before round 1: the run's first slots are known."""
+        """The reading before round 1: the run's first slots are known."""
         slots = tuple((slot, 0) for slot in range(manifest.replicas.total))
         reading = Reading(0, 0, (), slots, ())
         for _ in range(_plans_open(manifest)):
@@ -104,7 +108,8 @@ class Reading:
         return _cut(self.plans[ahead].spans, [seat * steps, (seat + 1) * steps])[1]
 
     def fold(self, read: Mapping[int, int], manifest: Manifest) -> "Reading":
-        """Close the next round, in which these slots' contributions count: slot → inner steps behind it."""
+        """Close the next round, in which these slots' contributions count: slot → inner steps behind it. Returns the
+        reading after it."""
         steps, (plan, *later) = manifest.inner.steps, self.plans
         ends: list[int] = []
         for seat, count in sorted((seat, read[slot]) for slot in read if (seat := plan.seat(slot)) is not None):
@@ -118,8 +123,8 @@ class Reading:
         return closed._with_plan(read, manifest)
 
     def _with_plan(self, read: Mapping[int, int], manifest: Manifest) -> "Reading":
-        """One plan more. Who read most comes first, so that what was left over finds a reader soon. Newcomers' shares
-        are so far ahead that they are back before the others come there, if nobody has come."""
+        """Add a plan. Slots that read most come first, so that what was left over finds a reader soon. Newcomers'
+        shares are so far ahead that they are back before the others come there, if nobody has come."""
         steps = manifest.inner.steps
         seats = sorted((slot for slot, _ in self.seen), key=lambda slot: (-read.get(slot, 0), slot))
         given, free, fresh = _taken(self.free, self.fresh, 0, len(seats) * steps)
@@ -128,7 +133,8 @@ class Reading:
         return replace(self, fresh=fresh, free=free, plans=(*self.plans, Plan(tuple(seats), given + ready)))
 
     def to_bytes(self) -> bytes:
-        """The one encoding: counts and numbers as u64, little-endian, each list behind its length."""
+        """Encode the reading in the one way there is: counts and numbers as u64, little-endian, each list behind its
+        length."""
         numbers = [self.folded, self.fresh, *_listed(self.free), *_listed(self.seen)]
         for plan in self.plans:
             numbers += [len(plan.seats), *plan.seats, *_listed(plan.spans)]
@@ -136,7 +142,7 @@ class Reading:
 
     @staticmethod
     def from_bytes(data: bytes, folded: int, manifest: Manifest) -> "Reading":
-        """Check what another peer sent of the state after round `folded`.
+        """Check the reading that another peer sent, of the state after round `folded`.
 
         Raises:
             FormatError: it is none that a run of this manifest can come to.
@@ -173,7 +179,7 @@ class Reading:
 
 
 def newcomers(known: int) -> int:
-    """For how many newcomers a plan with so many known slots holds shares ready."""
+    """The number of newcomers for which a plan with `known` slots holds shares ready."""
     return max(NEWCOMERS, known)
 
 
@@ -188,12 +194,12 @@ def chunks(share: Spans) -> Iterator[int]:
 
 
 def _plans_open(manifest: Manifest) -> int:
-    """Rounds that may be open at once, and the next."""
+    """The number of rounds that may be open at once, and one."""
     return Window.of(manifest).width + 1
 
 
 def _cut(spans: Spans, places: Sequence[int]) -> list[Spans]:
-    """Spans, laid end to end and cut at these places, in rising order: one piece more than there are places."""
+    """Lay spans end to end and cut them at these places, in rising order: one piece more than there are places."""
     pieces: list[list[Span]] = [[]]
     position, at = 0, 0
     for first, end in spans:
@@ -210,7 +216,7 @@ def _cut(spans: Spans, places: Sequence[int]) -> list[Spans]:
 
 
 def _joined(spans: Iterable[Span], fresh: int) -> tuple[Spans, int]:
-    """Disjoint spans in rising order, those that touch in one; what touches `fresh` is fresh again."""
+    """Sort disjoint spans, and join those that touch. A span that touches `fresh` is fresh again."""
     joined: list[Span] = []
     for first, end in sorted(spans):
         if joined and joined[-1][1] == first:
@@ -222,7 +228,7 @@ def _joined(spans: Iterable[Span], fresh: int) -> tuple[Spans, int]:
 
 
 def _taken(free: Spans, fresh: int, start: int, count: int) -> tuple[Spans, Spans, int]:
-    """The first `count` chunks from `start` on that are free, and what is left: (taken, free, fresh)."""
+    """Take the first `count` free chunks from `start` on. Returns (taken, free, fresh), the last two of what is left."""
     taken: list[Span] = []
     left: list[Span] = []
     for first, end in (*free, (fresh, max(fresh, start) + count)):
@@ -241,7 +247,7 @@ def _listed(pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 @dataclass(slots=True)
 class _Numbers:
-    """Numbers taken from front to back; a list is behind its length."""
+    """A reader that takes numbers from front to back; a list is behind its length."""
 
     all: tuple[int, ...]
     at: int = 0
@@ -260,6 +266,6 @@ class _Numbers:
         return self.all[self.at - count : self.at]
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Pieces that are not empty, or slots with their rounds."""
+        """Take a list of pairs: pieces of text, or slots with their rounds."""
         numbers = self.many(2 * self.one())
         return tuple(zip(numbers[::2], numbers[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Which rounds of each author count: a version vector with exceptions, as ranges of rounds."""
+"""The history of what counted: which rounds of each author, a version vector with exceptions, as ranges of rounds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,13 @@ from protocol.identity import PeerId
 
 MOST_AUTHORS = 2**17
 MOST_RANGES = 2**20
-"""Of all authors together: enough for a thousand of them that came and went a thousand times."""
+"""The ranges of a history, of all authors together: enough for a thousand of them that came and went a thousand times.
+"""
 
 
 @dataclass(slots=True)
 class History:
-    """`ranges[author]` are the rounds that count, as [first, last] in rising order with gaps between."""
+    """The rounds of each author that count: `ranges[author]` are [first, last] in rising order with gaps between."""
 
     ranges: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -35,20 +36,20 @@ class History:
         return any(max(first, start) <= min(last, end) for first, last in self.ranges.get(author, []))
 
     def copy(self) -> "History":
-        """One that may change while this one does not."""
+        """A copy, which may change while this history does not."""
         return History({author: [*ranges] for author, ranges in self.ranges.items()})
 
     def total(self) -> int:
-        """Contributions that count, of all authors and rounds."""
+        """The number of contributions that count, of all authors and rounds."""
         return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)
 
     def to_wire(self) -> dict[str, list[list[int]]]:
-        """Plain lists, authors in order: one form for one history."""
+        """The history as plain lists, authors in order: one form for one history."""
         return {author: [[*each] for each in ranges] for author, ranges in sorted(self.ranges.items())}
 
     @staticmethod
     def from_wire(data: object, last_round: int) -> "History":
-        """Check what another peer sent.
+        """Check a history that another peer sent.
 
         Raises:
             FormatError: it is no history of rounds 1 to `last_round` in the one form there is.

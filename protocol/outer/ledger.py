@@ -1,4 +1,4 @@
-"""Which contributions count: the set of one part, kept by one peer, without I/O.
+"""The ledger: the set of contributions to one part that count, kept by one peer, without I/O.
 
 The outer state is a function of this set, so two peers whose ledgers say the same hold the same bits. A ledger
 takes no decision that depends on anything but what it was shown and its clock (see `protocol/outer/window.py`).
@@ -14,11 +14,11 @@ from protocol.outer.history import History
 from protocol.outer.window import SKEW, Window
 
 VERSIONS_KEPT = 2
-"""Two versions of one contribution void each other; a third says nothing new."""
+"""The versions of one contribution that are kept: two of them void each other, and a third says nothing new."""
 
 
 class Standing(Enum):
-    """What a ledger makes of a contribution that it is offered."""
+    """The standing of a contribution that a ledger is offered."""
 
     ACCEPTED = "accepted"
     WANTED = "its bytes are missing"
@@ -31,7 +31,7 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """A contribution that its author signed, and who signed that it was there in time.
+    """A contribution that its author signed, and the receipts of peers that signed that it was there in time.
 
     `proof` and the values of `receipts` are the signed messages, already verified; the ledger only passes them on.
     """
@@ -42,11 +42,11 @@ class Entry:
     proof: bytes = b""
     receipts: dict[PeerId, bytes] = field(default_factory=dict)
     slot: int = 0
-    """Its author's place by the card that came with `proof`: a contribution that names another is not valid by it."""
+    """The author's slot by the card that came with `proof`: a contribution that names another is not valid by it."""
     vouched: bool = False
-    """Enough other peers said to this one that they have accepted it. Never sent on."""
+    """Whether enough other peers said to this one that they have accepted the entry. Never sent on."""
     held: bool = False
-    """Its bytes are here. Never sent on."""
+    """Whether the entry's bytes are here. Never sent on."""
     issuer: PeerId = NO_PEER
     """The gateway that let its author in, by the card it was signed with; none: the operator itself did."""
     _key: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -66,15 +66,15 @@ Entries = dict[int, dict[PeerId, dict[str, Entry]]]
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """The operator takes out an author's contributions from round `start` on, and those of whom it let in as a gateway.
-    `issued`: the round it was signed in."""
+    """A revocation: the operator takes out an author's contributions from round `start` on, and those of the peers that
+    it let in as a gateway. `issued` is the round in which it was signed."""
 
     author: PeerId
     start: int
     issued: int
 
     def effective(self, window: Window) -> int:
-        """The first round without them: a function of the record alone, so that all peers agree."""
+        """The first round from which the author is out: a function of the record alone, so that all peers agree."""
         return max(self.start, self.issued - window.revocable)
 
 
@@ -96,14 +96,15 @@ class Ledger:
     waiting: Entries = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
     checks: dict[int, bytes] = field(default_factory=dict)
-    """Of each round in `accepted` 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
+    """For each round in `accepted`, 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
     closed: dict[int, list[Entry]] = field(default_factory=dict)
-    """Of the last closed rounds what had been accepted, for peers that come from an older state. It decides nothing."""
+    """For the last closed rounds, what had been accepted, for peers that come from an older state. It decides nothing.
+    """
     begun: int = 1
-    """The round this peer works on itself."""
+    """The round on which this peer itself works."""
 
     def offer(self, entry: Entry, vouched: bool = False) -> Standing:
-        """Hear of an entry. Its receipts are kept; those of the author itself say nothing.
+        """Consider an entry. Its receipts are kept; those of the author itself say nothing.
 
         `vouched`: this peer is catching up, and takes the word of others that it was there in time. Its round may be
         closed there.
@@ -133,8 +134,9 @@ class Ledger:
         return Standing.UNPROVEN
 
     def _hold(self, entry: Entry) -> Standing:
-        """An entry in time waits for its bytes, unless another version is in time too: then both are void, and so
-        accepted without bytes. Or an author could keep a third version out by naming two that it never hands out."""
+        """Put an entry that is in time among those that wait for their bytes, unless another version is in time too:
+        then both are void, and so accepted without bytes. Or an author could keep a third version out by naming two
+        that it never hands out."""
         known, others = self.versions(entry.name), _under(self.waiting, entry.name)
         rivals = [each for each in others.values() if each.sha256 != entry.sha256 and self._in_time(each)]
         if not known and not rivals:
@@ -151,7 +153,7 @@ class Ledger:
         self.checks[round] = combined([entry], self.checks.get(round, bytes(8)))
 
     def take(self, entry: Entry, vouched: bool = False) -> Standing:
-        """The bytes of an entry are here and valid: accept it, if it is in time now."""
+        """Accept an entry whose bytes are here and valid, if it is in time now."""
         standing = self.offer(entry, vouched)
         if standing is Standing.WANTED:
             kept = _under(self.waiting, entry.name)[entry.sha256]
@@ -176,8 +178,9 @@ class Ledger:
         self.versions(name)[sha256].receipts[self.me] = receipt
 
     def revoke(self, revocation: Revocation) -> bool:
-        """Take an author out, and whom it let in; whether all rounds concerned are still open here. If not, this peer's
-        state is wrong. What has fallen is as if it had never been shown: by another card it may come again."""
+        """Take an author out, and the peers that it let in. Returns whether all rounds concerned are still open here;
+        if not, this peer's state is wrong. An entry that has fallen is as if it had never been shown: by another card
+        it may come again."""
         self.revocations.add(revocation)
         self._keep(lambda entry: not self._has_fallen(entry))
         for authors in self.waiting.values():
@@ -188,7 +191,7 @@ class Ledger:
         )
 
     def chosen(self, round: int) -> dict[PeerId, str]:
-        """S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
+        """The set S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
         revoked = self._revoked(round)
         return {
             author: next(iter(versions))
@@ -197,18 +200,19 @@ class Ledger:
         }
 
     def advance(self, clock: int) -> range:
-        """This peer goes on to a round; the rounds that are to be folded now, in order."""
+        """Go on to a round. Returns the rounds that are to be folded now, in order."""
         self.begun = max(self.begun, clock)
         self.clock = max(self.clock, self.begun)
         return range(self.folded + 1, self.begun - self.window.width)
 
     def follow(self, clock: int, caught_up: int = 0) -> None:
-        """Judge by the round that the others are in, as long as their contributions show it, and `SKEW` rounds beyond
-        this peer's own at most. What is further is for who has `caught_up` with it, or tries to."""
+        """Judge by the round that the others are in, as long as their contributions show it, and by `SKEW` rounds
+        beyond this peer's own at most. Only a peer that has `caught_up` with a later round, or tries to, judges by
+        that."""
         self.clock = max(self.begun, min(clock, self.begun + SKEW), caught_up)
 
     def fall_back(self) -> None:
-        """What this peer tried to catch up with was not there: forget what is of rounds that have not begun here."""
+        """Forget the entries of rounds that have not begun here: what this peer tried to catch up with was not there."""
         self.clock = self.begun
         for table in (self.accepted, self.waiting, self.checks):
             for round in [round for round in table if round > self.begun + SKEW]:
@@ -221,14 +225,14 @@ class Ledger:
         return max(rounds, default=counted[-1][1] if counted else 0)
 
     def counted_since(self, round: int) -> set[PeerId]:
-        """Whose contributions of that round or a later one count, as far as they are here."""
+        """The authors whose contributions of `round` or a later one count, as far as they are here."""
         closed = set[PeerId]()
         if round <= self.folded:
             closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
         return closed.union(*(self.chosen(each) for each in self.accepted if each >= round))
 
     def fold(self, round: int) -> dict[PeerId, str]:
-        """Close the next round for ever; what counted in it."""
+        """Close the next round for ever. Returns what counted in it."""
         if round != self.folded + 1:
             raise ValueError(f"round {round} cannot be folded after round {self.folded}")
         chosen = self.chosen(round)
@@ -254,9 +258,9 @@ class Ledger:
         return entry.issuer in self._revoked(entry.name.round)
 
     def reconsider(self, vouched: Collection[tuple[ContributionName, str]]) -> None:
-        """After having been away, on the others' clock: drop what was accepted by the old one, could not be now, and
-        has not been accepted by enough others. Or a newcomer might take it over from here. What was taken on others'
-        word before, or from this peer's own disk, is judged anew."""
+        """Judge what was accepted anew after having been away, on the others' clock: drop what was accepted by the old
+        one, could not be now, and has not been accepted by enough others, as a newcomer might take it over from here.
+        What was taken on others' word before, or from this peer's own disk, is judged anew."""
         for entry in self.all_entries():
             entry.vouched = (entry.name, entry.sha256) in vouched
         self._keep(self._in_time)
@@ -280,19 +284,19 @@ class Ledger:
         return entry.held
 
     def entries(self, round: int) -> list[Entry]:
-        """Everything accepted of an open round, both versions of what is void included: proof for others."""
+        """All entries accepted of an open round, both versions of what is void included: proof for others."""
         return [entry for versions in self.accepted.get(round, {}).values() for entry in versions.values()]
 
     def all_entries(self) -> list[Entry]:
-        """Everything accepted of all open rounds."""
+        """All entries accepted of all open rounds."""
         return [entry for round in self.open_rounds() for entry in self.entries(round)]
 
     def open_rounds(self) -> list[int]:
-        """Open rounds of which something has been accepted."""
+        """The open rounds of which something has been accepted."""
         return sorted(self.accepted)
 
     def versions(self, name: ContributionName) -> dict[str, Entry]:
-        """What has been accepted under a name, by SHA-256: two of them void each other."""
+        """The entries accepted under a name, by SHA-256: two of them void each other."""
         return _under(self.accepted, name)
 
     def _in_time(self, entry: Entry) -> bool:
@@ -314,7 +318,7 @@ class Ledger:
 
 
 def combined(entries: Iterable[Entry], check: bytes = bytes(8)) -> bytes:
-    """The check of a set of entries, or of one more than `check` is of."""
+    """The check of a set of entries, or of these and a set whose check is `check`."""
     total = int.from_bytes(check, "big")
     for entry in entries:
         total ^= int.from_bytes(entry.key, "big")

@@ -1,4 +1,4 @@
-"""How two peers find out what one of them lacks. Pure: messages in, messages out; gRPC carries them.
+"""The difference between two peers' sets, and how they find it. Pure: messages in, messages out; gRPC carries them.
 
 A peer *compares*: it sends 8 bytes for each open round, and is told the keys of the rounds in which the other
 differs. It *asks* for the entries whose keys it lacks, then fetches their bytes. And it *tells* a few others at once
@@ -13,12 +13,13 @@ from protocol.identity import ContributionName, Part
 from protocol.outer.ledger import Entry, Ledger, combined
 
 KEPT_ROUNDS = 64
-"""So long an author remembers its own contributions, in case that a state is adopted in which they do not count."""
+"""The rounds for which an author remembers its own contributions, in case that a state is adopted in which they do not
+count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a ledger holds, in short: `checks` by open round."""
+    """A summary of what a ledger holds: `checks` by open round."""
 
     part: Part
     clock: int
@@ -27,13 +28,13 @@ class Summary:
 
 
 def summary(ledger: Ledger) -> Summary:
-    """What to send when comparing."""
+    """The summary that a peer sends when it compares."""
     return Summary(ledger.part, ledger.clock, ledger.folded, dict(sorted(ledger.checks.items())))
 
 
 def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
-    """Keys of our entries in the rounds where the other's check is not ours, and that it has not closed, though we may
-    have."""
+    """The keys of our entries in the rounds where the other's check is not ours and that it has not closed, though we
+    may have."""
     closed = {round: combined(accepted) for round, accepted in ledger.closed.items() if round > theirs.folded}
     checks = closed | ledger.checks
     rounds = [round for round, check in checks.items() if theirs.checks.get(round) != check]
@@ -42,13 +43,14 @@ def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
 
 
 def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
-    """Which of the other's keys to ask for. What waits here for receipts is asked for again: there may be more now."""
+    """Select the keys of the other's to ask for. What waits here for receipts is asked for again: there may be more
+    now."""
     have = {entry.key for entry in ledger.all_entries()}
     return [key for key in keys if key not in have]
 
 
 def entries(ledger: Ledger, keys: list[bytes]) -> list[Entry]:
-    """The entries another peer asks for."""
+    """The entries for which another peer asks."""
     wanted = set(keys)
     known = [*itertools.chain.from_iterable(ledger.closed.values()), *ledger.all_entries()]
     return [entry for entry in known if entry.key in wanted]
@@ -56,7 +58,7 @@ def entries(ledger: Ledger, keys: list[bytes]) -> list[Entry]:
 
 @dataclass(slots=True)
 class Authored:
-    """A peer's own contributions to a part: what its error feedback has been charged for.
+    """The contributions of a peer to a part: what its own error feedback has been charged for.
 
     `sent` are those that count or may yet; `returned` those put back, since the state in force closed their
     round without them.
@@ -66,14 +68,15 @@ class Authored:
     returned: dict[int, ContributionName] = field(default_factory=dict)
 
     def send(self, name: ContributionName) -> None:
-        """One more is out."""
+        """Note one more contribution of this peer's."""
         self.sent[name.round] = name
         for each in (self.sent, self.returned):
             for old in [round for round in each if round <= name.round - KEPT_ROUNDS]:
                 del each[old]
 
     def adopt(self, ledger: Ledger) -> tuple[list[ContributionName], list[ContributionName]]:
-        """After `Ledger.adopt`: (what goes back into the error feedback, what is taken out of it again).
+        """Follow the ledger after `Ledger.adopt`. Returns (what goes back into the error feedback, what is taken out of
+        it again).
 
         So that in every state what counts plus what is left is what was computed.
         """

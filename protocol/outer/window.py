@@ -1,4 +1,4 @@
-"""How long a round stays open, and how timeliness is made part of the content.
+"""The window of rounds that are open, and how timeliness is made part of the content.
 
 A contribution of round t counts if the peers of its part learn of it in time. "In time" must not differ from
 peer to peer, or their sets split at the edge. So lateness has a price in signatures, as in Dolev and Strong's
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from protocol.manifest import Manifest
 
 SKEW = 2
-"""Rounds in which a message of one honest peer reaches the others, the difference of their clocks included."""
+"""The rounds in which a message of one honest peer reaches the others, the difference of their clocks included."""
 
 
 @dataclass(frozen=True, slots=True)

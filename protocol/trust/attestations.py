@@ -1,5 +1,5 @@
-"""Attestations: what an observer of the operator's has seen of closed rounds, signed, so that nobody who comes later
-has to take the past from a majority.
+"""Attestations: an operator's observer signs what it has seen of closed rounds, so that nobody who comes later has to
+take the past from a majority.
 
 Such an observer closes every round itself, from contributions whose authors have signed them, and signs what each part
 was then. The operator has named it (`grant`). Of all attestations the newest is kept and passed on; what it says of a
@@ -21,17 +21,18 @@ from protocol.trust.statement import CLAIMS_TOLD
 KIND, GRANT = "attestation", "attester"
 
 KEPT, GRANTED = "attestation", "attester"
-"""In the folder of a peer: the newest that it has heard of. In that of an attester: the operator's word that it is
-one."""
+"""The files of a peer's folder that keep the newest attestation that it has heard of, and, in an attester's, the
+operator's word that it is one."""
 
 MOST_PARTS = 1024
-"""As many as a run has stages, at most."""
+"""The most parts of an attestation: as many as a run has stages, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """After `round`, which is closed, each part had this digest, and so many contributions counted in it. `since`: the
-    last round of which the attester had taken others' word, before that one; 0: it was there from the first."""
+    """An attestation: after `round`, which is closed, each part had this digest, and so many contributions counted in
+    it. `since` is the last round before it of which the attester had taken others' word; 0: it was there from the
+    first."""
 
     attester: PeerId
     round: int
@@ -39,7 +40,7 @@ class Attestation:
     states: Mapping[Part, tuple[str, int]]
 
     def claim(self, part: Part) -> Claim | None:
-        """What it says of a part, as if a peer claimed it."""
+        """The attested state of a part, as if a peer claimed it; None if the part is not in it."""
         if part not in self.states:
             return None
         digest, contributions = self.states[part]
@@ -47,12 +48,12 @@ class Attestation:
 
 
 def grant(operator: Identity, authority: Authority, attester: PeerId) -> bytes:
-    """The operator's word that a peer may attest."""
+    """Sign the operator's word that a peer may attest."""
     return signed.sign(operator, GRANT, [authority.run, attester])
 
 
 def read_grant(data: bytes, authority: Authority) -> PeerId:
-    """Who may attest.
+    """Check a grant. Returns the peer that may attest.
 
     Raises:
         FormatError: it is not this run's operator's word.
@@ -65,7 +66,7 @@ def read_grant(data: bytes, authority: Authority) -> PeerId:
 
 
 def attest(identity: Identity, authority: Authority, attestation: Attestation, granted: bytes) -> bytes:
-    """Sign it. `granted`: the operator's word that this peer may."""
+    """Sign an attestation. `granted` is the operator's word that this peer may."""
     states = {part: [bytes.fromhex(digest), count] for part, (digest, count) in sorted(attestation.states.items())}
     return signed.sign(identity, KIND, [authority.run, attestation.round, attestation.since, states, granted])
 
@@ -97,12 +98,12 @@ def _state(part: Any, state: Any) -> tuple[Part, tuple[str, int]]:
 
 
 def contradicted(attested: Claim, said: Collection[Claim]) -> bool:
-    """Whether a peer that says this of its closed rounds holds another past than the attested one."""
+    """Whether a peer with these claims about its closed rounds holds another past than the attested one."""
     return any(claim.folded == attested.folded and claim.digest != attested.digest for claim in said)
 
 
 def vague(attested: Claim, said: Collection[Claim]) -> bool:
-    """Whether a peer speaks of rounds shortly after the attested one, and does not name that, which its statement has
-    room for: what it says of them is no vote."""
+    """Whether a peer speaks of rounds shortly after the attested one and does not name that, for which its statement
+    has room: what it says of them is no vote."""
     named = attested.folded in {claim.folded for claim in said}
     return not named and any(0 < claim.folded - attested.folded < CLAIMS_TOLD for claim in said)

@@ -1,4 +1,4 @@
-"""What a volunteer that leaves hands to another of its stage: its error feedback, and AdamW's state.
+"""Bequests: a volunteer that leaves hands its error feedback and AdamW's state to another of its stage.
 
 Error feedback must count once. The giver sets it aside for one heir, durably, before it offers it, and does not use it
 again unless that heir has declined. The heir adds it to its own and writes down the bequest's number in one step,
@@ -23,7 +23,7 @@ KIND, ANSWER = "bequest", "inheritance"
 REASON_CHARACTERS = 200
 
 NAME_BYTES = 1024
-"""One tensor's line in the header of a safetensors file, generously."""
+"""The longest line of one tensor in the header of a safetensors file, generously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,27 @@ class Bequest:
 
 @dataclass(slots=True)
 class Handovers:
-    """What one peer has given and taken. `blob` is what it has set aside for `heir`, which has not answered yet; both
-    are empty otherwise. `given` counts its bequests, `taken` has the number of each giver's last one."""
+    """The bequests that one peer has given and taken. `blob` is what it has set aside for `heir`, which has not
+    answered yet; both are empty otherwise. `given` counts its bequests, `taken` has the number of each giver's last
+    one."""
 
     given: int = 0
     heir: PeerId | Literal[""] = ""
     blob: bytes = b""
     taken: dict[PeerId, int] = field(default_factory=dict)
     sha256: str = field(init=False)
-    """Of `blob`."""
+    """The SHA-256 of `blob`."""
 
     def __post_init__(self) -> None:
         self.sha256 = hashlib.sha256(self.blob).hexdigest()
 
     def set_aside(self, heir: PeerId, blob: bytes) -> None:
-        """One more bequest."""
+        """Set one more bequest aside for an heir."""
         self.given, self.heir, self.blob = self.given + 1, heir, blob
         self.sha256 = hashlib.sha256(blob).hexdigest()
 
     def settle(self) -> None:
-        """The heir has answered."""
+        """Forget the bequest that was set aside: its heir has answered."""
         self.heir, self.blob = "", b""
 
     def has_taken(self, bequest: Bequest) -> bool:
@@ -100,13 +101,14 @@ def read_bequest(data: bytes, authority: Authority) -> Bequest:
 
 
 def sign_answer(signer: Signer, bequest: Bequest, reason: str) -> bytes:
-    """The heir's word: an empty `reason` is "it is mine, safe on disk"; any other "it is not mine", and why."""
+    """Sign the heir's answer: an empty `reason` means that the bequest is taken and safe on disk, any other that it is
+    not taken, and why."""
     fields = [signer.authority.run, bequest.giver, bequest.number, reason[:REASON_CHARACTERS]]
     return signed.sign(signer.identity, ANSWER, fields)
 
 
 def read_answer(data: bytes, bequest: Bequest, authority: Authority) -> str:
-    """Check an answer; why the bequest was declined, or empty: it is taken.
+    """Check an answer. Returns why the bequest was declined; empty: it is taken.
 
     Raises:
         FormatError: it is not this heir's to this bequest.

@@ -1,4 +1,4 @@
-"""Certificates: by whose word a key may open channels in a run, and until when (X.509, ECDSA P-256).
+"""Certificates: they say by whose word a key may open channels in a run, and until when (X.509, ECDSA P-256).
 
 The operator's key is the run's certificate authority. Its own certificate is the same bytes whenever it is made, so
 nobody has to keep it. A gateway's certificate lets it certify peers itself, but no further gateways.
@@ -27,13 +27,13 @@ from protocol.identity import NO_PEER, PeerId
 from protocol.trust.keys import Identity, peer_id_of
 
 REQUEST_BYTES = 4096
-"""A signing request for a P-256 key takes some 300."""
+"""The longest signing request; one for a P-256 key takes some 300 bytes."""
 
 CERTIFICATE_BYTES = 4096
-"""A certificate takes some 600."""
+"""The longest certificate, in DER; one takes some 600 bytes."""
 
 SLACK_SECONDS = 3600
-"""A certificate is valid from so long before it is made: clocks differ."""
+"""The time before it is made from which a certificate is valid: clocks differ."""
 
 _FOREVER = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC), datetime.datetime(2999, 12, 31, tzinfo=datetime.UTC)
 _SHA256 = hashes.SHA256()
@@ -41,8 +41,8 @@ _SHA256 = hashes.SHA256()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a certificate names. `ends` is in seconds since 1970. `issuer` is who certified it: TLS has held the name
-    against the issuer's own certificate, which the operator signed."""
+    """The peer that a certificate names. `ends` is in seconds since 1970. `issuer` is the peer that certified it: TLS
+    has held the name against the issuer's own certificate, which the operator signed."""
 
     peer: PeerId
     ends: float
@@ -51,7 +51,7 @@ class Caller:
 
 
 def dns_name(peer: PeerId) -> str:
-    """The name on which the side that calls insists.
+    """The DNS name on which the side that calls insists.
 
     Raises:
         FormatError: this is no peer's id.
@@ -63,20 +63,20 @@ def dns_name(peer: PeerId) -> str:
 
 
 def authority(operator: Identity) -> bytes:
-    """The run's root certificate (PEM), by which the operator's node also shows who it is."""
+    """Make the run's root certificate (PEM), by which the operator's node also shows who it is."""
     builder = _builder(operator.peer_id, operator.key.public_key(), operator.peer_id, *_FOREVER, certifies=1)
     return _pem(builder.serial_number(1).sign(operator.key, _SHA256, ecdsa_deterministic=True))
 
 
 def request(identity: Identity) -> bytes:
-    """A signing request (DER): it shows that this peer has the key."""
+    """Make a signing request (DER), which shows that this peer has the key."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.peer_id)])
     signed = x509.CertificateSigningRequestBuilder().subject_name(name).sign(identity.key, _SHA256)
     return signed.public_bytes(Encoding.DER)
 
 
 def read_request(data: bytes) -> ec.EllipticCurvePublicKey:
-    """The key that a signing request is for. Nothing else that it asks for is heeded.
+    """Check a signing request. Returns the key that it is for; nothing else that it asks for is heeded.
 
     Raises:
         FormatError: it is none, or not signed with its own key.
@@ -95,7 +95,7 @@ def read_request(data: bytes) -> ec.EllipticCurvePublicKey:
 def certify(
     issuer: Identity, key: ec.EllipticCurvePublicKey, now: float, seconds: float, gateway: bool = False
 ) -> bytes:
-    """A certificate (PEM) for a key, from `now` on for `seconds`. A gateway's lets it certify peers."""
+    """Make a certificate (PEM) for a key, from `now` on for `seconds`. A gateway's lets it certify peers."""
     begins = datetime.datetime.fromtimestamp(now - SLACK_SECONDS, datetime.UTC)
     ends = datetime.datetime.fromtimestamp(now + seconds, datetime.UTC)
     builder = _builder(peer_id_of(key), key, issuer.peer_id, begins, ends, certifies=0 if gateway else None)
@@ -104,7 +104,8 @@ def certify(
 
 @lru_cache(1024)
 def read_certificate(pem: bytes) -> Caller:
-    """Whom a certificate names (the first, if it is a chain). TLS has checked it before, if it comes from a channel.
+    """Read whom a certificate names (the first, if it is a chain). TLS has checked it before, if it comes from a
+    channel.
 
     Raises:
         FormatError: it is none.
@@ -115,7 +116,7 @@ def read_certificate(pem: bytes) -> Caller:
 
 
 def public_key(pem: bytes) -> bytes:
-    """The key that a certificate is for: 33 bytes, the compressed point.
+    """Read the key that a certificate is for: 33 bytes, the compressed point.
 
     Raises:
         FormatError: it is none, or of another kind of key.
@@ -127,8 +128,8 @@ def public_key(pem: bytes) -> bytes:
 
 
 def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
-    """Check what a node that lets newcomers in shows of itself: it is the run's authority, or certified by it to
-    certify. Whom it names, and its certificate (PEM).
+    """Check the certificate of a node that lets newcomers in: it is the run's authority, or certified by it to certify.
+    Returns whom it names, and the certificate (PEM).
 
     Args:
         authority_key: the operator's public key, as the ticket has it.
@@ -148,7 +149,7 @@ def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
 
 
 def shown_by(der: bytes) -> PeerId:
-    """Whose key a certificate (DER) is for, whoever signed it.
+    """The peer whose key a certificate (DER) is for, whoever signed it.
 
     Raises:
         FormatError: it is none.
@@ -171,7 +172,7 @@ def _builder(
     ends: datetime.datetime,
     certifies: int | None,
 ) -> x509.CertificateBuilder:
-    """`certifies`: how many authorities may stand below this one; None: it is none itself."""
+    """Begin a certificate. `certifies` is the number of authorities that may stand below it; None: it is none itself."""
     unused = (
         "content_commitment",
         "key_encipherment",
@@ -222,8 +223,8 @@ def _require_short(certificate: bytes) -> None:
 
 @contextmanager
 def _refused(reason: str) -> Iterator[None]:
-    """Say so of what cryptography refuses. Its parsers raise much that has no common base: ValueError, InvalidVersion,
-    UnsupportedAlgorithm, DuplicateExtension, InvalidSignature and others."""
+    """Raise what cryptography refuses as FormatError, with a reason. Its parsers raise much that has no common base:
+    ValueError, InvalidVersion, UnsupportedAlgorithm, DuplicateExtension, InvalidSignature and others."""
     try:
         yield
     except FormatError as error:

@@ -1,4 +1,4 @@
-"""What a peer's receipts show together: the work that its neighbours saw, and which of its contributions count."""
+"""Credit: what a peer's receipts show together, the work that its neighbours saw and which of its contributions count."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from protocol.trust.receipts import CountedReceipt, Receipt, Work
 
 @dataclass(frozen=True, slots=True)
 class RoundCredit:
-    """What a round's receipts show. With two neighbours both sign the same work: `tokens` and `microbatches` are what
-    those of one side do, the side that says more; `tokens_of_both` what both sides say. `contradicted`: of one part,
-    signers name different contributions."""
+    """The credit of one round. With two neighbours both sign the same work: `tokens` and `microbatches` are what the
+    receipts of one side show, the side that says more; `tokens_of_both` what those of both sides show. `contradicted`:
+    of one part, signers name different contributions."""
 
     round: int
     tokens: int = 0
@@ -25,7 +25,7 @@ class RoundCredit:
 
     @property
     def signers(self) -> tuple[PeerId, ...]:
-        """All of them."""
+        """The peers that signed any of the receipts."""
         return tuple(sorted({*self.neighbours, *self.counted_by}))
 
     @property
@@ -35,7 +35,7 @@ class RoundCredit:
 
 
 def standing(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Those that no later one has replaced, each once, in order."""
+    """Select the receipts that no later one has replaced, each once, in order."""
     kept: dict[tuple[object, ...], Receipt] = {}
     for each in receipts:
         known = kept.get(each.stands_for)
@@ -45,7 +45,7 @@ def standing(receipts: Iterable[Receipt]) -> list[Receipt]:
 
 
 def by_round(receipts: Iterable[Receipt]) -> list[RoundCredit]:
-    """What the receipts of one receiver show, by round."""
+    """Sum up the receipts of one receiver, by round."""
     rounds: dict[int, list[Receipt]] = {}
     for each in standing(receipts):
         rounds.setdefault(each.round, []).append(each)
@@ -80,5 +80,5 @@ def _sum(round: int, receipts: list[Receipt]) -> RoundCredit:
 
 
 def microbatch_tokens(manifest: Manifest) -> int:
-    """Tokens of one microbatch."""
+    """The number of tokens of one microbatch."""
     return manifest.inner.microbatch * manifest.model.context

@@ -1,4 +1,4 @@
-"""Whose group a volunteer is in: a state machine without I/O, as a table.
+"""The lease of a volunteer to one group: a state machine without I/O, as a table.
 
 FREE ──invited──▶ LEASED ──leader calls──▶ MEMBER ──leader's stream ends──▶ FREE
                   LEASED ──the lease runs out──▶ FREE
@@ -12,7 +12,7 @@ from protocol.limits import LEASE_SECONDS
 
 
 class LeaseState(Enum):
-    """Where a volunteer stands."""
+    """The state of a volunteer."""
 
     FREE = "free"
     LEASED = "leased"
@@ -20,7 +20,7 @@ class LeaseState(Enum):
 
 
 class LeaseEvent(Enum):
-    """What a leader does."""
+    """An act of a leader."""
 
     INVITED = "invited"
     CALLED = "called"

@@ -1,4 +1,4 @@
-"""The key that is the peer: one ECDSA P-256 key, from which its libp2p identity follows, and which signs for it.
+"""The key of a peer: one ECDSA P-256 key, from which its libp2p identity follows, and which signs for it.
 
 (P-256 because gRPC's TLS refuses Ed25519, and libp2p takes both.)
 """
@@ -46,13 +46,13 @@ class Identity:
     key: ec.EllipticCurvePrivateKey
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes: r and s, big-endian."""
+        """Sign data. Returns 64 bytes: r and s, big-endian."""
         r, s = decode_dss_signature(self.key.sign(data, _ALGORITHM))
         return r.to_bytes(_ORDER_BYTES, "big") + s.to_bytes(_ORDER_BYTES, "big")
 
 
 def verify(public: bytes, data: bytes, signature: bytes) -> PeerId:
-    """Check a signature; the id of the peer whose key made it.
+    """Check a signature. Returns the id of the peer whose key made it.
 
     Raises:
         FormatError: it is none, or of another key.
@@ -67,7 +67,8 @@ def verify(public: bytes, data: bytes, signature: bytes) -> PeerId:
 
 
 def load_or_create(directory: Path) -> Identity:
-    """The identity kept in `directory`; a new one is made where there is none, readable by its owner only.
+    """Load the identity that is kept in `directory`, or make a new one, readable by its owner only, where there is
+    none.
 
     Raises:
         ResourceError: the file cannot be written or is not a key of ours.
@@ -92,7 +93,7 @@ def load_or_create(directory: Path) -> Identity:
 
 
 def _message(data: bytes) -> bytes:
-    """A libp2p key message: the type, and `data` as field 2."""
+    """Make a libp2p key message: the type, and `data` as field 2."""
     length = len(data)
     varint = b""
     while length > 0x7F:

@@ -22,7 +22,7 @@ ROLES = (*get_args(Role), "gateway")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Who may take part, as what. `slot` decides which tokens the replica reads that this peer leads.
+    """A card: who may take part, as what. `slot` decides which tokens the replica reads that this peer leads.
 
     Who is `on_trial` takes part in everything, but what it contributes counts nowhere, until the operator has seen what
     it would have done and gives it another card. A contribution counts if there is *any* card with which its author
@@ -35,7 +35,7 @@ class Card:
     slot: int
     on_trial: bool = False
     issuer: PeerId = field(default=NO_PEER, compare=False)
-    """The gateway that gave it; empty: the operator itself."""
+    """The gateway that gave the card; empty: the operator itself."""
 
     def authors(self, part: str) -> bool:
         """Whether this peer's place is one that contributes to a part."""
@@ -48,15 +48,16 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """By whose word peers are admitted to a run. `fallen`: whether the operator has taken a gateway out."""
+    """The authority of a run, by whose word peers are admitted. `fallen` tells whether the operator has taken a gateway
+    out."""
 
     run: RunId
     operator: PeerId
     fallen: Callable[[PeerId], bool] = field(default=lambda gateway: False, compare=False, repr=False)
 
     def admitted(self, signer: PeerId, data: bytes) -> Card:
-        """Check the card that came with what a peer signed. Whether it held in the round that is signed for, is the
-        ledger's to say.
+        """Check the card that came with what a peer signed. Whether the card held in the round that is signed for is
+        the ledger's to say.
 
         Raises:
             FormatError: it is nobody's who may admit, or another's.
@@ -78,7 +79,7 @@ class Authority:
         return card
 
     def read(self, data: bytes) -> Card:
-        """Check whose word a card is.
+        """Check the signatures of a card.
 
         Raises:
             FormatError: the signature does not hold, it is of another run, or of nobody who may admit.
@@ -96,7 +97,7 @@ class Authority:
 
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:
-    """Admit a peer. `own_card` is the issuer's, if it is a gateway."""
+    """Sign the card of a peer. `own_card` is the issuer's, if it is a gateway."""
     return signed.sign(identity, KIND, [run, card.peer, card.role, card.stage, card.slot, int(card.on_trial), own_card])
 
 

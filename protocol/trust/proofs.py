@@ -1,4 +1,5 @@
-"""What authors and holders sign about contributions, and the operator about authors. Each carries its signer's card."""
+"""Proofs: what authors and holders sign about contributions, and the operator about authors. Each carries its signer's
+card."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,27 +16,28 @@ CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
 
 @dataclass(slots=True)
 class Signer:
-    """This peer's key and card, and the run it signs for. Who has stood its trial gets another card."""
+    """The signer of this peer: its key and card, and the run it signs for. A peer that has stood its trial gets another
+    card."""
 
     identity: Identity
     authority: Authority
     card: bytes
 
     def contribution(self, part: Part, round: int, sha256: str, size: int) -> Entry:
-        """Sign one's own contribution."""
+        """Sign a contribution of this peer's."""
         name = ContributionName(part, round, self.identity.peer_id)
         fields = [self.authority.run, part, round, bytes.fromhex(sha256), size, self.card]
         return Entry(name, sha256, size, signed.sign(self.identity, CONTRIBUTION, fields))
 
     def receipt(self, entry: Entry) -> bytes:
-        """Sign that an entry was accepted here."""
+        """Sign that this peer has accepted an entry."""
         name = entry.name
         fields = [self.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), self.card]
         return signed.sign(self.identity, RECEIPT, fields)
 
 
 def claimed(proof: bytes, authority: Authority) -> Entry:
-    """What a proof says that it is of. **Nothing of it is checked yet.**
+    """Read the entry that a proof claims to be of. **Nothing of it is checked yet.**
 
     Raises:
         FormatError: it is no proof of this run.
@@ -45,7 +47,7 @@ def claimed(proof: bytes, authority: Authority) -> Entry:
 
 
 def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Entry:
-    """Check what another peer passed on. Receipts that are not for this entry, or do not hold, are left out.
+    """Check an entry that another peer passed on. Receipts that are not for it, or do not hold, are left out.
 
     Raises:
         FormatError: the author's signature does not hold, or its contributions to this part do not count.
@@ -61,7 +63,7 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
 
 
 def read_trial(proof: bytes, authority: Authority) -> Entry | None:
-    """What a peer on trial contributed, which counts nowhere; None if its author is not on trial.
+    """Check a contribution of a peer on trial, which counts nowhere. Returns None if its author is not on trial.
 
     Raises:
         FormatError: the author's signature does not hold, or it has no place that contributes to this part.
@@ -81,7 +83,7 @@ def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
 
 
 def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority) -> tuple[Entry, bytes]:
-    """What the fields of a contribution's proof say, and the card among them."""
+    """Read the fields of a contribution's proof. Returns the entry, and the card among them."""
     match fields:
         case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
             len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
@@ -91,7 +93,8 @@ def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority
 
 
 def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:
-    """Who signed a receipt for this entry; only those who could contribute to the part themselves are asked for it."""
+    """The peer that signed a receipt for this entry, if it holds; only peers that could contribute to the part
+    themselves are asked for receipts."""
     name = entry.name
     try:
         holder, fields = signed.read_signed(receipt, RECEIPT)
@@ -105,7 +108,7 @@ def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None
 
 
 def revoke(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:
-    """The operator's signed record."""
+    """Sign a revocation, as the operator."""
     fields = [authority.run, revocation.author, revocation.start, revocation.issued]
     return signed.sign(operator, REVOCATION, fields)
 

@@ -1,5 +1,5 @@
-"""Receipts: what others sign of a peer's work, for the peer to keep. Who knows the run's id and its operator's checks
-them without asking anybody.
+"""Receipts: what others sign of a peer's work, for the peer to keep. With the run's id and its operator anybody can
+check them without asking.
 
 - *Work*, by a neighbour in a pipeline: the microbatches that the two exchanged in a round, in inner steps that were
   taken; what was rolled back is none. One receipt has all of a round since the signer's process began, so that a later
@@ -25,20 +25,21 @@ from protocol.trust.proofs import Signer
 WORK, COUNTED = "work", "counted"
 
 MOST_BYTES = 2048
-"""One receipt: 0.5 KiB, 0.7 KiB with the card of a gateway."""
+"""The size of one receipt: 0.5 KiB, or 0.7 KiB with the card of a gateway."""
 
 MOST_LINE = 4 * -(-MOST_BYTES // 3) + 1
-"""One in a file: base64 and a newline."""
+"""The length of one receipt in a file: base64 and a newline."""
 
 MOST = 2**53
-"""Of anything that is counted: whole numbers that JSON's readers keep."""
+"""The most of anything that is counted: whole numbers that JSON's readers keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a neighbour saw. `stage` is the receiver's, `beside` the signer's; `replica` the leader of the last group in
-    which they met, in so many `attempts`; `since` is when the signer began to count, in ms since 1970. `forward` and
-    `backward` are microbatches that went over their link each way, and `tokens` those of the pairs."""
+    """A receipt of work: what a neighbour saw. `stage` is the receiver's, `beside` the signer's; `replica` is the
+    leader of the last group in which they met, in so many `attempts`; `since` is when the signer began to count, in ms
+    since 1970. `forward` and `backward` are the microbatches that went over their link each way, and `tokens` those of
+    the pairs."""
 
     signer: PeerId
     receiver: PeerId
@@ -54,18 +55,19 @@ class Work:
 
     @property
     def stands_for(self) -> tuple[object, ...]:
-        """Of all with one of these, the one with the largest `amount` stands."""
+        """The key of receipts that replace each other: of all with the same, the one with the largest `amount` stands."""
         return WORK, self.round, self.signer, self.receiver, self.stage, self.beside, self.since
 
     @property
     def amount(self) -> tuple[int, ...]:
-        """It only ever grows."""
+        """The amounts of work, which only ever grow."""
         return self.tokens, self.forward, self.backward, self.attempts
 
 
 @dataclass(frozen=True, slots=True)
 class CountedReceipt:
-    """A peer has closed a round with this contribution of the receiver's in it, of so many inner steps."""
+    """A receipt of a contribution: a peer has closed a round with this contribution of the receiver's in it, of so many
+    inner steps."""
 
     signer: PeerId
     receiver: PeerId
@@ -76,12 +78,12 @@ class CountedReceipt:
 
     @property
     def stands_for(self) -> tuple[object, ...]:
-        """As for `Work`."""
+        """The key of receipts that replace each other: of all with the same, the one with the largest `amount` stands."""
         return COUNTED, self.round, self.signer, self.receiver, self.part, self.sha256
 
     @property
     def amount(self) -> tuple[int, ...]:
-        """There is nothing to add."""
+        """The amount of work, the same in every such receipt."""
         return (self.steps,)
 
 
@@ -89,7 +91,7 @@ Receipt = Work | CountedReceipt
 
 
 def sign(signer: Signer, receipt: Receipt) -> bytes:
-    """A receipt by this peer, whose card tells its own stage."""
+    """Sign a receipt as this peer, whose card tells its own stage."""
     run, card = signer.authority.run, signer.card
     match receipt:
         case Work():
@@ -181,8 +183,8 @@ def _taking_part(signer: PeerId, signed_card: bytes, authority: Authority) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Whose receipts these are to be, in which run. `revoked`: the first round without a peer that the operator has
-    taken out. `tokens`: of a microbatch; 0: not known."""
+    """What receipts are checked against: the run, and the receiver, if they are to be one peer's. `revoked` is the
+    first round without a peer that the operator has taken out; `tokens` are those of a microbatch, 0: not known."""
 
     authority: Authority
     receiver: PeerId | None = None
@@ -191,7 +193,7 @@ class Verifier:
 
     @property
     def run(self) -> RunId:
-        """The run."""
+        """The run's id."""
         return self.authority.run
 
     def check(self, data: bytes) -> Receipt:
@@ -217,12 +219,12 @@ class Verifier:
 
 
 def to_line(data: bytes) -> bytes:
-    """A receipt as a line."""
+    """Encode a receipt as a line."""
     return base64.b64encode(data) + b"\n"
 
 
 def from_line(line: bytes) -> bytes:
-    """What `to_line` made of it. A newline at the end may be missing.
+    """Decode a line that `to_line` made. A newline at the end may be missing.
 
     Raises:
         FormatError: it is none.

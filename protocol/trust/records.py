@@ -1,4 +1,4 @@
-"""What peers tell about themselves, in the DHT and in person.
+"""Records: what peers tell about themselves, in the DHT and in person.
 
 A record travels as a signed message that carries the operator's word, or a gateway's, that its peer is of the run:
 whoever holds or reads it checks it without asking anybody.
@@ -33,21 +33,21 @@ from protocol.trust.proofs import Signer
 KIND = "record"
 
 RECORDS_UNDER_A_KEY = 64
-"""As many are expected under each of a large run's keys."""
+"""The number of records that are expected under each of a large run's keys."""
 
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
 
 RELAY_CHARACTERS = 192
 
 RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_CHARACTERS, pattern=LIBP2P)]
-"""Where the libp2p node of a relay listens."""
+"""The libp2p address of a relay."""
 MOST_TOKENS_PER_SECOND = 1e9
 
 LATER = ("relays", "via", "tokens_per_second")
-"""Fields that the first version had not. A peer that has nothing to say of one leaves it out."""
+"""The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-"""The peer id of who is scored."""
+"""The peer id of the scored author."""
 
 
 def is_relay(address: str) -> bool:
@@ -92,8 +92,8 @@ class PeerRecord(BaseModel):
 
     @model_serializer(mode="wrap")
     def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Who can be dialled, relays nothing and has not measured its speed says nothing of it: so its bytes are those
-        of before."""
+        """Leave out the later fields of which this peer has nothing to say: its bytes are then those of the first
+        version."""
         said: dict[str, Any] = serialize(self)
         return {key: value for key, value in said.items() if key not in LATER or value}
 
@@ -108,12 +108,12 @@ Peers = tuple[PeerRecord, ...]
 
 
 def sign(signer: Signer, record: PeerRecord) -> bytes:
-    """A record as it lies in the DHT."""
+    """Sign a record as it lies in the DHT."""
     return signed.sign(signer.identity, KIND, [signer.authority.run, pack_record(record), signer.card])
 
 
 def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
-    """Check what lies in the DHT as the record of `owner`.
+    """Check the bytes that lie in the DHT as the record of `owner`.
 
     Raises:
         FormatError: it is too long or malformed, of another run, not signed by `owner`, or says what `unpack` refuses.
@@ -130,7 +130,7 @@ def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
 
 
 def expiration(record: PeerRecord) -> float:
-    """When a record ceases to hold, in seconds since 1970.
+    """The time when a record ceases to hold, in seconds since 1970.
 
     It follows from what is signed, so nobody can keep a record alive that its peer has replaced, nor a newer one out.
     """
@@ -143,14 +143,14 @@ def may_author(record: PeerRecord) -> bool:
 
 
 def common_round(finished: Iterable[int], liars: int) -> int:
-    """Of the last rounds that peers say they have finished, the latest that more than `liars` of them have: no liar
-    alone can push it. Of fewer peers, what all of them have; 0 of none."""
+    """The latest round that more than `liars` peers say they have finished: no liar alone can push it. Of fewer peers,
+    the round that all of them have; 0 of none."""
     rounds = sorted(finished, reverse=True)
     return rounds[min(liars, len(rounds) - 1)] if rounds else 0
 
 
 def pack_record(record: PeerRecord) -> bytes:
-    """A record as it lies in a signed message."""
+    """Encode a record as it lies in a signed message."""
     packed: bytes = msgpack.packb(record.model_dump())
     return packed
 
@@ -192,14 +192,14 @@ def require_rounds(record: PeerRecord, manifest: Manifest, closed: Iterable[int]
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The records of a run's peers in the DHT: where each lies, and what may lie there."""
+    """The register of a run's records in the DHT: where each lies, and what may lie there."""
 
     authority: Authority
     manifest: Manifest
 
     @property
     def keys(self) -> list[str]:
-        """All keys under which the run's peers have subkeys, their peer ids."""
+        """All keys of the DHT under which the run's peers have subkeys, their peer ids."""
         return peers_keys(self.authority.run, self.manifest)
 
     def key(self, peer: str) -> str:
@@ -207,7 +207,7 @@ class Register:
         return peers_key(self.authority.run, self.manifest, peer)
 
     def expiration(self, key: str, owner: str, value: object) -> float:
-        """Check what is to lie under (`key`, `owner`); when it expires, in seconds since 1970.
+        """Check a value that is to lie under (`key`, `owner`). Returns when it expires, in seconds since 1970.
 
         Raises:
             FormatError: it is not the owner's record, or has its place under another key.
@@ -219,7 +219,7 @@ class Register:
         return expiration(record)
 
     def read(self, found: Mapping[str, object]) -> tuple[PeerRecord, ...]:
-        """The valid records among what was found in the DHT, by peer id."""
+        """Select the valid records among what was found in the DHT, by peer id."""
         records = []
         for owner in sorted(found):
             try:

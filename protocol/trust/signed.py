@@ -1,4 +1,4 @@
-"""Signed messages: what a peer says in its own name, and what anybody can check without asking anybody.
+"""Signed messages: a peer says something in its own name, and anybody can check that without asking.
 
     signature (64 bytes) · public key (33 bytes, compressed point) · kind (ASCII) · 0 · fields (msgpack list)
 
@@ -16,23 +16,24 @@ from protocol.limits import SIGNED_BYTES
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, peer_id_of_public, verify
 
 MOST_ITEMS = 1024
-"""Of a list or map: a peer's claims have as many parts at most. For a list in a list in a list, msgpack sets aside the
-room that each of them says it needs."""
+"""The most items of a list or map: a peer's claims have as many parts at most. For a list in a list in a list, msgpack
+sets aside the room that each of them says it needs."""
 
 VERIFIED_KEPT = 8192
-"""The same proof comes from many peers; checking it takes 0.1 ms, finding it here a hundredth of that. They are a
-kilobyte each, mostly, and a thousand peers renew their records every quarter of a minute."""
+"""The checked messages that are remembered. The same proof comes from many peers; checking it takes 0.1 ms, finding it
+here a hundredth of that. They are a kilobyte each, mostly, and a thousand peers renew their records every quarter of a
+minute."""
 
 
 def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
-    """A message of this peer."""
+    """Sign a message as this peer."""
     body = kind.encode() + b"\0" + bytes(msgpack.packb(fields))
     return identity.sign(body) + identity.public + body
 
 
 def read_signed(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]:
-    """Check a message of a kind: (who signed it, its fields). The fields are still to be checked. `again`: the same
-    bytes may well come again, from others.
+    """Check a message of a kind. Returns (who signed it, its fields); the fields are still to be checked. `again`: the
+    same bytes may well come again, from others.
 
     Raises:
         FormatError: it is malformed, of another kind, or the signature does not hold.
@@ -43,8 +44,8 @@ def read_signed(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, lis
 
 
 def claimed(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
-    """What a message of a kind says: (who would have signed it, its fields). **Nothing of it is checked yet**: it
-    decides whether checking is worth while.
+    """Read what a message of a kind claims: (who would have signed it, its fields). **Nothing of it is checked yet**:
+    it decides whether checking is worth while.
 
     Raises:
         FormatError: it is malformed, or of another kind.

@@ -1,5 +1,5 @@
-"""What a peer says of itself whenever it talks to another: its record, and its digests of the last closed rounds. As a
-record in the DHT it comes with its signer's card."""
+"""Statements: what a peer says of itself whenever it talks to another, its record and its digests of the last closed
+rounds. As a record in the DHT, a statement comes with its signer's card."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,21 +14,22 @@ from protocol.trust.records import PeerRecord, pack_record, unpack_record
 
 KIND = "statement"
 CLAIMS_TOLD = 3
-"""Peers close rounds within a round or two of each other, so that some closed round is in both their statements."""
+"""The number of closed rounds of which a statement tells. Peers close rounds within a round or two of each other, so
+that some closed round is in both their statements."""
 
 Claims = Mapping[Part, list[Claim]]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`claims` by part, of the last closed rounds in rising order."""
+    """A statement, checked. `claims` are by part, of the last closed rounds in rising order."""
 
     record: PeerRecord
     claims: Claims
 
 
 def make_statement(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
-    """Sign what this peer says of itself now."""
+    """Sign a statement of what this peer is and holds now."""
     told = {
         part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
         for part, last in claims.items()

@@ -1,4 +1,4 @@
-"""The ticket: the one line a volunteer pastes. It names the run, and where to knock.
+"""The ticket: the one line that a volunteer pastes. It names the run, and where to knock.
 
     hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, authority, [doors], [libp2p addresses], token]>
 
@@ -26,16 +26,16 @@ ENVIRONMENT = "HETPEER_TICKET"
 TOKEN_BYTES = 64
 MOST_CHARACTERS = 2**16
 MOST_ADDRESSES = 1024
-"""A bootstrap node has a few."""
+"""The most addresses in a ticket; a bootstrap node has a few."""
 
 _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where a run is found. `doors` are the gRPC addresses of the nodes that let newcomers in, of which one will do,
-    and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a `token`, which is a secret: it is
-    not shown where a ticket is printed for people to debug."""
+    """A ticket: where a run is found. `doors` are the gRPC addresses of the nodes that let newcomers in, of which one
+    will do, and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a `token`, which is a
+    secret: it is not shown where a ticket is printed for people to debug."""
 
     run_id: RunId
     authority: bytes
@@ -45,7 +45,7 @@ class Ticket:
 
     @property
     def operator(self) -> str:
-        """The first of the doors."""
+        """The address of the first door."""
         return self.doors[0]
 
     def __str__(self) -> str:
@@ -92,7 +92,8 @@ def parse_ticket(text: str) -> Ticket:
 
 
 def find(given: str | None, directory: Path) -> Ticket:
-    """The ticket from the command line (the text or a file), `HETPEER_TICKET`, or the last one used here.
+    """Find the ticket: the one from the command line (the text or a file), that in `HETPEER_TICKET`, or the last one
+    used here.
 
     Raises:
         TicketError: there is none, or it cannot be read.
@@ -123,7 +124,7 @@ def _is_key(authority: bytes) -> bool:
 
 
 def _is_door(address: str) -> bool:
-    """Whether a node can listen there: nobody is reached at port 0."""
+    """Whether a node can listen at an address: nobody is reached at port 0."""
     try:
         return split(address)[1] > 0
     except FormatError:
@@ -131,7 +132,7 @@ def _is_door(address: str) -> bool:
 
 
 def _encoded(raw: bytes) -> str:
-    """The one text for these bytes; others would decode to them as well."""
+    """Encode bytes as the one text for them; others would decode to them as well."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
