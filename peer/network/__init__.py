@@ -1,1 +1,1 @@
-"""Sockets. Imports no torch: what it carries are checked bytes."""
+"""The sockets of a peer. Imports no torch: what it carries are checked bytes."""

@@ -1,4 +1,5 @@
-"""Talking to the nodes that let newcomers in: what the run is, a place in it with a certificate, and its files."""
+"""The newcomer's side of admission: it asks the nodes that let newcomers in what the run is, for a place with a
+certificate, and for the run's files."""
 
 import asyncio
 import socket
@@ -36,24 +37,25 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A place in the run. `node` is who gave it."""
+    """A place in the run. `node` is the node that gave it."""
 
     card: Card
     signed_card: bytes
     credentials: Credentials
     node: Endpoint
     closed: bool
-    """Whether the run lets in only who has an invitation."""
+    """Whether the run lets in only newcomers with an invitation."""
     trials: bool
     """Whether what newcomers contribute counts only after a trial."""
     mirrors: tuple[str, ...] = ()
-    """Base URLs of the run's prepared text."""
+    """The base URLs of the run's prepared text."""
     attestation: bytes = b""
-    """What the operator's observer has seen of closed rounds, signed by it: not checked yet. Empty: none does."""
+    """The newest attestation of closed rounds, signed by the operator's observer, not checked yet; empty: there is
+    none."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
-    """What the run is, checked against the id in the ticket.
+    """Ask what the run is, and check the answer against the id in the ticket.
 
     Raises:
         UnreachableError: no door of the ticket opens.
@@ -71,7 +73,8 @@ async def describe(ticket: Ticket) -> Descriptor:
 
 
 async def finished(ticket: Ticket) -> int:
-    """The run's last round, if the run is over by the word of the first of the operator's nodes that answers; else 0.
+    """Ask for the run's last round, if the run is over by the word of the first of the operator's nodes that answers;
+    else 0.
 
     Raises:
         UnreachableError, PeerError: no door of the ticket opens.
@@ -93,8 +96,9 @@ async def register(
     card: bytes = b"",
     revoked: Collection[PeerId] = (),
 ) -> Admitted:
-    """A place in the run, the signed card that shows it, and a certificate; `card` is the one that this peer has, if it
-    was admitted before. Doors of those who are `revoked` are passed by: what they give holds no longer.
+    """Ask for a place in the run, with the signed card that shows it and a certificate. `card` is the card that this
+    peer has, if it was admitted before. Doors of peers that are `revoked` are passed by: what they give holds no
+    longer.
 
     Raises:
         UnreachableError: no door of the ticket opens.
@@ -159,7 +163,7 @@ async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, st
 
 
 def _as_reached_from(host: str, door: str) -> str:
-    """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; as it is if there is none."""
+    """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; `door` itself if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return join(*socket.getaddrinfo(*split(door), family, socket.SOCK_STREAM)[0][4][:2])
@@ -168,7 +172,7 @@ def _as_reached_from(host: str, door: str) -> str:
 
 
 async def ask_status(ticket: Ticket) -> View:
-    """The run as the first of the operator's nodes sees it that answers.
+    """Ask the operator's nodes for the view of the run; the first that answers gives it.
 
     Raises:
         UnreachableError: no door of the ticket opens.
@@ -210,7 +214,7 @@ async def fetch_files(
 
 
 async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:
-    """The answer of the first door that opens."""
+    """Ask at one door after the other. Returns the answer of the first that opens."""
     silent: list[HetpeerError] = []
     for address in ticket.doors:
         try:
@@ -229,7 +233,8 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint],
 
 @asynccontextmanager
 async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Endpoint]]:
-    """A channel to a door that shows a certificate of the ticket's authority, and who it is.
+    """Open a channel to a door that shows a certificate of the ticket's authority, for the block. Yields it, and the
+    node's endpoint.
 
     Raises:
         UnreachableError: nobody answers there.
@@ -245,7 +250,7 @@ async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.
 
 
 def _shown(address: str) -> bytes:
-    """The certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
+    """Read the certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -264,7 +269,7 @@ def _shown(address: str) -> bytes:
 
 
 def address_towards(operator: str) -> str:
-    """The host address of this machine's interface that leads to the operator, of IPv4 if one does. Sends nothing.
+    """The IP address of this machine's interface that leads to the operator, of IPv4 if one does. Sends nothing.
 
     Raises:
         UnreachableError: no interface does.

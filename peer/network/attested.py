@@ -1,4 +1,4 @@
-"""What this peer has heard that the operator attests of closed rounds, and what it makes of others' claims by that."""
+"""The attestations that this peer has heard, and what it makes of others' claims by them."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +21,7 @@ MyClaims = dict[Part, list[Claim]]
 
 @dataclass(slots=True)
 class Attested:
-    """The newest attestation, kept in `folder`. `revoked` tells of an attester that the operator has taken out."""
+    """The newest attestation, kept in `folder`. `revoked` tells whether the operator has taken an attester out."""
 
     signer: Signer
     bans: Bans
@@ -30,18 +30,19 @@ class Attested:
     newest: Attestation | None = None
     signed: bytes = b""
     granted: bytes = b""
-    """The operator's word that this peer attests; empty: it does not."""
+    """The operator's word that this peer attests; empty: it does not attest."""
     since: int = 0
     """The last round of which this peer itself has taken others' word."""
     mine: MyClaims = field(default_factory=dict)
     """This peer's own closed rounds."""
     said: dict[PeerId, Mapping[Part, list[Claim]]] = field(default_factory=dict)
-    """Others', as they told them last; the longest unheard of are forgotten first."""
+    """The claims of others, as they told them last; those of the peers that were silent for longest are forgotten
+    first."""
     disbelieved: set[tuple[PeerId, Part]] = field(default_factory=set)
-    """Of whom it has been said that they claim another past."""
+    """The peers, and parts, of which it has been said that they claim another past."""
 
     def __post_init__(self) -> None:
-        """As the folder has it. What is damaged there is not there."""
+        """Load what the folder keeps. What is damaged there counts as absent."""
         with suppress(OSError, FormatError):
             granted = (self.folder / GRANTED).read_bytes()
             if attestations.read_grant(granted, self.signer.authority) == self.signer.identity.peer_id:
@@ -51,11 +52,11 @@ class Attested:
 
     @property
     def round(self) -> int:
-        """Of the newest that stands; 0: there is none."""
+        """The round of the newest attestation that stands; 0: there is none."""
         return self.newest.round if self.newest is not None and not self.revoked(self.newest.attester) else 0
 
     def hear(self, signed: bytes, sender: PeerId) -> None:
-        """Keep what was passed on, if it is newer than what is here; empty: it was nothing."""
+        """Keep an attestation that was passed on, if it is newer than the one here; empty bytes are none."""
         if not signed or signed == self.signed:
             return
         try:
@@ -75,8 +76,8 @@ class Attested:
     # Attesting
 
     def close(self, claims: MyClaims) -> MyClaims:
-        """This peer holds these states from now on. If it attests, and its parts are at one round that it has seen
-        itself, it signs that."""
+        """Note the states that this peer holds from now on. If it attests, and its parts are at one round that it has
+        seen itself, it signs that. Returns `claims`."""
         self.mine = claims
         last = {part: each[-1] for part, each in claims.items() if each}
         rounds = {claim.folded for claim in last.values()}
@@ -89,33 +90,33 @@ class Attested:
         return claims
 
     def hearsay(self, round: int) -> None:
-        """This peer takes others' word of rounds up to this one."""
+        """Note that this peer takes others' word of rounds up to this one."""
         self.since = max(self.since, round)
 
     def resume(self, folded: int) -> None:
-        """This peer starts again, from the state after a round. What it attested tells up to where it had taken others'
-        word; who did not attest, does not know it any more."""
+        """Start again from the state after a round. The newest attestation of this peer's own tells up to where it had
+        taken others' word; a peer that did not attest does not know that any more."""
         mine = self.newest is not None and self.newest.attester == self.signer.identity.peer_id
         self.hearsay(self.newest.since if mine and self.newest is not None else folded)
 
     # Judging
 
     def claim(self, part: Part) -> Claim | None:
-        """What is attested of a part. Nothing, if it is not what this peer holds, and this peer has been there for
-        longer than the attester: who has seen the rounds needs nobody's word."""
+        """The attested claim about a part. None, if it is not what this peer holds and this peer has been there for
+        longer than the attester: a peer that has seen the rounds needs nobody's word."""
         if not self.round or self.newest is None or (attested := self.newest.claim(part)) is None:
             return None
         hearsay = self.newest.since > self.since
         return None if hearsay and attestations.contradicted(attested, self.mine.get(part, [])) else attested
 
     def believes(self, peer: PeerId, part: Part) -> bool:
-        """Whether a peer's word on a part counts: not while it claims another past than the attested one."""
+        """Whether a peer's word on a part counts: it does not while the peer claims another past than the attested one."""
         attested, said = self.claim(part), self.said.get(peer, {}).get(part, [])
         return attested is None or not attestations.contradicted(attested, said)
 
     def look(self, peer: PeerId, told: Mapping[Part, list[Claim]]) -> None:
-        """Look at what a peer claims of its closed rounds, and say it once if that is another past than the attested
-        one. It may not have heard better yet, so it is not avoided."""
+        """Judge a peer's claims about its closed rounds, and say it once if they are of another past than the attested
+        one. The peer may not have heard better yet, so it is not avoided."""
         self.said.pop(peer, None)
         self.said[peer] = told
         if len(self.said) > PEERS_KEPT:

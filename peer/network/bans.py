@@ -1,4 +1,5 @@
-"""Whom this peer does not talk to: who was taken out of the run, for good, and who broke the protocol, for a while."""
+"""Bans: the peers to which this peer does not talk, for good if they were taken out of the run, for a while if they
+broke the protocol."""
 
 import time
 from collections.abc import Callable
@@ -11,17 +12,18 @@ from protocol.identity import NO_PEER, PeerId
 from protocol.net.backoff import pause_after
 
 FIRST_SECONDS = 10.0
-"""After a first offence: a moment, for who has a broken link or memory, or another version."""
+"""The time of a first ban: a moment, for a peer that has a broken link or memory, or another version."""
 
 MOST_SECONDS = 3600.0
 
 OFFENDERS_KEPT = 4096
-"""More than a run has peers; the longest forgiven are forgotten first."""
+"""The offenders that are remembered, more than a run has peers; the longest forgiven are forgotten first."""
 
 
 @dataclass(slots=True)
 class Offences:
-    """How often a peer broke the protocol, and until when it is avoided. Each time twice as long."""
+    """The offences of one peer: how often it broke the protocol, and until when it is avoided. Each ban is twice as
+    long."""
 
     count: int = 0
     until: float = 0.0
@@ -30,8 +32,9 @@ class Offences:
 
 @dataclass(slots=True)
 class Bans:
-    """`hang_up` ends what a peer and this one have open with each other, and if it is a gateway, what this one has open
-    with those whom it let in; `issuer` is the gateway that let a peer in, as far as is known, or empty."""
+    """The bans of this peer. `hang_up` ends what a peer and this one have open with each other, and if the peer is a
+    gateway, what this one has open with those that it let in; `issuer` is the gateway that let a peer in, as far as is
+    known, or empty."""
 
     emit: Listener
     clock: Callable[[], float] = time.monotonic
@@ -41,7 +44,7 @@ class Bans:
     issuer: Callable[[PeerId], PeerId] = lambda peer: NO_PEER
 
     def objection(self, peer: PeerId) -> str:
-        """Why this peer does not talk to another now; empty: it does."""
+        """The reason why this peer does not talk to another now; empty: it does."""
         if peer in self.revoked:
             return f"the operator has taken peer {peer[-8:]} out of the run"
         if self.issuer(peer) in self.revoked:
@@ -52,8 +55,8 @@ class Bans:
         return ""
 
     def note(self, peer: PeerId, error: HetpeerError) -> None:
-        """A peer did something wrong. If it broke the protocol, it is avoided for a while; a refusal or an honest
-        mistake costs it nothing."""
+        """Note a peer's error. If it broke the protocol, it is avoided for a while; a refusal or an honest mistake
+        costs it nothing."""
         if not isinstance(error, PeerError) or self.objection(peer):
             return
         self.emit(Refused(peer, str(error)))
@@ -73,7 +76,7 @@ class Bans:
         return peer in self.revoked
 
     def revoke(self, peer: PeerId) -> None:
-        """The operator has taken a peer out."""
+        """Ban a peer for good: the operator has taken it out."""
         if peer not in self.revoked:
             self.revoked.add(peer)
             self.emit(Avoided(peer, None, "the operator has taken it out of the run"))

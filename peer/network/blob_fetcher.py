@@ -22,13 +22,13 @@ from protocol.trust.records import PeerRecord
 
 @dataclass(slots=True)
 class FetchAttempt:
-    """One fetch. `late`: it is so slow that it has lost its place."""
+    """One attempt to fetch a blob. It is `late` when it is so slow that it has lost its place."""
 
     source: PeerId
     patience: Patience = field(default_factory=Patience)
     late: bool = False
     ended: bool = False
-    """Whether `Wanted` has heard how."""
+    """Whether `Wanted` has heard how the attempt ended."""
     behind: float = 0.0
     waited: float = 0.0
     received: int = 0
@@ -42,7 +42,7 @@ class FetchAttempt:
 
     @property
     def speed(self) -> float:
-        """Bytes a second until now."""
+        """The attempt's bytes a second until now."""
         return self.received / max(self.waited, 1e-9)
 
 
@@ -58,7 +58,7 @@ class Bringing:
 
 @dataclass(slots=True)
 class BlobFetcher:
-    """Carries out what `Wanted` decides: from whom next, and how many at once."""
+    """The fetcher: it carries out what `Wanted` decides, from whom to fetch next, and how many blobs at once."""
 
     contacts: Contacts
     bans: Bans
@@ -67,7 +67,7 @@ class BlobFetcher:
     bringing: dict[bytes, Bringing] = field(default_factory=dict)
 
     def hear(self, lacking: list[bytes], peer: PeerRecord) -> list[bytes]:
-        """A peer says that it holds these, which this one lacks; those whose entries to ask it for."""
+        """Hear that a peer holds entries that this one lacks. Returns the keys of those to ask it for."""
         self._note_holder(peer)
         unknown = self.wanted.hear(lacking, peer.peer_id)
         self._go_on()
@@ -80,9 +80,9 @@ class BlobFetcher:
             self.holders.popitem(last=False)
 
     async def bring(self, entry: Entry, holder: PeerRecord) -> bytes | None:
-        """The bytes of an entry, from one of those who hold them; None if they are under way already, or nobody gives
-        them. Who gives other bytes is reported, and passed over; beside who is too slow, another is tried. The entry is
-        wanted until `Wanted.drop`."""
+        """Fetch the bytes of an entry from one of the peers that hold them. Returns None if they are under way already,
+        or nobody gives them. A peer that gives other bytes is reported, and passed over; beside one that is too slow,
+        another is tried. The entry is wanted until `Wanted.drop`."""
         self._note_holder(holder)
         if not self.wanted.want(entry.key, holder.peer_id):
             return None
@@ -108,14 +108,15 @@ class BlobFetcher:
             task.add_done_callback(partial(self._end, attempt, wanted))
 
     def _end(self, attempt: FetchAttempt, wanted: Bringing, _: object) -> None:
-        """Another was quicker, or nobody waits any longer: also before it began."""
+        """Forget an attempt that has ended. It may have ended without a result, even before it began, since another was
+        quicker, or nobody waits any longer."""
         wanted.attempts.remove(attempt)
         if not attempt.ended:
             self.wanted.stop(attempt.source, attempt.late)
         self._go_on()
 
     async def _try(self, attempt: FetchAttempt, wanted: Bringing) -> None:
-        """Fetch from one source, to its end or to that of another."""
+        """Fetch from one source, until it or another source has given the bytes."""
         clock, key = asyncio.get_running_loop().time, wanted.entry.key
         fetching = wanted.tasks.spawn(self._fetch(attempt, wanted.entry))
         begun = clock()
@@ -155,7 +156,7 @@ class BlobFetcher:
             return await fetch(channel, manifest, entry.sha256, entry.size, bandwidth, attempt.patience)
 
     def _let_lag(self, attempt: FetchAttempt, wanted: Bringing) -> None:
-        """A fetch loses its place. Of too many such, the slowest is given up."""
+        """Take an attempt's place from it. If there are too many such attempts, give the slowest up."""
         attempt.late = True
         self.wanted.lag(wanted.entry.key, attempt.source)
         late = [each for one in self.bringing.values() for each in one.attempts if each.late]

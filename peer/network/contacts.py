@@ -1,5 +1,5 @@
-"""Channels to other peers, kept open between calls. One that failed is dropped, so the next call starts afresh; so is
-one on which this peer still shows its last certificate."""
+"""Channels to other peers, kept open between calls. A channel that failed is dropped, so that the next call starts
+afresh; so is one on which this peer still shows its last certificate."""
 
 import asyncio
 import contextlib
@@ -20,31 +20,32 @@ from protocol.net.channels import Credentials, Reachable, channel_to, translated
 from protocol.net.tasks import Children
 
 FORGOTTEN = 1.1
-"""The least that was measured is a peer's distance, since answers only ever come later than the link lets them; but a
-peer may move, so each measurement may be so many times the one before."""
+"""The factor by which a measured distance may exceed the one before. The least that was measured is a peer's distance,
+since answers only ever come later than the link lets them; but a peer may move."""
 
 
 @dataclass(slots=True)
 class Contacts:
-    """One channel for each peer and address."""
+    """The channels of this peer, one for each peer and address."""
 
     manifest: Manifest
     credentials: Credentials
     objection: Callable[[PeerId], str] = lambda peer: ""
-    """Why this peer does not talk to another; empty: it does."""
+    """A function that tells why this peer does not talk to another; empty: it does."""
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
-    """What goes over these channels, and over those by which others call, takes its turn in this."""
+    """The limits in which everything takes its turn that goes over these channels, and over those by which others call.
+    """
     routes: Routes | None = None
-    """How to reach who cannot be dialled; None: nobody is."""
+    """The routes to peers that cannot be dialled; None: to none."""
     channels: dict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=dict)
-    """Each with the certificate that it was opened with."""
+    """The channels, each with the certificate that it was opened with."""
     streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
     """The channels that have one stream each."""
     closing: Children = field(default_factory=Children)
 
     @contextlib.asynccontextmanager
     async def to(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
-        """The channel to a peer; gRPC's errors leave it as ours.
+        """Use the channel to a peer in the block; gRPC's errors leave it as ours.
 
         Raises:
             UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
@@ -69,7 +70,7 @@ class Contacts:
 
     @contextlib.asynccontextmanager
     async def alone(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
-        """A channel to a peer for one stream, which ends with it. Raises as `to` does."""
+        """Open a channel to a peer for one stream, which ends with the block. Raises as `to` does."""
         self._require_no_objection(peer)
         async with self._channel_to(await self._dialled(peer)) as channel:
             self.streams[channel] = peer.peer_id
@@ -83,12 +84,12 @@ class Contacts:
         return channel_to(at, self.manifest, self.credentials, self.bandwidth.window)
 
     async def _dialled(self, peer: Reachable) -> Reachable:
-        """A peer where a channel to it dials."""
+        """The endpoint that a channel to a peer dials."""
         return peer if self.routes is None else Endpoint(peer.peer_id, await self.routes.address(peer))
 
     @contextlib.contextmanager
     def _translated(self, peer: Reachable) -> Iterator[None]:
-        """gRPC's errors as ours, which say on which way they came."""
+        """Raise gRPC's errors in the block as ours, which say on which way they came."""
         try:
             with translated(peer.address, self.manifest, self.credentials):
                 yield
@@ -127,8 +128,8 @@ class Contacts:
 
 @contextlib.contextmanager
 def timed(channel: grpc.aio.Channel, peer: PeerId, trips: MutableMapping[PeerId, float]) -> Iterator[None]:
-    """Note in `trips`, in seconds, what the question takes that is asked in this block. The first on a channel is no
-    measure: opening it takes three round trips more."""
+    """Note in `trips`, in seconds, the time of the question that is asked in this block. The first question on a
+    channel is no measure: opening it takes three round trips more."""
     opened, begun = channel.get_state() is grpc.ChannelConnectivity.READY, time.monotonic()
     yield
     if opened:

@@ -1,4 +1,4 @@
-"""Who else is in the run: what peers tell in the DHT and, fresher, in person."""
+"""The peers of the run: what they tell of themselves in the DHT and, fresher, in person."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
 
 WRITE_SECONDS = 5.0
-"""Who comes and goes is written down this often at most."""
+"""The shortest interval at which the addresses of others are written down."""
 
 
 @dataclass(slots=True)
@@ -36,12 +36,13 @@ class Discovery:
     seen: dict[PeerId, float] = field(default_factory=dict)
     """When each peer last gave a sign of life, by `time.monotonic`."""
     lost: dict[PeerId, int] = field(default_factory=dict)
-    """Peers that did not answer, and the sequence number of the last record they had told until then."""
+    """The peers that did not answer, and the sequence number of the last record that each had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)
-    """Round trips to others, in seconds, as far as they were measured (`peer.network.contacts.timed`)."""
+    """The round trips to others, in seconds, as far as they were measured (`peer.network.contacts.timed`)."""
     news: Notifier = field(default_factory=Notifier)
     objection: Callable[[PeerId], str] = lambda peer: ""
-    """Why this peer does not talk to another; empty: it does. Who is avoided is not there: nobody waits for it."""
+    """A function that tells why this peer does not talk to another; empty: it does. A peer that is avoided counts as
+    absent: nobody waits for it."""
 
     @property
     def run_id(self) -> RunId:
@@ -50,7 +51,7 @@ class Discovery:
 
     @property
     def register(self) -> Register:
-        """Where the run's records are in the DHT."""
+        """The register of the run's records in the DHT."""
         return Register(self.signer.authority, self.manifest)
 
     def tell(self, **changes: object) -> None:
@@ -89,12 +90,12 @@ class Discovery:
             await asyncio.sleep(read_seconds(len(self.records)))
 
     async def read(self) -> None:
-        """Take from the DHT what is newer than what is known."""
+        """Read the DHT once, and take what is newer than what is known."""
         for record in self.register.read(await self.dht.read_all()):
             self.meet(record, in_person=False)
 
     def meet(self, record: PeerRecord, in_person: bool) -> None:
-        """Hear of a peer. In person it is alive; from the DHT it is, if the record is new."""
+        """Take note of a peer's record. A peer met in person is alive; one found in the DHT is, if its record is new."""
         peer = record.peer_id
         known = self.records.get(peer)
         newer = known is None or record.sequence > known.sequence
@@ -120,29 +121,31 @@ class Discovery:
         return [record.peer_id for record in self.records.values() if record.issuer == gateway]
 
     def lose(self, peer: PeerId) -> None:
-        """A peer does not answer: it is gone until it says something new."""
+        """Note that a peer does not answer: it counts as lost until it says something new."""
         if peer in self.records and peer not in self.lost:
             self.lost[peer] = self.records[peer].sequence
             self.news.ring()
 
     def peers(self) -> Peers:
-        """This peer, and all others that are alive as far as is known and that it talks to, by peer id."""
+        """The records of this peer and of all others that are alive, as far as is known, and to which it talks, by peer
+        id."""
         horizon = time.monotonic() - RECORD_SECONDS
         alive = [self.records[peer] for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
         here = [peer for peer in alive if not (peer.gone or self.objection(peer.peer_id))]
         return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))
 
     def missed(self) -> list[PeerId]:
-        """Who does not answer, and has not said goodbye."""
+        """The peers that do not answer, and have not said goodbye."""
         return [peer for peer in self.lost if not (self.records[peer].gone or self.objection(peer))]
 
     def others(self) -> Peers:
-        """Everybody but this peer."""
+        """The records of all peers but this one."""
         return tuple(peer for peer in self.peers() if peer.peer_id != self.record.peer_id)
 
 
 async def keep_remembering(folder: Path, discovery: Discovery) -> None:
-    """Keep in `folder` where others are, for as long as this peer lives. Who has lost all others keeps the last."""
+    """Keep the addresses of others in `folder`, for as long as this peer lives. A peer that has lost all others keeps
+    the last addresses."""
     written: list[str] = []
     while True:
         known = [peer.libp2p for peer in discovery.others() if peer.libp2p]

@@ -16,17 +16,18 @@ from protocol.net.lenient import NO_MESSAGE
 from protocol.net.tasks import Children
 
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
+"""The errors that gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
 
 BEAT_SECONDS = 1.0
-"""How often a stream that is watched gives a sign of life."""
+"""The interval of signs of life on a stream that is watched."""
 
 SILENT_BEATS = 4
-"""After so many of our own without one, the other side is gone: stopped, or cut off. Who was stopped itself, with its
-machine, reads first what has come meanwhile."""
+"""The number of our own signs of life after which a side that has given none is gone: stopped, or cut off. A side that
+was stopped itself, with its machine, reads first what has come meanwhile."""
 
 PARTING_SECONDS = 4.0
-"""Who has been told that there is nothing more to say, and keeps the stream open for so long, is hung up on."""
+"""The time after which this side hangs up on one that has been told that there is nothing more to say and keeps the
+stream open."""
 
 Outgoing = TypeVar("Outgoing", bound=Message)
 Received = TypeVar("Received", bound=Message)
@@ -41,7 +42,7 @@ class BreachError(PeerError):
 
 
 class Call(Protocol):
-    """What both ends of a gRPC stream can do."""
+    """The operations that both ends of a gRPC stream have."""
 
     def read(self) -> Coroutine[Any, Any, Any]: ...
     def write(self, message: Any) -> Coroutine[Any, Any, None]: ...
@@ -74,9 +75,9 @@ class Duplex(Generic[Outgoing, Received]):
         self.bytes_sent = 0
         self.ended = False
         self.awaited = False
-        """Whether somebody waits for its next message now."""
+        """Whether somebody waits for the next message now."""
         self.on_message: Callable[[Received | HetpeerError], None] = lambda message: None
-        """Is told of every message, and of the end, as it arrives, before anybody receives it."""
+        """A function that is told of every message, and of the end, as it arrives, before anybody receives it."""
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
@@ -84,16 +85,16 @@ class Duplex(Generic[Outgoing, Received]):
 
     @property
     def unsent(self) -> int:
-        """Messages that wait to be written."""
+        """The number of messages that wait to be written."""
         return self._outgoing.qsize()
 
     def breach(self, what: str) -> BreachError:
-        """The other side broke the protocol: it `what`."""
+        """The error of the other side's breach of the protocol: it `what`."""
         return BreachError(self.peer, f"{self.with_whom} {what}")
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """What does not parse in here came from the other side.
+        """Blame the other side for what does not parse in the block.
 
         Raises:
             BreachError: instead of a FormatError.
@@ -126,17 +127,17 @@ class Duplex(Generic[Outgoing, Received]):
         return message
 
     def close(self) -> None:
-        """Say nothing more; what is queued still goes out."""
+        """Send nothing more; what is queued still goes out."""
         self._outgoing.put_nowait(None)
 
     def abort(self, reason: str) -> None:
-        """End it from our side, at once: who waits for a message is told that the member is gone."""
+        """End the stream from our side, at once: whoever waits for a message is told that the member is gone."""
         self._end(LostMemberError(reason))
         self._hung_up.set()
 
     async def carry(self, call: Call) -> None:
-        """Move messages between the queues and a gRPC stream until both sides have ended it, or this one has hung up:
-        who does not read, or does not end it in its turn, keeps nobody."""
+        """Move messages between the queues and a gRPC stream until both sides have ended it, or this one has hung up. A
+        side that does not read, or does not end the stream in its turn, keeps nobody."""
         reader, writer = self._tasks.spawn(self._read(call)), self._tasks.spawn(self._write(call))
         hung_up = self._tasks.spawn(self._hung_up.wait())
         try:
@@ -149,7 +150,7 @@ class Duplex(Generic[Outgoing, Received]):
             await self._tasks.end()
 
     async def _write(self, call: Call) -> bool:
-        """Write what is queued, until there is nothing more to say; whether the stream broke before."""
+        """Write what is queued, until there is nothing more to say. Returns whether the stream broke before."""
         try:
             while (message := await self._next()) is not None:
                 await self._put(call, message)
@@ -169,7 +170,7 @@ class Duplex(Generic[Outgoing, Received]):
             await call.write(message)
 
     async def _next(self) -> Outgoing | None:
-        """What to write next; a sign of life when there is nothing to say."""
+        """Wait for the message to write next: a sign of life when there is nothing to say, None at the end."""
         if self.beat is None:
             return await self._outgoing.get()
         try:

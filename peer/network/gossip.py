@@ -1,4 +1,5 @@
-"""Peers of a part exchange what they lack: contributions, receipts, revocations, and what they say of themselves."""
+"""Gossip: peers of a part exchange what they lack, contributions, receipts, revocations, and what they say of
+themselves."""
 
 import asyncio
 import random
@@ -54,12 +55,12 @@ from protocol.trust.records import PeerRecord, require_rounds
 from protocol.trust.statement import Claims
 
 ANSWER_SECONDS = 3.0
-"""Comparing is also a peer's heartbeat: who does not answer in so long is gone."""
+"""The time within which a peer has to answer a comparison, which is also its heartbeat."""
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """What this peer has accepted, kept equal to what the others have."""
+    """The reconciler keeps what this peer has accepted equal to what the others have."""
 
     manifest: Manifest
     discovery: Discovery
@@ -68,19 +69,19 @@ class Reconciler:
     bans: Bans
     attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
-    """This peer's own closed rounds."""
+    """The claims of this peer about its own closed rounds."""
     tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
-    """Those of them that ask for, or fetch, what others hold."""
+    """The tasks that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
-    """Keys of what has been accepted since others were told last."""
+    """The keys of what has been accepted since others were told last."""
     telling: asyncio.TimerHandle | None = None
     learner: Learner = field(init=False)
     witnesses: Witnesses = field(init=False)
-    """Where the others are, as far as they show it."""
+    """The witnesses of where the others are in the run."""
 
     def __post_init__(self) -> None:
-        """Nothing is learnt or shown yet."""
+        """Begin with nothing learnt or shown."""
         self.learner = Learner(
             self.manifest,
             self.contacts,
@@ -94,7 +95,7 @@ class Reconciler:
         self.intake.ahead = self.witnesses.follow
 
     def statement(self) -> bytes:
-        """What this peer says of itself: its record and its closed rounds, signed."""
+        """Sign this peer's statement: its record and its closed rounds."""
         return statement.make_statement(self.intake.signer, self.discovery.record, self.claims)
 
     async def publish(self, part: Part, round: int, blob: bytes) -> None:
@@ -105,7 +106,7 @@ class Reconciler:
                 self.start(self._tell(peer, [entry]))
 
     def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:
-        """Check the statement of the peer at the other end, and remember it.
+        """Check the statement of the peer at the other end, and remember it. Returns the record in it.
 
         Raises:
             FormatError: it is none, or another's.
@@ -122,11 +123,11 @@ class Reconciler:
 
     @property
     def others_claims(self) -> dict[PeerId, Claims]:
-        """The closed rounds of others, as they told them last."""
+        """The claims of others about their closed rounds, as they told them last."""
         return self.attested.said
 
     def revocations(self) -> list[bytes]:
-        """What to pass on of the operator's: so many as one message may have."""
+        """The operator's revocations to pass on: as many as one message may have."""
         return some([*self.intake.revocations.values()], REVOCATIONS_NAMED, random)
 
     def revoke(self, revocations: Iterable[bytes], sender: PeerId) -> None:
@@ -166,11 +167,11 @@ class Reconciler:
         return [*partners(*self._sorted(others), random), *some(gone, 1, random)]
 
     def followers(self, part: Part) -> list[PeerRecord]:
-        """Others that hold a part."""
+        """The other peers that follow a part."""
         return [peer for peer in self.discovery.others() if follows(peer.role, peer.stage, part, self.manifest)]
 
     def _sorted(self, peers: Iterable[PeerRecord]) -> tuple[list[PeerRecord], list[PeerRecord]]:
-        """Those whose contributions count, and the others."""
+        """Sort peers into those whose contributions count and the others."""
         known = self.witnesses.contributing()
         contributing, others = list[PeerRecord](), list[PeerRecord]()
         for peer in peers:
@@ -215,12 +216,12 @@ class Reconciler:
         return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
 
     def keep_promises(self) -> None:
-        """After a start: say what this peer holds. It may have signed receipts, and died before it had passed on what
+        """Say after a start what this peer holds. It may have signed receipts, and died before it had passed on what
         they are for; liars that heard them may use them later."""
         self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
-        """Tell others what is here now: at once, but what comes shortly after goes with the next message."""
+        """Tell others which entries are here now: at once, but those that come shortly after go with the next message."""
         for entry in news:
             self.untold.setdefault(entry.name.part, []).append(entry.key)
         if self.telling is None:
@@ -262,17 +263,17 @@ class Reconciler:
         await asyncio.gather(*(self._tell(peer, each) for peer in hearers for each in messages))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Ask for, or fetch, what others hold, beside everything else."""
+        """Start `work`, which asks for or fetches what others hold, beside everything else."""
         task = self.start(work)
         self.learning.add(task)
         task.add_done_callback(self.learning.discard)
         return task
 
     async def learnt(self) -> None:
-        """Until all that others told is here, or cannot be had: `compare` does not wait for what is on its way."""
+        """Wait until all that others told is here, or cannot be had: `compare` does not wait for what is on its way."""
         while self.learning:
             await asyncio.wait(self.learning)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something beside everything else."""
+        """Start `work` beside everything else."""
         return self.tasks.spawn(work)

@@ -1,4 +1,4 @@
-"""The answering side of reconciliation: what is compared, asked and told arrives here."""
+"""The answering side of gossip: comparisons, questions and news arrive here."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -30,8 +30,8 @@ Message = TypeVar("Message")
 
 
 class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
-    """The answering side. What a message may have is looked at before anything in it is, and what it costs beside the
-    call is taken from its caller's allowance."""
+    """The answering side of gossip. The bounds of a message are checked before anything in it, and what it costs beside
+    the call is taken from its caller's allowance."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.reconciler = reconciler
@@ -91,7 +91,8 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         return pb.Heard()
 
     async def _require_ready(self, context: Any) -> None:
-        """Who is still reading its folder is not there yet: an empty answer would be its word that it holds nothing."""
+        """Refuse a call while this peer still reads its folder: an empty answer would be its word that it holds
+        nothing."""
         if not self.reconciler.intake.ready:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this peer is not ready yet")
 

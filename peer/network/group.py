@@ -1,4 +1,4 @@
-"""How a leader and its members talk: invitations, and one control stream to each member."""
+"""The messages between a leader and its members: invitations, and one control stream to each member."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ from protocol.schemas import group_pb2_grpc
 from protocol.trust.group_lease import Lease, LeaseEvent
 
 INVITE_SECONDS = 3.0
-"""A volunteer that takes longer to answer is no use to a group."""
+"""The time within which a volunteer has to answer an invitation: a slower one is no use to a group."""
 
 MOST_ORDERS_PENDING = 8
-"""Orders and reports alternate; a few may wait."""
+"""The orders or reports that may wait to be read; they alternate."""
 
 Orders = Duplex[pb.Order, pb.Report]
 """The leader's side of a control stream."""
@@ -32,7 +32,7 @@ Reports = Duplex[pb.Report, pb.Order]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Who serves a stage, and where."""
+    """A seat in a group: the peer that serves a stage, and its address."""
 
     peer_id: PeerId
     address: str
@@ -47,7 +47,7 @@ class Membership:
 
 
 class GroupService(group_pb2_grpc.GroupServicer):
-    """A volunteer of stage 1 or later, as leaders see it."""
+    """The service of a volunteer of stage 1 or later, which leaders call."""
 
     def __init__(self, manifest: Manifest, stage: int, peer_id: PeerId) -> None:
         self.manifest = manifest
@@ -60,12 +60,12 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self._called: asyncio.Queue[tuple[Membership, Reports]] = asyncio.Queue()
 
     async def wait_for_leader(self) -> tuple[Membership, Reports]:
-        """The group of the leader that has called us, and its control stream."""
+        """Wait until a leader calls this volunteer. Returns its group, and the control stream."""
         return await self._called.get()
 
     @property
     def called(self) -> bool:
-        """Whether a leader waits for us."""
+        """Whether a leader waits for this volunteer."""
         return not self._called.empty()
 
     async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:
@@ -97,7 +97,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
 
 
 async def invite(stage: int, seat: Seat, membership: Membership, contacts: Contacts) -> bool:
-    """Ask one peer to take its seat; whether it accepts. A peer that does not answer does not."""
+    """Ask one peer to take its seat. Returns whether it accepted; a peer that does not answer has not."""
     request = pb.Invitation(replica=membership.replica, slot=membership.slot, stage=stage)
     try:
         async with contacts.to(seat) as channel:
@@ -109,7 +109,7 @@ async def invite(stage: int, seat: Seat, membership: Membership, contacts: Conta
 
 
 def orders_to(stage: int, seat: Seat) -> Orders:
-    """The control stream to a member, not yet open."""
+    """Make the control stream to a member, not yet open."""
     with_whom = f"stage {stage} of this group ({seat.peer_id[-8:]})"
     return Duplex(seat.peer_id, with_whom, MOST_ORDERS_PENDING, pb.Order())
 

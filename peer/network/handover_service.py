@@ -1,4 +1,4 @@
-"""How a volunteer that leaves and its heir talk: one offer, one answer, and the bytes by their hash."""
+"""The handover between a volunteer that leaves and its heir: one offer, one answer, and the bytes by their hash."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -24,19 +24,20 @@ from protocol.trust.bequests import (
 )
 
 OFFER_SECONDS = 24.0
-"""So long a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
+"""The time that a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
 
 OFFERS_OF_ONE, OFFERS = 2, 64
-"""At once: a giver that hangs up calls again, and waits for the end of its first call."""
+"""The offers at once, of one giver and of all: a giver that hangs up calls again, and waits for the end of its first
+call."""
 
 TURN_SECONDS = 16.0
-"""An heir takes a bequest between two of its inner steps, or while it waits for others; one that does not come to it in
-this time declines."""
+"""The time within which an heir takes a bequest, between two of its inner steps or while it waits for others; else it
+declines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A bequest whose bytes are here. `answer` is why it is declined, or empty: it is taken."""
+    """A bequest whose bytes are here. `answer` is the reason why it is declined, or empty: it is taken."""
 
     bequest: Bequest
     blob: bytes
@@ -44,29 +45,30 @@ class Offered:
 
 
 class HandoverService(succession_pb2_grpc.SuccessionServicer):
-    """A volunteer, as leavers of its stage see it. What it accepts waits for the peer's own loop, in `next`."""
+    """The service of a volunteer, which leavers of its stage call. What it accepts waits for the peer's own loop, in
+    `next`."""
 
     def __init__(self, reconciler: Reconciler, stage: int, tasks: Children) -> None:
-        """`tasks` are those that end with this peer: what is considered outlives the call that asked for it."""
+        """`tasks` are those that end with this peer: an offer that is considered outlives the call that made it."""
         self.reconciler = reconciler
         self.stage = stage
         self.handovers: Handovers | None = None
-        """What this peer has given and taken; None until it is read from this peer's folder."""
+        """The bequests that this peer has given and taken; None until they are read from its folder."""
         self.open = False
         """Whether bequests are taken now."""
         self.waiting: Offered | None = None
         self.tasks = tasks
         self._one_at_a_time = asyncio.Lock()
         self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
-        """For offers that are looked at, or wait for it."""
+        """The places for offers that are looked at, or wait for it."""
 
     def next(self) -> Offered | None:
-        """What is to be taken now, if anything is. Whoever asks must answer it."""
+        """The bequest that is to be taken now, if there is one. Whoever asks must answer it."""
         offered, self.waiting = self.waiting, None
         return offered
 
     def lookup(self, sha256: str) -> bytes | None:
-        """For the blob service: what this peer has set aside."""
+        """The bytes that this peer has set aside, if this is their SHA-256; for the blob service."""
         handovers = self.handovers
         return handovers.blob if handovers is not None and handovers.heir and handovers.sha256 == sha256 else None
 
@@ -90,7 +92,7 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         return pb.BequestReply(answer=sign_answer(signer, bequest, reason))
 
     async def _consider(self, bequest: Bequest, handovers: Handovers) -> str:
-        """Why a bequest is declined; empty: it is this peer's."""
+        """Consider a bequest. Returns why it is declined; empty: it is this peer's."""
         async with self._one_at_a_time:
             if handovers.has_taken(bequest):
                 return ""
@@ -127,7 +129,7 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
 
 
 async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:
-    """Offer a bequest to its heir; why it is declined, or empty: it is taken.
+    """Offer a bequest to its heir. Returns why it is declined; empty: it is taken.
 
     Raises:
         HetpeerError: the heir gave no answer.

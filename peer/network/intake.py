@@ -1,4 +1,4 @@
-"""What a peer accepts: signed entries are checked, their bytes fetched, receipts signed, revocations heeded."""
+"""The intake of a peer: signed entries are checked, their bytes fetched, receipts signed, revocations heeded."""
 
 import asyncio
 import weakref
@@ -23,14 +23,15 @@ from protocol.trust.proofs import Signer, claimed, read_entry, read_revocation, 
 from protocol.trust.records import PeerRecord
 
 MOST_TRIALS = 16
-"""So many contributions of peers on trial an auditor holds for each part it follows, one of an author, until it has
+"""The contributions of peers on trial that an auditor holds for each part it follows, one of an author, until it has
 looked: a datacenter's is looked at when all its parts have come."""
 
 MOST_SHOWN = 4096
-"""As many authors as a run's replicas have places (`protocol/outer/data_plan.py`)."""
+"""The authors whose signed rounds are remembered: as many as a run's replicas have places
+(`protocol/outer/data_plan.py`)."""
 
 MOST_INVALID = 4096
-"""So many contributions that were found invalid are remembered, not to be fetched again."""
+"""The contributions found invalid that are remembered, not to be fetched again."""
 
 Check = Callable[[bytes, Entry], Awaitable[None]]
 """Raises FormatError unless the bytes are that contribution, and valid."""
@@ -51,7 +52,7 @@ async def nothing_is_valid(blob: bytes, entry: Entry) -> None:
 
 @dataclass(slots=True)
 class Intake:
-    """The ledgers of a peer, and its store of contributions. `news` rings whenever a ledger has changed."""
+    """The intake of a peer, with its ledgers and its contribution store. `news` rings whenever a ledger has changed."""
 
     manifest: Manifest
     signer: Signer
@@ -70,17 +71,18 @@ class Intake:
     vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
     """While catching up: who says that an entry was accepted in time."""
     words: Counter[tuple[Part, PeerId]] = field(default_factory=Counter)
-    """How many of them each has named."""
+    """The number of entries for which each peer has vouched, by part."""
     catching_up: dict[Part, int] = field(default_factory=dict)
     """Rounds up to this one are taken from others' word."""
     spoken: dict[Part, set[PeerId]] = field(default_factory=dict)
     """While catching up: who has named all that it has accepted."""
     witnesses: dict[Part, int] = field(default_factory=dict)
-    """So many must give it."""
+    """The number of peers that must vouch for an entry, by part."""
     dropped: list[Entry] = field(default_factory=list)
-    """What this peer stands by no longer, whose bytes may be needed to take it out of the grid."""
+    """The entries that this peer stands by no longer, whose bytes may be needed to take them out of the grid."""
     invalid: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Why: by SHA-256, and by the place that its author's card gives it. With another card the same may be valid."""
+    """The reasons why contributions are invalid, by SHA-256 and by the slot of the author's card. With another card the
+    same may be valid."""
     attests: bool = True
     """Whether this peer gives receipts: its clock is right as far as it knows."""
     ahead: Callable[[], None] = lambda: None
@@ -88,9 +90,9 @@ class Intake:
     shown: dict[PeerId, int] = field(default_factory=dict)
     """The last round of which each author has signed a contribution, begun here or not."""
     turns: Turns = field(default_factory=Turns)
-    """At checking what others have signed."""
+    """The turns of sources at the checking of what others have signed."""
     keeping: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
-    """What is being written down, by hash: a file has one writer at a time."""
+    """The locks of contributions that are being written down, by hash: a file has one writer at a time."""
 
     @property
     def ready(self) -> bool:
@@ -98,8 +100,8 @@ class Intake:
         return self.check is not nothing_is_valid
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
-        """Keep this peer's own contribution; None if it is too late for it, or was made in another place than this peer
-        has now. On trial, it is there to be looked at."""
+        """Keep this peer's own contribution. Returns None if it is too late for it, or was made in another slot than
+        this peer has now. A contribution on trial is kept to be looked at."""
         entry = self.signer.contribution(part, round, digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
             if (
@@ -117,8 +119,8 @@ class Intake:
         return entry
 
     async def take(self, proof: bytes, receipts: list[bytes], sender: PeerRecord) -> list[Entry]:
-        """Take what a peer passed on, and fetch the bytes from it, or from another who has them. What is accepted now
-        and was not before.
+        """Take an entry that a peer passed on, and fetch the bytes from that peer, or from another that has them.
+        Returns what is accepted now and was not before.
 
         Raises:
             InvalidContributionError: what its author has signed is not valid.
@@ -169,7 +171,7 @@ class Intake:
         return await self._attest(ledger, entry.name, known)
 
     def claimed(self, proof: bytes, receipts: Sequence[bytes] = ()) -> Entry:
-        """What an entry says that it is. **Its signatures are not checked yet.**
+        """Read what an entry claims to be. **Its signatures are not checked yet.**
 
         Raises:
             FormatError: no entry of this run can say this.
@@ -184,7 +186,7 @@ class Intake:
         return entry
 
     def _is_of_use(self, entry: Entry, receipts: Sequence[bytes]) -> bool:
-        """Whether it is worth while to check an entry: its round is open here, and it says anything new."""
+        """Whether an entry is worth checking: its round is open here, and it says anything new."""
         ledger, round = self.ledgers.get(entry.name.part), entry.name.round
         if ledger is None or round <= ledger.folded:
             return False
@@ -199,7 +201,7 @@ class Intake:
         return bool(receipts) and len(known[entry.sha256].receipts) < ledger.window.most_receipts
 
     async def _take_trial(self, entry: Entry, sender: PeerRecord) -> None:
-        """What counts nowhere: an auditor fetches it, everybody else lets it pass."""
+        """Take a contribution on trial, which counts nowhere: an auditor fetches it, everybody else lets it pass."""
         part, round, author = entry.name.part, entry.name.round, entry.name.author
         ledger, trials = self.ledgers[part], self.trials
         if (
@@ -221,8 +223,8 @@ class Intake:
             del trials[old]
 
     async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
-        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on; empty, if
-        it gives none now. Without `blob`, with the bytes that are here already, if they are."""
+        """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on. Empty, if
+        this peer gives none now. Without `blob`, the bytes that are here already are kept, if they are."""
         receipt = self.signer.receipt(entry) if self.attests else b""
         receipts = entry.receipts | ({self.signer.identity.peer_id: receipt} if receipt else {})
         async with self.keeping.setdefault(entry.sha256, asyncio.Lock()):
@@ -241,8 +243,9 @@ class Intake:
             raise InvalidContributionError(entry.name.author, str(error)) from None
 
     async def _attest(self, ledger: Ledger, name: ContributionName, known: set[str]) -> list[Entry]:
-        """What has been accepted under a name; a second version voids the first, and both go on. What has no receipt of
-        this peer yet is void, and accepted without bytes."""
+        """Sign and keep what has been accepted under a name beside the `known` versions, and return it. A second
+        version voids the first, and both go on. A version without this peer's receipt is void, and accepted without
+        bytes."""
         new = [entry for sha256, entry in ledger.versions(name).items() if sha256 not in known]
         for entry in new:
             if ledger.wants_receipt(name, entry.sha256):
@@ -256,7 +259,7 @@ class Intake:
         return new
 
     def revoke(self, signed: bytes) -> bool:
-        """Take an author out, by the operator's word; whether that is news.
+        """Take an author out, by the operator's word. Returns whether that is news.
 
         Raises:
             FormatError: it is not the operator's.
@@ -276,7 +279,7 @@ class Intake:
         return True
 
     def has_revoked(self, author: PeerId) -> bool:
-        """Whether the operator has taken somebody out."""
+        """Whether the operator has taken an author out."""
         return any(each.author == author for each in self.revocations)
 
     def restore(self) -> None:
@@ -301,25 +304,25 @@ class Intake:
     # Catching up
 
     def catch_up(self, part: Part, target: int, witnesses: int) -> None:
-        """From now on, take rounds up to `target` from the word of others, `witnesses` at least: this peer was not
+        """Take rounds up to `target` from the word of others, `witnesses` at least, from now on: this peer was not
         there."""
         self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
         self.vouched[part], self.spoken[part] = {}, set()
         self.words = Counter({key: count for key, count in self.words.items() if key[0] != part})
 
     def vouch(self, part: Part, key: bytes, peer: PeerId) -> None:
-        """A peer says that it has accepted an entry."""
+        """Note that a peer says it has accepted an entry."""
         if part in self.catching_up and self.words[part, peer] < KEYS_NAMED:
             vouchers = self.vouched[part].setdefault(key, set())
             self.words[part, peer] += peer not in vouchers
             vouchers.add(peer)
 
     def note_spoken(self, part: Part, peer: PeerId) -> None:
-        """A peer has named all that it has accepted of a part: what it has not named, it has not."""
+        """Note that a peer has named all that it has accepted of a part: what it has not named, it has not accepted."""
         self.spoken.setdefault(part, set()).add(peer)
 
     def reconsider(self, part: Part) -> None:
-        """After having been away: drop what this peer accepted by its old clock and enough others have not."""
+        """Drop, after having been away, what this peer accepted by its old clock and enough others have not."""
         ledger, words = self.ledgers[part], self.vouched.get(part, {})
         enough = self.witnesses.get(part, 1)
         before = ledger.all_entries()
@@ -331,7 +334,7 @@ class Intake:
                 self.dropped.append(entry)
 
     def discard_dropped(self, settled: Collection[str]) -> None:
-        """Forget the bytes of what was dropped, unless they are in a grid, or have been accepted again."""
+        """Forget the bytes of dropped entries, unless they are in a grid, or have been accepted again."""
         still = [entry for entry in self.dropped if entry.sha256 in settled]
         for entry in self.dropped:
             if entry not in still and entry.sha256 not in self.ledgers[entry.name.part].versions(entry.name):
@@ -346,6 +349,6 @@ class Intake:
 
 
 def ledgers_of(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:
-    """One for each part that a peer follows."""
+    """Make a ledger for each part that a peer follows."""
     followed = (part for part in model_layout(manifest) if follows(record.role, record.stage, part, manifest))
     return {part: Ledger(part, record.peer_id, Window.of(manifest)) for part in followed}

@@ -1,5 +1,5 @@
-"""What others name and show: their keys are heard, entries asked for, checked, and their bytes fetched. Nobody's are
-more than have places."""
+"""Learning from others: the keys that they name are heard, entries asked for and checked, and their bytes fetched. No
+source has more of them under way than its places."""
 
 import asyncio
 from collections import Counter
@@ -24,19 +24,19 @@ from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.records import PeerRecord
 
 ASK_ANSWER_SECONDS = 3.0
-"""An answer is at most 64 entries, which are there already."""
+"""The time for an answer of at most 64 entries, which are there already."""
 
 LIE_KEYS = 32
-"""Who names so many, and shows the entry of none of them, has made them up: honest peers forget a few meanwhile."""
+"""The number of keys that shows a lie: a peer that names so many, and shows the entry of none, has made them up; honest
+peers forget a few meanwhile."""
 
 Taking = set[asyncio.Task[None]]
-"""Entries that are being taken."""
+"""The tasks that take entries."""
 
 
 @dataclass(slots=True)
 class Learner:
-    """What this peer is learning from others. `start` does something beside everything else, and `tell_on` hears of
-    what has been accepted."""
+    """The learner of a peer. `start` begins work beside everything else, and `tell_on` hears of what has been accepted."""
 
     manifest: Manifest
     contacts: Contacts
@@ -46,13 +46,13 @@ class Learner:
     tell_on: Callable[[Iterable[Entry]], None]
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     entries: Places[PeerId] = field(default_factory=lambda: Places(ENTRIES_OF_ONE, ENTRIES_TAKEN, ENTRIES_OF_FEW))
-    """For entries that came from others, until they are accepted or not."""
+    """The places for entries that came from others, until they are accepted or not."""
     asking: Counter[PeerId] = field(default_factory=Counter)
-    """Messages of each whose keys are being asked for."""
+    """The number of messages of each peer whose keys are being asked for."""
 
     async def receive(self, messages: Sequence[pb.Entry], sender: PeerRecord) -> bool:
-        """Take what another peer passed on, and tell on what is new. It goes on if nobody waits for it any longer.
-        Whether there was room for it."""
+        """Take entries that another peer passed on, and tell on what is new; this goes on if nobody waits for it any
+        longer. Returns whether there was room for them."""
         if not self.entries.take(sender.peer_id, len(messages)):
             return False
         if taking := self._begin(messages, sender):
@@ -85,8 +85,8 @@ class Learner:
             self.intake.unkept(error)
 
     async def learn(self, held: Iterable[pb.PartKeys], peer: PeerRecord) -> None:
-        """A peer says what it holds: take from it, or from whoever else says so, what is lacking here. Of one that has
-        named much that it has not shown yet, nothing more is heard: comparing will find out."""
+        """Learn from a peer that says what it holds: take from it, or from any other that says so, what is lacking
+        here. A peer that has named much without showing it yet is heard no more now: comparing will find out."""
         if self.asking[peer.peer_id] >= LEARNING_OF_ONE:
             return
         self.asking[peer.peer_id] += 1
@@ -107,8 +107,8 @@ class Learner:
             await asyncio.wait(taking)
 
     async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
-        """Ask a peer for entries that it has named, and begin to take what it shows. For what it does not, others are
-        asked that have named it, too."""
+        """Ask a peer for entries that it has named, and begin to take what it shows. Others that have named them, too,
+        are asked for what it does not show."""
         mute, taking, left = self.intake.fetcher.wanted.mute, Taking(), keys
         try:
             while left and (asked := await self._places(peer.peer_id, left, taking)):
@@ -128,8 +128,8 @@ class Learner:
         return taking
 
     async def _places(self, peer: PeerId, keys: list[bytes], taking: Taking) -> list[bytes]:
-        """Those of the keys whose entries have places now: as soon as some of what came before have left theirs. None
-        if nothing of it has any."""
+        """Select the keys whose entries have places now, waiting until entries that came before have left some. Returns
+        none if nothing under way holds a place."""
         while not (free := self.entries.free(peer)):
             if not (waited := {task for task in taking if not task.done()}):
                 return []
@@ -139,7 +139,7 @@ class Learner:
         return asked
 
     async def _shown(self, peer: PeerRecord, part: Part, asked: list[bytes]) -> dict[bytes, pb.Entry]:
-        """What a peer shows of what it is asked for, which has its places until it is taken.
+        """Ask a peer to show the entries of these keys. What it shows has its places until it is taken.
 
         Raises:
             PeerError: it shows something else, or nothing of what it has named.

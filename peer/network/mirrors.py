@@ -1,4 +1,4 @@
-"""Blocks of prepared text from whoever has them: HTTP mirrors, and the operator's node where none gives them.
+"""Mirrors: blocks of prepared text come from HTTP mirrors, and from the operator's node where none gives them.
 
 Nobody is trusted: a block is what its digest says, or nothing. A mirror that errs, stalls or lies is passed over while
 another gives the bytes; the quickest is asked first.
@@ -24,23 +24,25 @@ from protocol.net.channels import Credentials, Reachable, connect
 from protocol.run.dataset import Block, check_block
 
 BLOCK_SECONDS = 60.0
-"""For a whole block: at 512 KiB, less than a home link's tenth part. It is a mirror that drips, or a hopeless way."""
+"""The time for a whole block: at 512 KiB, less than a home link's tenth part. Only a mirror that drips, or a hopeless
+link, is slower."""
 
 PATIENCE_SECONDS = 3600.0
-"""After so long without a single block from anybody, there is something that waiting does not mend."""
+"""The time without a single block from anybody after which waiting is no use."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-"""Between two rounds of asking everybody."""
+"""The pauses between two rounds of asking everybody."""
 
 AVOIDED_SECONDS, MOST_AVOIDED_SECONDS = 5.0, 300.0
-"""Who has failed is asked again after so long, twice as long each time; sooner only if nobody else gives a block."""
+"""The times for which a source that has failed is avoided, twice as long each time; it is asked sooner only if nobody
+else gives a block."""
 
 FORGETS = 0.8
-"""Of what was known of a mirror's speed, after each block."""
+"""The share of a mirror's known speed that is kept after each block."""
 
 
 class BlockSource(Protocol):
-    """Who gives blocks. `last`: it is asked when all others have failed."""
+    """A source of blocks. One that is `last` is asked when all others have failed."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +50,7 @@ class BlockSource(Protocol):
     def last(self) -> bool: ...
 
     async def fetch(self, block: Block) -> bytes:
-        """The bytes it gives, at most `block.size`. Raises HetpeerError: it gives none."""
+        """Fetch a block: at most `block.size` bytes, not checked. Raises HetpeerError if the source gives none."""
         ...
 
 
@@ -86,7 +88,7 @@ def _told() -> Iterator[None]:
 
 
 async def _body(response: httpcore2.Response, most: int) -> bytes:
-    """As it came, and no more than was asked for."""
+    """Read the body of a response as it came, and no more of it than `most` bytes."""
     data = bytearray()
     async for some in response.aiter_stream():
         data += some
@@ -96,7 +98,7 @@ async def _body(response: httpcore2.Response, most: int) -> bytes:
 
 
 async def fetch_whole(client: Client, url: str, most: int) -> bytes:
-    """A small file, of `most` bytes at most.
+    """Fetch a small file, of `most` bytes at most.
 
     Raises:
         FormatError: it is larger.
@@ -114,7 +116,11 @@ async def fetch_whole(client: Client, url: str, most: int) -> bytes:
 
 
 def _require_range(response: httpcore2.Response, block: Block) -> None:
-    """Raises RefusedError or FormatError unless the body will be the bytes that were asked for."""
+    """Check that the body will be the bytes that were asked for.
+
+    Raises:
+        RefusedError, FormatError: it will not.
+    """
     if response.status == 200:
         raise RefusedError("answers with the whole file: its server knows no ranges (nginx, Caddy and S3 do)")
     if response.status != 206:
@@ -145,7 +151,7 @@ class NodeMirror:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """What is known of a source: seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
+    """The record of a source: the seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
 
     source: BlockSource
     seconds: float = 0.0
@@ -155,8 +161,8 @@ class SourceRecord:
     chance: float = field(default_factory=random.random)
 
     def promise(self, now: float) -> tuple[bool, float, bool, float, float]:
-        """Ascending: whom to ask first. Who is avoided goes last; of the others the quickest mirror, but before it one
-        that was never asked."""
+        """The key by which sources are sorted to be asked. Avoided ones go last; of the others the quickest mirror goes
+        first, but before it one that was never asked."""
         avoided = now < self.avoided_until
         return avoided, avoided * self.avoided_until, self.source.last, self.seconds, self.chance
 
@@ -171,7 +177,7 @@ class SourceRecord:
 
 
 class Mirrors:
-    """Brings blocks from the sources, of which there may be other ones later: `sources` is asked each time."""
+    """The mirrors of a run, from which blocks come. There may be other sources later: `sources` is asked each time."""
 
     def __init__(
         self,
@@ -184,7 +190,7 @@ class Mirrors:
         self._came = self._said = 0.0
 
     async def fetch(self, block: Block) -> bytes:
-        """The block's bytes, checked.
+        """Fetch a block. Returns its bytes, checked.
 
         Raises:
             UnreachableError: for `patience` seconds nobody has given any block, and the message has all reasons; or

@@ -24,15 +24,15 @@ Link = Duplex[pb.Frame, pb.Frame]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A group opens its links anew whenever a member has changed; `number` counts these attempts."""
+    """An attempt of a group, which opens its links anew whenever a member has changed; `number` counts these attempts."""
 
     replica: ReplicaId
     number: int
 
 
 def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
-    """A link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets it. Its
-    frames take their turn in `bandwidth`."""
+    """Make a link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets
+    it. Its frames take their turn in `bandwidth`."""
     rules = FrameRules.of(manifest)
     messages = max(rules.activations.messages, rules.gradients.messages)
     most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * messages
@@ -40,14 +40,14 @@ def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandw
 
 
 class PipelineService(pipeline_pb2_grpc.PipelineServicer):
-    """Takes the call of the stage before ours, if it is of the attempt we are a member of."""
+    """The service that takes the call of the stage before ours, if it is of the attempt that this peer is a member of."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._expected: dict[Attempt, tuple[PeerId, Link]] = {}
 
     def expect(self, attempt: Attempt, neighbour: PeerId, upstream: Link) -> None:
-        """From now on, one stream of this attempt is welcome, from this neighbour, and none of an earlier one."""
+        """Welcome one stream of this attempt, from this neighbour, from now on, and none of an earlier attempt."""
         self._expected = {attempt: (neighbour, upstream)}
 
     async def Exchange(self, request_iterator: AsyncIterator[pb.Frame], context: Any) -> None:

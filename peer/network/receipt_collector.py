@@ -1,4 +1,5 @@
-"""What others have signed of this peer's work: asked for beside everything else, checked, and kept.
+"""The collector of receipts: what others have signed of this peer's work is asked for beside everything else, checked,
+and kept.
 
 Nobody is waited for: who does not sign, does not answer, or has seen less than this peer is asked again a few times,
 and that is all.
@@ -27,19 +28,20 @@ from protocol.trust.credit import by_round, standing
 from protocol.trust.receipts import CountedReceipt, Receipt, Work, read_receipt
 
 WITNESSES = 2
-"""So many peers are asked to sign that a contribution counted. With two neighbours, a round brings four receipts."""
+"""The number of peers that are asked to sign that a contribution counted. With two neighbours, a round brings four
+receipts."""
 
 TRIES = 6
-"""How often one peer is asked for the same, and how often anybody for a contribution."""
+"""The number of times that one peer is asked for the same, and that anybody is for a contribution."""
 
 ASK_SECONDS = 3.0
-"""A small question, which nobody waits for."""
+"""The time for the answer to a small question, for which nobody waits."""
 
 PAUSE_SECONDS = 60.0
-"""In a long round, neighbours are asked so often: if one dies, this much of its word is lost at most."""
+"""The interval at which neighbours are asked in a long round: if one dies, this much of its word is lost at most."""
 
 AGAIN_SECONDS = 0.5
-"""A neighbour may be in the midst of the step that this peer has ended."""
+"""The time until a neighbour is asked again, which may be in the midst of the step that this peer has ended."""
 
 
 PeerRound = tuple[PeerId, int]
@@ -48,7 +50,8 @@ PeerRound = tuple[PeerId, int]
 
 @dataclass(slots=True)
 class Own:
-    """A contribution of this peer's to a round that it has closed. `tries`: how often others were asked for it."""
+    """A contribution of this peer's to a round that it has closed. `tries` is how often others were asked for its
+    receipt."""
 
     part: Part
     sha256: str
@@ -58,7 +61,7 @@ class Own:
 
 @dataclass(slots=True)
 class Question:
-    """What to ask a peer: of these rounds."""
+    """A question to a peer: the rounds of which work, and contributions, are to be signed."""
 
     worked: list[int] = field(default_factory=list)
     counted: list[int] = field(default_factory=list)
@@ -74,20 +77,21 @@ class Earned:
     emit: Listener
     own: dict[int, Own] = field(default_factory=dict)
     rounds: dict[int, dict[Receipt, None]] = field(default_factory=dict)
-    """What has been signed, as a set in order."""
+    """The receipts by round, each a set in order."""
     tries: Counter[tuple[PeerId, int, int]] = field(default_factory=Counter)
     """By neighbour, round, and microbatches that were asked for."""
     recalled: Counter[PeerRound] = field(default_factory=Counter)
-    """Microbatches that were signed for before this process began."""
+    """The microbatches that were signed for before this process began."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def ask_soon(self) -> None:
-        """A round is over, or a group."""
+        """Ask soon: a round is over, or a group."""
         self.due.set()
 
     def close(self, part: Part, round: int, counted: Mapping[PeerId, tuple[str, int]]) -> None:
-        """A round of a part is closed for ever, with these authors' contributions (SHA-256, inner steps) in it."""
+        """Note that a round of a part is closed for ever, with these authors' contributions (SHA-256, inner steps) in
+        it."""
         self.seen.close(part, round, counted)
         mine = counted.get(self.seen.me)
         if mine is not None and part == self._standing_for():
@@ -116,7 +120,7 @@ class Earned:
             again = await self.ask(None if over or not again else again, witnesses=over)
 
     def _recall(self) -> Recalled | None:
-        """Take up what this peer's folder has of the last rounds; what it has of all; None: nothing."""
+        """Take up what this peer's folder has of the last rounds. Returns a summary of all that it has; None: nothing."""
         own: list[Receipt] = []
         with suppress(ResourceError):  # a disk that errs costs receipts, and no more
             own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
@@ -131,8 +135,9 @@ class Earned:
         return Recalled(len(credits), older, recent) if credits else None
 
     async def ask(self, only: Collection[PeerRound] | None = None, witnesses: bool = True) -> list[PeerRound]:
-        """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, who may have closed a round since,
-        for what counts. Of which rounds neighbours have signed less than was asked for, and may be asked again."""
+        """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, which may have closed a round
+        since, for what counts. Returns the neighbours and rounds for which less was signed than was asked for: these
+        may be asked again."""
         async with self.one_at_a_time:
             questions: dict[PeerId, Question] = {}
             asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
@@ -159,11 +164,11 @@ class Earned:
         ]
 
     def _signed(self, neighbour: PeerId, round: int) -> int:
-        """Microbatches, since this process began, as its own tally is."""
+        """The microbatches that a neighbour has signed for since this process began, as its own tally is."""
         return _forward(self.rounds.get(round, ()), neighbour) - self.recalled[neighbour, round]
 
     def _witnesses(self) -> list[PeerRound]:
-        """Whom to ask whether a contribution counted."""
+        """Choose the peers to ask whether a contribution counted, with its round."""
         found = []
         for round, own in sorted(self.own.items()):
             known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, CountedReceipt)}
@@ -179,7 +184,7 @@ class Earned:
         return found
 
     async def _ask(self, peer: PeerId, question: Question) -> list[tuple[bytes, Receipt]]:
-        """What a peer signs; nothing if it does not."""
+        """Ask a peer to sign. Returns the receipts that it signed; none if it did not answer or broke the protocol."""
         record = self.reconciler.discovery.records.get(peer)
         if record is None:
             return []
@@ -225,7 +230,7 @@ class Earned:
                 self.emit(Credited(round, credit.tokens, list(credit.signers), credit.counts))
 
     def _remember(self, receipt: Receipt) -> bool:
-        """Whether it says something new."""
+        """Remember a receipt. Returns whether it says something new."""
         known = self.rounds.setdefault(receipt.round, {})
         if receipt in known or receipt not in standing([*known, receipt]):
             return False
@@ -236,5 +241,5 @@ class Earned:
 
 
 def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
-    """The microbatches for which a neighbour signed."""
+    """The number of microbatches for which a neighbour signed."""
     return sum(each.forward for each in receipts if isinstance(each, Work) and each.signer == neighbour)

@@ -1,4 +1,4 @@
-"""Receipts of work: what this peer signs of what it has seen of others, and what it asks others to sign of itself."""
+"""The signer of receipts: this peer signs what it has seen of others' work."""
 
 import time
 from collections.abc import Mapping
@@ -18,15 +18,16 @@ from protocol.trust.proofs import Signer
 from protocol.trust.receipts import CountedReceipt, Work, sign
 
 ROUNDS_KEPT = 16
-"""Of so many rounds a peer knows what it has seen: who was away for longer gets no receipt."""
+"""The rounds of which a peer knows what it has seen: one that was away for longer gets no receipt."""
 
 ROUNDS_ASKED = 8
-"""Of each kind in one call: so many signatures take a millisecond."""
+"""The rounds of each kind in one call: so many signatures take a millisecond."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What went over the link to a neighbour in a round, at this peer's `stage`, in inner steps that were taken."""
+    """The tally of what went over the link to a neighbour in a round, at this peer's `stage`, in inner steps that were
+    taken."""
 
     stage: int
     attempt: Attempt
@@ -36,28 +37,28 @@ class Tally:
 
 @dataclass(slots=True)
 class SeenWork:
-    """What this peer has seen of others, by round."""
+    """The work of others that this peer has seen, by round."""
 
     signer: Signer
     manifest: Manifest
     since: int = field(default_factory=lambda: time.time_ns() // 10**6)
-    """When it began to count, in ms since 1970."""
+    """The time when this peer began to count, in ms since 1970."""
     work: dict[int, dict[PeerId, Tally]] = field(default_factory=dict)
     closed: dict[int, dict[Part, dict[PeerId, tuple[str, int]]]] = field(default_factory=dict)
-    """Whose contributions count: author → SHA-256, inner steps."""
+    """The contributions that count: by round and part, author → SHA-256, inner steps."""
 
     @property
     def me(self) -> PeerId:
-        """This peer."""
+        """The id of this peer."""
         return self.signer.identity.peer_id
 
     @property
     def card(self) -> Card:
-        """Its place in the run."""
+        """This peer's card."""
         return self.signer.authority.admitted(self.me, self.signer.card)
 
     def exchange(self, round: int, neighbour: PeerId, stage: int, attempt: Attempt) -> None:
-        """An inner step was taken: all its microbatches went to a neighbour, of `stage`, and back."""
+        """Count an inner step that was taken: all its microbatches went to a neighbour, of `stage`, and back."""
         tallies = self.work.setdefault(round, {})
         tally = tallies.setdefault(neighbour, Tally(stage, attempt))
         if attempt != tally.attempt:
@@ -66,7 +67,7 @@ class SeenWork:
         _forget(self.work)
 
     def close(self, part: Part, round: int, counted: Mapping[PeerId, tuple[str, int]]) -> None:
-        """A round of a part is closed for ever, with these in it."""
+        """Note that a round of a part is closed for ever, with these contributions in it."""
         self.closed.setdefault(round, {})[part] = dict(counted)
         _forget(self.closed)
 
@@ -80,7 +81,8 @@ class SeenWork:
         return Work(self.me, receiver, round, *where, count, count, count * microbatch_tokens(self.manifest))
 
     def of_contribution(self, round: int, part: Part, receiver: PeerId) -> CountedReceipt | None:
-        """What this peer signs for an author; None if its contribution is in no round that is closed here."""
+        """The receipt of a contribution that this peer signs for its author; None if the contribution is in no round
+        that is closed here."""
         found = self.closed.get(round, {}).get(part, {}).get(receiver)
         if found is None or found[1] < 1:
             return None
@@ -93,7 +95,7 @@ def _forget(rounds: dict[int, Any]) -> None:
 
 
 class CreditService(credit_pb2_grpc.CreditServicer):
-    """The signing side."""
+    """The service that signs receipts."""
 
     def __init__(self, seen: SeenWork) -> None:
         self.seen = seen

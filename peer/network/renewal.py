@@ -16,14 +16,14 @@ from protocol.net.backoff import pause_after
 from protocol.net.channels import Credentials
 
 RENEWED_AFTER = 2 / 3
-"""Of a certificate's life. The rest is for a bootstrap node that is away."""
+"""The share of a certificate's life after which it is renewed. The rest is for a bootstrap node that is away."""
 
 LEAST_PAUSE_SECONDS = 1.0
 
 MOST_PAUSE_SECONDS = 600.0
 
 Renew = Callable[[], Awaitable[bytes]]
-"""A new certificate; raises HetpeerError if there is none now."""
+"""A function that asks for a new certificate; raises HetpeerError if there is none now."""
 
 
 async def keep_renewing(

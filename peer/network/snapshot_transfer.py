@@ -28,16 +28,17 @@ from protocol.schemas import snapshots_pb2_grpc
 from protocol.trust.records import PeerRecord
 
 PIECES_IN_FLIGHT = 2
-"""From each peer: the next is on its way while one is checked."""
+"""The pieces under way from each peer: the next is on its way while one is checked."""
 
 OnFailure = Callable[[PeerRecord, HetpeerError], None]
-"""A peer did not give what it was asked for: a `PeerError` if it gave something else, and any other if nothing."""
+"""A function that is told of a peer that did not give what it was asked for: a `PeerError` if it gave something else,
+any other error if nothing."""
 TransferProgress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
 class Fetching:
-    """A snapshot on its way here. `served` is how many bytes came from each peer."""
+    """A snapshot on its way here. `served` is the number of bytes that came from each peer."""
 
     contacts: Contacts
     path: Path
@@ -49,7 +50,7 @@ class Fetching:
     failed: OnFailure
     passed_over: set[str] = field(default_factory=set)
     flying: dict[int, list[FetchAttempt]] = field(default_factory=dict)
-    """The pieces that are on their way."""
+    """The attempts to fetch each of the pieces that are on their way."""
     served: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -58,7 +59,8 @@ class Fetching:
         return not self.todo and not self.flying
 
     def _next(self, peer: PeerId) -> int | None:
-        """The piece to ask a peer for: when all are on their way, one that another gives too slowly."""
+        """Choose the piece to ask a peer for: when all are on their way, one that another gives too slowly; None: there
+        is none."""
         if self.todo:
             return self.todo.popleft()
         now = asyncio.get_running_loop().time()
@@ -98,7 +100,7 @@ class Fetching:
                 self.progress(self.done, self.total)
 
     def _give_back(self, index: int, attempt: FetchAttempt) -> None:
-        """A piece has not come from a peer: it is to be fetched, unless another gives it."""
+        """Give back a piece that has not come from a peer: it is to be fetched, unless another gives it."""
         if index in self.flying:
             self.flying[index].remove(attempt)
             if not self.flying[index]:
@@ -140,8 +142,8 @@ async def fetch_snapshot(
 
 
 async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
-    """Fetch from all at once, until every piece is here, or none of them gives any: who is slow keeps nobody when the
-    others have given what it was asked for."""
+    """Fetch from all sources at once, until every piece is here, or none of them gives any. A slow source keeps nobody
+    when the others have given what they were asked for."""
     async with Children() as children:
         taking = {children.spawn(fetching.take_from(peer)): peer for peer in [*sources] * PIECES_IN_FLIGHT}
         while taking and not fetching.complete:
@@ -155,7 +157,7 @@ async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
 
 
 async def _header(sources: Sequence[PeerRecord], digest: str, contacts: Contacts, failed: OnFailure) -> Header:
-    """The header, from the first source that has it."""
+    """Fetch the header, from the first source that has it."""
     for peer in sources:
         try:
             data = b""
@@ -188,7 +190,7 @@ def _write_piece(path: Path, index: int, data: bytes) -> None:
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
-    """Gives out headers."""
+    """The service that gives out headers of snapshots."""
 
     def __init__(self, store: SnapshotStore) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""Who is in a run, for who is not: the DHT is open to read, and its records are signed."""
+"""Visits to a run by somebody who is not in it: the DHT is open to read, and its records are signed."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ from protocol.trust.ticket import Ticket
 
 
 async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
-    """What the peers of a run say of themselves now, by a node of its DHT that is there for a moment.
+    """Read what the peers of a run say of themselves now, by a node of its DHT that exists for a moment.
 
     Raises:
         UnreachableError: no node of the ticket answers, or there is no way to it.
@@ -36,7 +36,7 @@ async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
 
 
 async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
-    """Bring the operator's revocation to one peer, which tells it on; whether it heard."""
+    """Bring the operator's revocation to one peer, which tells it on. Returns whether the peer heard it."""
     try:
         async with contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)

@@ -1,5 +1,5 @@
-"""What to fetch from whom: entries by who names them, bytes by who promises most. Pure; `blob_fetcher.py` carries it
-out, and `benchmarks/scale.py` plays it for a thousand peers."""
+"""The decisions of what to fetch from whom: entries from peers that name them, bytes from those that promise most.
+Pure; `blob_fetcher.py` carries them out, and `benchmarks/scale.py` plays them for a thousand peers."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
@@ -12,41 +12,42 @@ from protocol.net.backoff import pause_after
 from protocol.net.quotas import Places
 
 FETCHES = 8
-"""Blobs that come in at the same time."""
+"""The blobs that come in at the same time."""
 
 FETCHES_FROM_ONE = 1, 2, 4
-"""And from the same peer: the others wait for its uplink, too. From one that was too slow, one that has given nothing
-yet, and one that has."""
+"""The blobs that come in at the same time from one peer, whose uplink others wait for, too: from one that was too slow,
+one that has given nothing yet, and one that has."""
 
 LAG_SECONDS = 4.0
-"""So far behind `lag_speed` a source may fall before another is tried: more round trips than any link has, and little
-beside a round."""
+"""The seconds by which a source may fall behind `lag_speed` before another is tried: more round trips than any link
+has, and little beside a round."""
 
 LAG_BYTES_PER_SECOND = 8000.0
 LAG_SHARE = 1 / 4
-"""What a source is measured by: this share of what blobs usually come at, or while none has come, a quarter of 2 Mb/s
-shared by eight transfers."""
+"""The speed by which a source is measured: this share of what blobs usually come at, or while none has come, a quarter
+of 2 Mb/s shared by eight transfers."""
 
 DOUBT_SECONDS = 1.0
-"""So far behind, a source that has given nothing yet keeps no proven one from being tried beside it."""
+"""The seconds behind `lag_speed` from which a source that has given nothing yet keeps no proven one from being tried
+beside it."""
 
 LATE = 8
-"""Fetches that go on though they are too slow. Of more, the slowest is given up."""
+"""The fetches that go on though they are too slow. Of more, the slowest is given up."""
 
 SLOW_SECONDS, MOST_SLOW_SECONDS = 10.0, 600.0
-"""How long who was too slow is fetched from last: twice as long each time."""
+"""The times for which a source that was too slow is fetched from last, twice as long each time."""
 
 ASK_SECONDS = 0.5
-"""An entry is a kilobyte: after so long another is asked for it, too."""
+"""The time after which another source is asked for an entry, which is a kilobyte, too."""
 
 MUTE_SECONDS, MOST_MUTE_SECONDS = 1.0, 300.0
-"""How long nothing is heard of who does not show what it has named: twice as long each time."""
+"""The times for which nothing is heard of a source that does not show what it has named, twice as long each time."""
 
 PROVEN = 2
 """The rank of a source that has given what it was asked for."""
 
 MOST_SOURCES = 32
-"""Of one blob are remembered; more would not make it come any sooner."""
+"""The sources of one blob that are remembered; more would not make it come any sooner."""
 
 LOOKED_AT = 4
 """Blobs that are looked at before the next fetch, drawn at random: so peers fetch different ones, and have something
@@ -69,27 +70,28 @@ def standing_still() -> float:
 
 @dataclass(slots=True)
 class PassedOver(Generic[Source]):
-    """For `first` seconds, then twice as long each time, `most` at most."""
+    """Sources that are passed over: what they did is no breach of the protocol, and costs them their turn, for `first`
+    seconds, then twice as long each time, `most` at most."""
 
     first: float
     most: float
     clock: Callable[[], float]
     faults: OrderedDict[Source, tuple[float, float]] = field(default_factory=OrderedDict)
-    """How many, less what was forgiven, and until when."""
+    """The number of each source's faults, less what was forgiven, and the time until which it is passed over."""
 
     def __contains__(self, source: Source) -> bool:
-        """Whether it is passed over now."""
+        """Whether a source is passed over now."""
         return source in self.faults and self.faults[source][1] > self.clock()
 
     def note(self, source: Source) -> None:
-        """It did it again."""
+        """Note one more fault of a source."""
         count, _ = self.faults.pop(source, (0.0, 0.0))
         self.faults[source] = count + 1, self.clock() + pause_after(count + 1, self.first, self.most)
         if len(self.faults) > PEERS_KEPT:
             self.faults.popitem(last=False)
 
     def forgive(self, source: Source) -> None:
-        """It did well."""
+        """Forgive a source a part of a fault: it did well."""
         if source in self.faults:
             count, until = self.faults.pop(source)
             if count > FORGIVENESS:
@@ -98,7 +100,7 @@ class PassedOver(Generic[Source]):
 
 @dataclass(slots=True)
 class Asked(Generic[Source]):
-    """An entry that is to come: who says that it holds it, whom it has been asked of, and when last."""
+    """An entry that is to come: the sources that say they hold it, those of which it has been asked, and when last."""
 
     heard: list[Source]
     of: list[Source]
@@ -107,7 +109,7 @@ class Asked(Generic[Source]):
 
 @dataclass(slots=True)
 class Wanted(Generic[Key, Source]):
-    """What this peer lacks of what others have said they hold, and who said so.
+    """The blobs that this peer lacks and others have said they hold, and these others.
 
     A key is first *asked* for: its entry is to come. Then its bytes are *wanted*, from any of its sources; at most
     `FETCHES` of them are under way. A source that has given what it was asked for is *proven*; others may take half of
@@ -131,18 +133,18 @@ class Wanted(Generic[Key, Source]):
     """Of the proven, bytes a second of the last blob that came from each."""
     usual_speed: float = 0.0
     places: Places[Source] = field(default_factory=lambda: Places(KEYS_ASKED_OF_ONE, KEYS_ASKED, KEYS_OF_FEW))
-    """For keys that are asked for."""
+    """The places for keys that are asked for."""
     slow: PassedOver[Source] = field(init=False)
-    """Who was too slow: what others hold is fetched from them."""
+    """The sources that were too slow: what others hold is fetched from these."""
     mute: PassedOver[Source] = field(init=False)
-    """Who did not show the entries of keys that it had named: what it names is not heard."""
+    """The sources that did not show the entries of keys that they had named: what these name is not heard."""
 
     def __post_init__(self) -> None:
         self.slow = PassedOver(SLOW_SECONDS, MOST_SLOW_SECONDS, self.clock)
         self.mute = PassedOver(MUTE_SECONDS, MOST_MUTE_SECONDS, self.clock)
 
     def hear(self, lacking: Iterable[Key], source: Source) -> list[Key]:
-        """A peer says that it holds these: what to ask it for. They count as asked until `want`, `forget` or
+        """Hear that a peer holds these. Returns the keys to ask it for, which count as asked until `want`, `forget` or
         `unanswered`."""
         unknown: list[Key] = []
         if source in self.mute:
@@ -169,8 +171,8 @@ class Wanted(Generic[Key, Source]):
         return unknown
 
     def doubt(self, key: Key) -> None:
-        """Nothing comes from the stranger that is tried: a proven source is tried beside it, now or as soon as one
-        names the key."""
+        """Doubt the strangers that are tried, from which nothing comes: a proven source is tried beside them, now or as
+        soon as one names the key."""
         if key in self.sources:
             self.doubted.add(key)
             self._try_proven(key)
@@ -183,7 +185,8 @@ class Wanted(Generic[Key, Source]):
             self.waiting.append(key)
 
     def _remember(self, known: list[Source], source: Source) -> None:
-        """One more source; of too many, the ones that are worth more: nobody can fill the list with others' names."""
+        """Remember one more source; of too many, those that are worth more: nobody can fill the list with others'
+        names."""
         if source in known:
             return
         if len(known) < MOST_SOURCES:
@@ -194,11 +197,11 @@ class Wanted(Generic[Key, Source]):
             known[worst] = source
 
     def _rank(self, source: Source) -> int:
-        """2: proven, 1: not known, 0: too slow of late."""
+        """The rank of a source, 2: proven, 1: not known, 0: too slow of late."""
         return 0 if source in self.slow else PROVEN if source in self.speeds else 1
 
     def want(self, key: Key, source: Source) -> bool:
-        """The bytes of an entry are to be fetched; False if that is known already, and this is one more source."""
+        """Want the bytes of an entry. Returns False if they are wanted already, and this is one more source."""
         if key in self.sources:
             self._remember(self.sources[key], source)
             self._try_proven(key)
@@ -210,7 +213,8 @@ class Wanted(Generic[Key, Source]):
         return True
 
     def choose(self, chance: Chance) -> tuple[Key, Source] | None:
-        """What to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most."""
+        """Choose what to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most.
+        None: nothing now."""
         if self.under_way >= FETCHES or not self.waiting:
             return None
         ranks = Counter[int]()  # places that sources of each rank take, and whether one more of each may take one now
@@ -239,7 +243,7 @@ class Wanted(Generic[Key, Source]):
         return key, source
 
     def _free(self, key: Key, room: tuple[bool, bool, bool]) -> list[Source]:
-        """From whom a blob may be fetched now: from who was too slow only where nobody else has it."""
+        """The sources from which a blob may be fetched now: from one that was too slow only where nobody else has it."""
         trying = self.trying.get(key, ())
         left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
         if key in self.doubted:
@@ -252,7 +256,7 @@ class Wanted(Generic[Key, Source]):
         ]
 
     def came(self, source: Source, speed: float) -> None:
-        """Bytes have come from there, so many a second. Their key stays wanted until it is dropped."""
+        """Note that bytes have come from a source, so many a second. Their key stays wanted until it is dropped."""
         self._end(source)
         self.usual_speed += (speed - self.usual_speed) / (16 if self.speeds else 1)
         self.speeds[source] = speed
@@ -262,7 +266,7 @@ class Wanted(Generic[Key, Source]):
         self.slow.forgive(source)
 
     def lag(self, key: Key, source: Source) -> None:
-        """A fetch takes too long: it goes on without its place, and another source may be tried beside it."""
+        """Let a fetch that takes too long go on without its place: another source may be tried beside it."""
         self.under_way -= 1
         self.late[source] += 1
         self.speeds.pop(source, None)
@@ -272,7 +276,7 @@ class Wanted(Generic[Key, Source]):
             self.waiting.append(key)
 
     def stop(self, source: Source, late: bool = False) -> None:
-        """A fetch has ended, of which nothing is to be learnt. `late`: it had lost its place."""
+        """Note the end of a fetch from which nothing is to be learnt. `late`: it had lost its place."""
         if late:
             self.late[source] -= 1
             self.under_way += 1
@@ -280,23 +284,23 @@ class Wanted(Generic[Key, Source]):
 
     @property
     def lag_speed(self) -> float:
-        """Bytes a second, below which another source is tried."""
+        """The bytes a second below which another source is tried."""
         return max(LAG_BYTES_PER_SECOND, LAG_SHARE * self.usual_speed)
 
     def settle(self, key: Key) -> None:
-        """Bytes are here: no other fetch begins. They may turn out to be none that are wanted."""
+        """Begin no other fetch of a key whose bytes are here; they may turn out not to be those that are wanted."""
         self.trying.pop(key, None)
         self.doubted.discard(key)
         if key in self.waiting:
             self.waiting.remove(key)
 
     def drop(self, key: Key) -> None:
-        """Nothing more is wanted under this key."""
+        """Want nothing more under this key."""
         self.settle(key)
         self.sources.pop(key, None)
 
     def failed(self, key: Key, source: Source, late: bool = False) -> bool:
-        """They did not come from there; whether there is another source."""
+        """Note that bytes did not come from a source. Returns whether there is another source."""
         self.stop(source, late)
         self.speeds.pop(source, None)
         if key not in self.sources:
@@ -318,12 +322,13 @@ class Wanted(Generic[Key, Source]):
                 del counts[source]
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """No answer is to be expected any more for these."""
+        """Expect no answer any more for these keys."""
         for key in keys:
             self._stop_asking(key)
 
     def unanswered(self, keys: Iterable[Key], source: Source) -> dict[Source, list[Key]]:
-        """A source has not shown the entries of these: who is asked for them instead. They count as asked again."""
+        """Note that a source has not shown the entries of these keys. Returns the sources to ask instead, with the
+        keys, which count as asked again."""
         instead: dict[Source, list[Key]] = {}
         for key in keys:
             asked = self.asked.get(key)

@@ -1,4 +1,4 @@
-"""The ways to this peer and from it to others, set up once it listens."""
+"""The routes to this peer and from it to others, set up once it listens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Ways:
     relay: Relay | None
 
     async def open(self) -> None:
-        """Be reached from now on, and relay; the gRPC server is up."""
+        """Begin to be reached, and to relay; the gRPC server is up."""
         if self.relay is not None:
             await self.relay.open()
         if self.hidden is not None:

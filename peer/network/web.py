@@ -19,18 +19,18 @@ from protocol.addresses import Ip, is_public
 from protocol.errors import FormatError, RefusedError, UnreachableError
 
 STALL_SECONDS = 10.0
-"""Without a byte."""
+"""The time without a byte after which an answer has stalled."""
 
 MOST_REDIRECTS = 5
 
 MOST_URL_CHARACTERS = 4096
-"""Of where a mirror redirects to: signed addresses have a thousand and more."""
+"""The longest URL to which a mirror redirects: signed addresses have a thousand characters and more."""
 
 PASSED_OVER_BYTES = 16 * 1024
-"""Of an answer that redirects."""
+"""The bytes of a redirecting answer that are read, so that its connection can stay."""
 
 ADDRESSES_TRIED = 4
-"""Of a name."""
+"""The addresses of one name that are tried."""
 
 REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -39,7 +39,7 @@ Allowed = Callable[[Ip], bool]
 
 
 class CheckedConnector(httpcore2.AsyncNetworkBackend):
-    """Connects to what was checked, and to nothing else."""
+    """The connector that dials checked addresses, and no others."""
 
     def __init__(self, allowed: Allowed) -> None:
         self.allowed, self.network = allowed, httpcore2.AnyIOBackend()
@@ -67,7 +67,7 @@ class CheckedConnector(httpcore2.AsyncNetworkBackend):
 
 
 def dialled(host: str, port: int, allowed: Allowed) -> list[str]:
-    """The addresses of a host that may be dialled, the first ones.
+    """Look up the addresses of a host that may be dialled. Returns the first ones.
 
     Raises:
         RefusedError: it has none but others.
@@ -88,7 +88,7 @@ def dialled(host: str, port: int, allowed: Allowed) -> list[str]:
 
 
 class Client:
-    """Asks for files. A few connections stay open; no cookies, names or passwords are kept or sent."""
+    """An HTTP client that asks for files. A few connections stay open; no cookies, names or passwords are kept or sent."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
@@ -101,7 +101,7 @@ class Client:
 
     @asynccontextmanager
     async def get(self, url: str, headers: dict[str, str]) -> AsyncIterator[httpcore2.Response]:
-        """An answer, whose body has not been read.
+        """Ask for a URL, and follow redirects. Yields an answer whose body has not been read.
 
         Raises:
             RefusedError: a host is not one that may be dialled.
@@ -132,12 +132,12 @@ class Client:
 
 
 def header(response: httpcore2.Response, name: bytes) -> str:
-    """The first of that name; empty: there is none."""
+    """The first header of that name; empty: there is none."""
     return next((value.decode("latin-1") for key, value in response.headers if key.lower() == name), "")
 
 
 def redirected(url: str, location: str) -> str:
-    """Where an answer leads to.
+    """The URL to which an answer redirects.
 
     Raises:
         FormatError: nowhere, or away from TLS.
@@ -152,7 +152,11 @@ def redirected(url: str, location: str) -> str:
 
 
 def require_plain(url: str) -> None:
-    """Raises FormatError unless it is http or https, with a host and without a name or password."""
+    """Check that a URL is http or https, with a host and without a name or password.
+
+    Raises:
+        FormatError: it is not.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port

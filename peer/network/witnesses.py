@@ -1,4 +1,5 @@
-"""Where the others are in the run, as far as their contributions show it. Nobody's bare word moves this peer's time."""
+"""Witnesses: where the others are in the run, as far as their contributions show it. Nobody's bare word moves this
+peer's time."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +12,15 @@ from protocol.outer.window import SKEW
 from protocol.trust.records import common_round, may_author
 
 LATELY = 2
-"""Rounds. Who has contributed to none of the last two is in the run by its word alone."""
+"""The last rounds in which a peer must have contributed to one: else it is in the run by its word alone."""
 
 DISBELIEF_SECONDS = 60.0
-"""So long a peer does not try again to catch up with those who could not show that they are ahead."""
+"""The time for which a peer does not try again to catch up with peers that could not show that they are ahead."""
 
 
 @dataclass(slots=True)
 class Witnesses:
-    """Those who may contribute, and what of theirs is known here.
+    """The peers that may contribute, and which contributions of theirs are known here.
 
     A witness has finished the round that its record says, but none beyond the one after its last contribution: it may
     have ended one without. The others are where more than `outer.liars` witnesses are, and for as long as these are.
@@ -52,13 +53,13 @@ class Witnesses:
         return not self.most_shown() and any(peer.round and may_author(peer) for peer in self.discovery.others())
 
     def contributing(self) -> set[PeerId]:
-        """Whose contributions of late count here."""
+        """The peers of which a contribution of late counts here."""
         return set().union(*(each.counted_since(each.begun - LATELY) for each in self.intake.ledgers.values()))
 
     def follow(self) -> None:
-        """Set the ledgers' clocks by the others, forward and back. Who has reason to think that it was away signs no
-        receipts until it has caught up: they would say that something was in time by a clock that is not the others'.
-        """
+        """Set the ledgers' clocks by the others, forward and back. A peer that has reason to think that it was away
+        signs no receipts until it has caught up: they would say that something was in time by a clock that is not the
+        others'."""
         others = self.others_at() + 1
         for ledger in self.intake.ledgers.values():
             ledger.follow(others, self.target + 1 if self.target else 0)

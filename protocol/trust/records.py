@@ -203,7 +203,7 @@ class Register:
         return peers_keys(self.authority.run, self.manifest)
 
     def key(self, peer: str) -> str:
-        """The one of them for a peer's own record."""
+        """The key of the DHT under which a peer's own record lies."""
         return peers_key(self.authority.run, self.manifest, peer)
 
     def expiration(self, key: str, owner: str, value: object) -> float:
@@ -240,6 +240,6 @@ def peers_keys(run_id: RunId, manifest: Manifest) -> list[str]:
 
 
 def peers_key(run_id: RunId, manifest: Manifest, peer_id: str) -> str:
-    """The one of them for a peer's own record."""
+    """The key of the DHT under which a peer's own record lies."""
     keys = peers_keys(run_id, manifest)
     return keys[int.from_bytes(sha256(peer_id.encode()).digest()[:8]) % len(keys)]

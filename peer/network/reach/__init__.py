@@ -1,1 +1,1 @@
-"""How a peer is reached that cannot be dialled: what others see of it, relays, and routes."""
+"""Reach: how a peer is reached that cannot be dialled, by what others see of it, relays, and routes."""

@@ -1,4 +1,4 @@
-"""The way to a run's nodes and peers, measured by who has no place in it yet.
+"""Probes of the links to a run's nodes and peers, by a machine that has no place in the run yet.
 
 A node's door answers pieces of bytes (`Run.Measure`), so the way to it can be timed and filled in both directions.
 Peers let nobody call who has no certificate; but a TLS handshake with one gets as far as its certificate, and the time
@@ -79,7 +79,7 @@ class Handshake:
 
 
 async def measure_doors(ticket: Ticket) -> list[MeasuredWay | NoWay]:
-    """The ways to all nodes of a ticket, one after the other: at once they would share this machine's link."""
+    """Measure the links to all nodes of a ticket, one after the other: at once they would share this machine's link."""
     found: list[MeasuredWay | NoWay] = []
     for address in ticket.doors:
         try:
@@ -91,7 +91,12 @@ async def measure_doors(ticket: Ticket) -> list[MeasuredWay | NoWay]:
 
 
 async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
-    """Raises what gRPC does, and FormatError where an answer is no measurement."""
+    """Measure the link to one node.
+
+    Raises:
+        grpc.aio.AioRpcError: a call failed.
+        FormatError: an answer is no measurement.
+    """
     trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
     for _ in range(PINGS + 1):
         sent, begun = time.time(), time.perf_counter()
@@ -115,7 +120,8 @@ async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.Measure
 
 
 async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
-    """Bits a second that the way carries in one direction, while so many pieces are under way that it is full."""
+    """Measure the bits a second that a link carries in one direction, while so many pieces are under way that it is
+    full."""
     came: list[float] = []
 
     async def carry(count: int) -> None:
@@ -146,12 +152,12 @@ def rate_of(begun: float, came: Sequence[float], piece: int) -> float:
 
 
 async def shake_hands(addresses: Sequence[str]) -> list[Handshake | NoWay]:
-    """The ways to some peers."""
+    """Measure the links to some peers."""
     return list(await asyncio.gather(*(asyncio.to_thread(_shake_hands, each) for each in addresses)))
 
 
 def _shake_hands(address: str) -> Handshake | NoWay:
-    """Up to the certificate that the peer shows; it hangs up on who has none."""
+    """Shake hands up to the certificate that the peer shows; it hangs up on a caller that has none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -167,6 +173,6 @@ def _shake_hands(address: str) -> Handshake | NoWay:
 
 
 def usual_round_trip(shaken: Sequence[Handshake | NoWay]) -> float | None:
-    """To a neighbour, in seconds; None where no peer answers."""
+    """The usual round trip to a neighbour, in seconds; None where no peer answers."""
     trips = [each.round_trip for each in shaken if isinstance(each, Handshake)]
     return median(trips) if trips else None

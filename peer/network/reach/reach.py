@@ -1,4 +1,4 @@
-"""Where others dial this peer, and whether they can: found out before it takes its place."""
+"""The address where others dial this peer, and whether they can: found out before it takes its place."""
 
 import time
 from collections.abc import AsyncIterator
@@ -29,8 +29,8 @@ MOMENT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user said. `listen` None: the interface towards the operator, any port. `announce`: the host, or host
-    and port, that others dial where that is another. `way` auto: behind relays if it cannot be dialled."""
+    """The user's wish. `listen` None: the interface towards the operator, any port. `announce`: the host, or host and
+    port, that others dial where that is another. `way` auto: behind relays if the peer cannot be dialled."""
 
     listen: str | None = None
     announce: str | None = None
@@ -67,14 +67,14 @@ class Reach:
         return self.port + 1 if self.forwarded and self.port else 0
 
     def address(self, port: int) -> str:
-        """What others dial, where this peer got that port."""
+        """The address that others dial, where this peer got that port."""
         host, forwarded = self.announced
         return join(host, forwarded or port)
 
 
 async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, asks: bool = True) -> Reach:
-    """Where this peer is to listen, and what others dial, as a node of the operator's has tried it; unless it `asks`
-    nobody, as `folder` has it from the last time.
+    """Find where this peer is to listen, and what others dial, as a node of the operator's has tried it; unless it
+    `asks` nobody, as `folder` has it from the last time.
 
     Raises:
         UserError: the wish makes no sense.
@@ -141,7 +141,7 @@ def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
 
 
 def _advice(reach: Reach, port: int, dialled: str) -> str:
-    """What a volunteer can do about it."""
+    """The advice to a volunteer on how to be dialled."""
     seen, named = split(dialled)[0], reach.announced[1]
     if is_loopback(reach.host):
         return f"listen where others call, with --listen 0.0.0.0:{port}: on {reach.host} only this machine does"

@@ -1,4 +1,5 @@
-"""A peer that others cannot dial stays connected to relays, and to every public peer, and takes tunnels from them."""
+"""The relayed peer: one that others cannot dial stays connected to relays, and to every public peer, and takes tunnels
+from them."""
 
 import asyncio
 import time
@@ -19,19 +20,19 @@ from protocol.net.tasks import Children
 from protocol.trust.records import is_relay
 
 AGAIN_SECONDS = 20.0
-"""After a node did not answer, or did not want to, it is left alone so long."""
+"""The time for which a node is left alone that did not answer, or refused."""
 
 LOOK_SECONDS = 1.0
-"""So often this peer looks for others to be connected to."""
+"""The interval at which this peer looks for others to be connected to."""
 
 NEIGHBOURS = 128
-"""Public peers that this one keeps a connection to, so that they can open tunnels over it."""
+"""The public peers to which this one keeps a connection, so that they can open tunnels over it."""
 
 
 @dataclass(slots=True)
 class Hidden:
-    """What such a peer does to be reached. `port` is that of its own gRPC server, at `host`; `first` are the libp2p
-    addresses of the operator's nodes, which relay."""
+    """A relayed peer's own side. `port` is that of its own gRPC server, at `host`; `first` are the libp2p addresses of
+    the operator's nodes, which relay."""
 
     streams: Streams
     discovery: Discovery
@@ -51,7 +52,7 @@ class Hidden:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def begin(self) -> None:
-        """Take tunnels from now on, and be held by relays, if there are any."""
+        """Begin to take tunnels, and to be held by relays, if there are any."""
         await self.streams.serve(TUNNEL, self._take)
         await self.discovery.read()
         await asyncio.gather(self._find_relays(), self._meet_all())
@@ -92,7 +93,7 @@ class Hidden:
         return sorted(free, key=lambda address: sha256(f"{me} {address}".encode()).digest())
 
     async def _find_relays(self) -> None:
-        """Be held by as many as there should be, as far as there are."""
+        """Find relays that hold this peer, as many as there should be, as far as there are."""
         for address in self.candidates():
             if len(self.held) >= RELAYS_KEPT:
                 break
@@ -112,7 +113,7 @@ class Hidden:
             self.emit(Reached([str(relay) for relay in self.held.values()]))
 
     async def _ping(self, address: str, relay: PeerId, stream: Stream) -> None:
-        """See that a relay is there, until it is not."""
+        """Ping a relay until it is gone."""
         try:
             there = True
             while there and not self.objection(relay):
@@ -127,7 +128,7 @@ class Hidden:
     # Public peers
 
     async def _keep_meeting(self) -> None:
-        """Be connected to who can be dialled: it can then call this peer without a relay."""
+        """Stay connected to peers that can be dialled: they can then call this peer without a relay."""
         while True:
             await self._meet_all()
             await asyncio.sleep(LOOK_SECONDS)

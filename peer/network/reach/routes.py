@@ -1,4 +1,4 @@
-"""How to reach a peer: where it says, or, if it cannot be dialled, through libp2p. Above a channel nobody sees which.
+"""Routes to peers: where they say, or, if they cannot be dialled, through libp2p. Above a channel nobody sees which.
 
 For who cannot be dialled, a listener on this machine's loopback takes the channel's connection and carries it: over the
 connection of libp2p's that the peer has to this one, if it dialled us; else by the relays that its record names. It is
@@ -19,15 +19,15 @@ from protocol.net.relay import call_by
 from protocol.net.streams import BROKEN, Stream, Streams, open_tunnel, splice
 
 NEAR_SECONDS = 0.5
-"""Behind the same router one may be dialled after all: there it takes milliseconds."""
+"""The time for an answer from a peer that may be behind the same router and then answers within milliseconds."""
 
 TRIED_SECONDS = 60.0
-"""So long what was found out about a way is believed."""
+"""The time for which what was found out about a route is believed."""
 
 
 @dataclass(slots=True)
 class Passage:
-    """The way to one peer that cannot be dialled: a listener, and what last went wrong behind it."""
+    """The passage to one peer that cannot be dialled: a listener, and what last went wrong behind it."""
 
     listener: asyncio.Server
     address: str
@@ -37,7 +37,7 @@ class Passage:
 
 @dataclass(slots=True)
 class Routes:
-    """By what peers say of themselves, as far as is known here."""
+    """The routes to others, by what they say of themselves, as far as is known here."""
 
     streams: Streams
     discovery: Discovery
@@ -45,10 +45,10 @@ class Routes:
     near: dict[tuple[PeerId, str], tuple[bool, float]] = field(default_factory=dict)
     """Whether a peer behind relays answers where it listens, and until when that is believed."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Relays that did not do it, and until when they are tried last."""
+    """The relays that did not answer or refused, and until when they are tried last."""
 
     async def address(self, peer: Reachable) -> str:
-        """What a channel to a peer dials."""
+        """The address that a channel to a peer dials."""
         if not self._relays(peer.peer_id) or await self._is_near(peer):
             return peer.address
         if peer.peer_id not in self.passages:
@@ -56,8 +56,8 @@ class Routes:
         return self.passages[peer.peer_id].address
 
     def failed(self, peer: Reachable) -> str:
-        """A channel found nobody: somebody else may be at that address of this network. What went wrong on the way to a
-        peer that cannot be dialled, as far as is known; empty: nothing."""
+        """Note that a channel found nobody: somebody else may be at that address of this network. Returns what went
+        wrong on the way to a peer that cannot be dialled, as far as known; empty: nothing."""
         key, passage = (peer.peer_id, peer.address), self.passages.get(peer.peer_id)
         if self.near.get(key, (False, 0.0))[0]:
             self.near[key] = False, time.monotonic() + TRIED_SECONDS
@@ -74,7 +74,7 @@ class Routes:
             await asyncio.gather(*passage.carrying, return_exceptions=True)
 
     def _relays(self, peer: PeerId) -> list[str]:
-        """By which a peer is reached, if it cannot be dialled."""
+        """The relays by which a peer is reached, if it cannot be dialled."""
         record = self.discovery.records.get(peer)
         return record.via if record is not None else []
 
@@ -111,7 +111,7 @@ class Routes:
         return passage
 
     async def _way(self, peer: PeerId) -> Stream:
-        """A tunnel to a peer: direct if it is connected to this one, else by its relays, one after the other.
+        """Open a tunnel to a peer: direct if it is connected to this one, else by its relays, one after the other.
 
         Raises:
             UnreachableError: there is none.
@@ -133,7 +133,7 @@ class Routes:
 
 
 async def _answers(address: str) -> bool:
-    """Whether something listens at an address, near; on loopback everybody is near to himself alone."""
+    """Whether something listens at an address nearby; on loopback only this machine itself would answer."""
     try:
         host, port = split(address)
         if is_loopback(host):
