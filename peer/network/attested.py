@@ -110,7 +110,7 @@ class Attested:
         return None if hearsay and attestations.contradicted(attested, self.mine.get(part, [])) else attested
 
     def believes(self, peer: PeerId, part: Part) -> bool:
-        """Whether a peer's word on a part counts: it does not while the peer claims another past than the attested one."""
+        """Whether a peer's word on a part counts: not while the peer claims another past than the attested one."""
         attested, said = self.claim(part), self.said.get(peer, {}).get(part, [])
         return attested is None or not attestations.contradicted(attested, said)
 

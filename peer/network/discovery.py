@@ -95,7 +95,7 @@ class Discovery:
             self.meet(record, in_person=False)
 
     def meet(self, record: PeerRecord, in_person: bool) -> None:
-        """Take note of a peer's record. A peer met in person is alive; one found in the DHT is, if its record is new."""
+        """Note a peer's record. A peer met in person is alive; one found in the DHT is, if its record is new."""
         peer = record.peer_id
         known = self.records.get(peer)
         newer = known is None or record.sequence > known.sequence

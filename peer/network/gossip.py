@@ -221,7 +221,7 @@ class Reconciler:
         self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
-        """Tell others which entries are here now: at once, but those that come shortly after go with the next message."""
+        """Tell others which entries are here now: at once, but any that come shortly after go with the next message."""
         for entry in news:
             self.untold.setdefault(entry.name.part, []).append(entry.key)
         if self.telling is None:

@@ -36,7 +36,8 @@ Taking = set[asyncio.Task[None]]
 
 @dataclass(slots=True)
 class Learner:
-    """The learner of a peer. `start` begins work beside everything else, and `tell_on` hears of what has been accepted."""
+    """The learner of a peer. `start` begins work beside everything else, and `tell_on` hears of what has been
+    accepted."""
 
     manifest: Manifest
     contacts: Contacts

@@ -151,7 +151,8 @@ class NodeMirror:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """The record of a source: the seconds a block takes (0: never asked), and why it failed last (empty: it did not)."""
+    """The record of a source: the seconds a block takes (0: never asked), and why it failed last (empty: it did
+    not)."""
 
     source: BlockSource
     seconds: float = 0.0

@@ -24,7 +24,8 @@ Link = Duplex[pb.Frame, pb.Frame]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt of a group, which opens its links anew whenever a member has changed; `number` counts these attempts."""
+    """An attempt of a group, which opens its links anew whenever a member has changed; `number` counts these
+    attempts."""
 
     replica: ReplicaId
     number: int
@@ -40,7 +41,8 @@ def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandw
 
 
 class PipelineService(pipeline_pb2_grpc.PipelineServicer):
-    """The service that takes the call of the stage before ours, if it is of the attempt that this peer is a member of."""
+    """The service that takes the call of the stage before ours, if it is of the attempt that this peer is a
+    member of."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest

@@ -120,7 +120,8 @@ class Earned:
             again = await self.ask(None if over or not again else again, witnesses=over)
 
     def _recall(self) -> Recalled | None:
-        """Take up what this peer's folder has of the last rounds. Returns a summary of all that it has; None: nothing."""
+        """Take up what this peer's folder has of the last rounds. Returns a summary of all that it has; None:
+        nothing."""
         own: list[Receipt] = []
         with suppress(ResourceError):  # a disk that errs costs receipts, and no more
             own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)

@@ -72,7 +72,7 @@ class SeenWork:
         _forget(self.closed)
 
     def of_work(self, round: int, receiver: PeerId) -> Work | None:
-        """What this peer signs for a neighbour; None if it was none."""
+        """The receipt of work that this peer signs for a neighbour; None if it was none."""
         tally = self.work.get(round, {}).get(receiver)
         if tally is None:
             return None

@@ -243,7 +243,8 @@ class Wanted(Generic[Key, Source]):
         return key, source
 
     def _free(self, key: Key, room: tuple[bool, bool, bool]) -> list[Source]:
-        """The sources from which a blob may be fetched now: from one that was too slow only where nobody else has it."""
+        """The sources from which a blob may be fetched now: from one that was too slow only where nobody else
+        has it."""
         trying = self.trying.get(key, ())
         left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
         if key in self.doubted:

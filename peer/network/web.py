@@ -88,7 +88,8 @@ def dialled(host: str, port: int, allowed: Allowed) -> list[str]:
 
 
 class Client:
-    """An HTTP client that asks for files. A few connections stay open; no cookies, names or passwords are kept or sent."""
+    """An HTTP client that asks for files. A few connections stay open; no cookies, names or passwords are kept
+    or sent."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._pool = httpcore2.AsyncConnectionPool(

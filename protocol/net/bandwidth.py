@@ -162,7 +162,8 @@ class Direction:
         self._changed.ring()
 
     async def _give_way(self) -> None:
-        """Wait while steps run: until this piece's time has come and no frame is unsent, or `YIELD_SECONDS` are over."""
+        """Wait while steps run: until this piece's time has come and no frame is unsent, or `YIELD_SECONDS` are
+        over."""
         patience = _now() + YIELD_SECONDS
         while self.stepping:
             until = max(self._bulk_free_at, patience if self.unsent else 0.0)
@@ -231,7 +232,8 @@ class Bandwidth:
 
     @property
     def window(self) -> int | None:
-        """The bytes that a sender may have on their way to us on a stream; None: as many as the link turns out to need."""
+        """The bytes that a sender may have on their way to us on a stream; None: as many as the link turns out
+        to need."""
         if self.down.rate is None:
             return None
         return min(WINDOW_BYTES, max(LEAST_WINDOW_BYTES, int(self.down.rate * WINDOW_SECONDS)))

@@ -273,7 +273,8 @@ class Calls:
 
 
 def cut(response: Any) -> None:
-    """Shorten an answer so that it can be sent: a random half of the longest dictionary goes, until it is short enough."""
+    """Shorten an answer so that it can be sent: a random half of the longest dictionary goes, until it is short
+    enough."""
     while sum(len(each.value) for each in response.results) > DHT_ANSWER_BYTES:
         longest = max(response.results, key=lambda each: len(each.value))
         found = [DhtEntry("", *each) for each in unpacked(longest.value)]

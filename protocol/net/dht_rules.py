@@ -107,7 +107,8 @@ def unpacked(value: bytes) -> list[tuple[bytes, bytes, float]]:
 
 
 def _scalar(data: bytes) -> object:
-    """Read a single value. Arrays in arrays are refused: msgpack takes memory for as many elements as each says it has."""
+    """Read a single value. Arrays in arrays are refused: msgpack takes memory for as many elements as each says
+    it has."""
     return msgpack.unpackb(data, max_array_len=0, max_map_len=0)
 
 

@@ -228,7 +228,8 @@ def _joined(spans: Iterable[Span], fresh: int) -> tuple[Spans, int]:
 
 
 def _taken(free: Spans, fresh: int, start: int, count: int) -> tuple[Spans, Spans, int]:
-    """Take the first `count` free chunks from `start` on. Returns (taken, free, fresh), the last two of what is left."""
+    """Take the first `count` free chunks from `start` on. Returns (taken, free, fresh), the last two of what is
+    left."""
     taken: list[Span] = []
     left: list[Span] = []
     for first, end in (*free, (fresh, max(fresh, start) + count)):

@@ -191,7 +191,8 @@ class Ledger:
         )
 
     def chosen(self, round: int) -> dict[PeerId, str]:
-        """The set S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not in it."""
+        """The set S_t of an open round: author → SHA-256. Authors with two versions, and revoked ones, are not
+        in it."""
         revoked = self._revoked(round)
         return {
             author: next(iter(versions))
@@ -212,7 +213,8 @@ class Ledger:
         self.clock = max(self.begun, min(clock, self.begun + SKEW), caught_up)
 
     def fall_back(self) -> None:
-        """Forget the entries of rounds that have not begun here: what this peer tried to catch up with was not there."""
+        """Forget the entries of rounds that have not begun here: what this peer tried to catch up with was not
+        there."""
         self.clock = self.begun
         for table in (self.accepted, self.waiting, self.checks):
             for round in [round for round in table if round > self.begun + SKEW]:

@@ -172,7 +172,8 @@ def _builder(
     ends: datetime.datetime,
     certifies: int | None,
 ) -> x509.CertificateBuilder:
-    """Begin a certificate. `certifies` is the number of authorities that may stand below it; None: it is none itself."""
+    """Begin a certificate. `certifies` is the number of authorities that may stand below it; None: it is none
+    itself."""
     unused = (
         "content_commitment",
         "key_encipherment",

@@ -1,4 +1,5 @@
-"""Credit: what a peer's receipts show together, the work that its neighbours saw and which of its contributions count."""
+"""Credit: what a peer's receipts show together, the work that its neighbours saw and which of its contributions
+count."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

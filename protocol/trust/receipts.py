@@ -55,7 +55,8 @@ class Work:
 
     @property
     def stands_for(self) -> tuple[object, ...]:
-        """The key of receipts that replace each other: of all with the same, the one with the largest `amount` stands."""
+        """The key of receipts that replace each other: of all with the same, the one with the largest `amount`
+        stands."""
         return WORK, self.round, self.signer, self.receiver, self.stage, self.beside, self.since
 
     @property
@@ -78,7 +79,8 @@ class CountedReceipt:
 
     @property
     def stands_for(self) -> tuple[object, ...]:
-        """The key of receipts that replace each other: of all with the same, the one with the largest `amount` stands."""
+        """The key of receipts that replace each other: of all with the same, the one with the largest `amount`
+        stands."""
         return COUNTED, self.round, self.signer, self.receiver, self.part, self.sha256
 
     @property
