@@ -35,7 +35,7 @@ from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import RateLimit, Rates
+from bootstrap.rate_limit import Rates
 from peer.network import admission
 from peer.network.pipeline import Link, link
 from protocol.codec.frames import (
@@ -52,6 +52,7 @@ from protocol.identity import PeerId
 from protocol.manifest import Manifest, check_manifest
 from protocol.net.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
 from protocol.net.guard import Guard
+from protocol.net.token_bucket import RateLimit
 from protocol.run.run_files import Descriptor, RunFile, describe, file_names
 from protocol.schemas import pipeline_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates

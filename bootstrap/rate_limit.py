@@ -1,53 +1,18 @@
-"""How often the node lets somebody ask for a certificate. Pure: the clock is an argument.
-
-A limit is the generic cell rate algorithm (ITU-T I.371, a token bucket by virtual scheduling): so many calls at once,
-then one an interval. It keeps one number a key, the time at which the bucket would be full again.
-"""
+"""Who calls the node, and how often it lets somebody ask for a certificate. Pure: the clock is an argument."""
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote
 
 from protocol.errors import RefusedError
-
-KEYS_KEPT = 2**14
-"""Addresses, or invitations, that are remembered at once: some 2 MiB. Whoever can call from more networks than that is
-not held by a limit for each; the least recently seen is forgotten first, so nobody who keeps asking is."""
+from protocol.net.token_bucket import RateLimit
 
 ADDRESS_BURST, ADDRESS_SECONDS = 64, 1.0
 """A lecture hall behind one address joins at once; signing a certificate a second is no load."""
 
 INVITATION_BURST, INVITATION_SECONDS = 256, 0.25
 """An invitation that has leaked brings no more than this, from however many addresses."""
-
-ROUNDING_SECONDS = 1e-6
-"""What sums of floats may be off by, and nobody waits for."""
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """`burst` calls at once for each key, then one every `seconds`."""
-
-    burst: int
-    seconds: float
-    keys_kept: int = KEYS_KEPT
-    _full_at: OrderedDict[str, float] = field(default_factory=OrderedDict, repr=False)
-
-    def wait_seconds(self, key: str, now: float) -> float:
-        """Take a call of this key: 0 if it may be made, else how long it must wait, and it is not counted."""
-        full_at = max(self._full_at.pop(key, now), now)
-        wait = full_at - now - (self.burst - 1) * self.seconds
-        wait = wait if wait > ROUNDING_SECONDS else 0.0
-        self._full_at[key] = full_at if wait else full_at + self.seconds
-        if len(self._full_at) > self.keys_kept:
-            self._full_at.popitem(last=False)
-        return wait
-
-    def __len__(self) -> int:
-        """How many keys are remembered."""
-        return len(self._full_at)
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from bootstrap.rate_limit import RateLimit, host_of, network_of
+from bootstrap.rate_limit import host_of, network_of
 from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, RefusedError
+from protocol.net.token_bucket import RateLimit
 from protocol.trust.certificates import shown_by
 
 DIAL_SECONDS = 5.0

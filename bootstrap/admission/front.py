@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from bootstrap.rate_limit import RateLimit, caller_at, network_of
+from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import LOOPBACK, WILDCARDS, join
 from protocol.errors import ResourceError
 from protocol.limits import (
@@ -25,6 +25,7 @@ from protocol.limits import (
     DOOR_WAITING_OF_NETWORK,
 )
 from protocol.net.tasks import Children
+from protocol.net.token_bucket import RateLimit
 
 BUFFER = 2**16
 BACKLOG = 256

@@ -12,7 +12,6 @@ from bootstrap.monitor.groups import group_views
 from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, is_over
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
 from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
-from bootstrap.rate_limit import RateLimit
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import (
@@ -29,6 +28,7 @@ from protocol.monitor.telemetry import (
     Told,
 )
 from protocol.monitor.view import MOST_LINES, LineView, RoundView, View
+from protocol.net.token_bucket import RateLimit
 from protocol.trust.records import PeerRecord, common_round
 
 MOST_PEERS = 2048

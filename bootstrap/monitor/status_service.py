@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bootstrap.rate_limit import RateLimit, network_of
+from bootstrap.rate_limit import network_of
 from protocol.errors import RefusedError
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.monitor.view import View
+from protocol.net.token_bucket import RateLimit
 
 VIEW_BYTES = DESCRIPTOR_BYTES - 4096
 """A message at the door has 1 MiB at most."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from bootstrap.rate_limit import RateLimit
 from protocol.errors import RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
@@ -19,6 +18,7 @@ from protocol.manifest import Manifest
 from protocol.monitor.telemetry import unpack_report
 from protocol.monitor.view import LineView, RoundView, View
 from protocol.net.tasks import Notifier
+from protocol.net.token_bucket import RateLimit
 from protocol.trust.records import PeerRecord
 
 KEPT = "monitor.json"

@@ -5,7 +5,6 @@ have one together, and all have one. Who is of the run is served while strangers
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,25 +19,7 @@ from protocol.limits import (
     DHT_STRANGERS_PER_SECOND,
     DHT_STRANGERS_SAVED,
 )
-
-
-@dataclass(slots=True)
-class Fund:
-    """An allowance that fills up with time, up to `saved`. `at` is when it was counted last."""
-
-    per_second: float
-    saved: float
-    at: float
-    left: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.left = self.saved
-
-    def count(self, now: float) -> float:
-        """Count what is in the fund now."""
-        self.left = min(self.saved, self.left + (now - self.at) * self.per_second)
-        self.at = now
-        return self.left
+from protocol.net.token_bucket import RateLimit, TokenBucket
 
 
 @dataclass(slots=True)
@@ -47,42 +28,33 @@ class Costs:
 
     is_member: Callable[[str], bool]
     clock: Callable[[], float] = time.monotonic
-    members: OrderedDict[str, Fund] = field(default_factory=OrderedDict)
-    strangers: OrderedDict[str, Fund] = field(default_factory=OrderedDict)
-    all_strangers: Fund = field(init=False)
-    all: Fund = field(init=False)
+    members: RateLimit = field(init=False)
+    strangers: RateLimit = field(init=False)
+    all_strangers: TokenBucket = field(init=False)
+    all: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        now = self.clock()
-        self.all_strangers = Fund(DHT_STRANGERS_PER_SECOND, DHT_STRANGERS_SAVED, now)
-        self.all = Fund(DHT_PER_SECOND, DHT_SAVED, now)
+        self.members = RateLimit(DHT_MEMBER_SAVED, 1 / DHT_MEMBER_PER_SECOND, CALLERS_KEPT)
+        self.strangers = RateLimit(DHT_STRANGER_SAVED, 1 / DHT_STRANGER_PER_SECOND, CALLERS_KEPT)
+        self.all_strangers = TokenBucket(DHT_STRANGERS_PER_SECOND, DHT_STRANGERS_SAVED)
+        self.all = TokenBucket(DHT_PER_SECOND, DHT_SAVED)
 
     def spend(self, source: str, cost: float) -> bool:
-        """Take `cost` from what a source has left. Returns whether there was enough."""
-        now, funds = self.clock(), self._funds(source)
-        if any(fund.count(now) < cost for fund in funds):
+        """Take so much from what a source has left; whether there was enough."""
+        now, buckets = self.clock(), self._buckets(source)
+        if any(bucket.wait_seconds(cost, now) for bucket in buckets):
             return False
-        for fund in funds:
-            fund.left -= cost
+        for bucket in buckets:
+            bucket.take(cost, now)
         return True
 
     def charge(self, source: str, cost: float) -> None:
         """Take what has been spent already: it may be owed."""
-        now = self.clock()
-        for fund in self._funds(source):
-            fund.count(now)
-            fund.left -= cost
+        for bucket in self._buckets(source):
+            bucket.take(cost, self.clock())
 
-    def _funds(self, source: str) -> tuple[Fund, ...]:
+    def _buckets(self, source: str) -> tuple[TokenBucket, ...]:
+        """All from which a source has to pay."""
         if self.is_member(source):
-            return self._own(self.members, source, DHT_MEMBER_PER_SECOND, DHT_MEMBER_SAVED), self.all
-        own = self._own(self.strangers, source, DHT_STRANGER_PER_SECOND, DHT_STRANGER_SAVED)
-        return own, self.all_strangers, self.all
-
-    def _own(self, funds: OrderedDict[str, Fund], source: str, per_second: float, saved: float) -> Fund:
-        if source not in funds:
-            funds[source] = Fund(per_second, saved, self.clock())
-            if len(funds) > CALLERS_KEPT:
-                funds.popitem(last=False)
-        funds.move_to_end(source)
-        return funds[source]
+            return self.members.bucket(source), self.all
+        return self.strangers.bucket(source), self.all_strangers, self.all

@@ -30,6 +30,7 @@ from protocol.limits import (
 )
 from protocol.net.channels import caller, refuse
 from protocol.net.tasks import Children
+from protocol.net.token_bucket import TokenBucket
 from protocol.trust.certificates import Caller
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -64,25 +65,15 @@ def nobody(peer: PeerId) -> str:
 
 @dataclass(slots=True)
 class Allowance:
-    """The allowance of one caller. `at` is when it was counted last, by the clock that is given."""
+    """What one caller may still ask, and the calls of it that are open."""
 
-    left: float
-    at: float
+    calls: TokenBucket = field(default_factory=lambda: TokenBucket(CALLS_PER_SECOND, CALLS_SAVED))
     ends: float = 0.0
     """The time when the newest certificate ends that the caller has shown, in seconds since 1970."""
     open: dict[Any, asyncio.Task[Any]] = field(default_factory=dict)
     """The contexts of the caller's calls that are being answered, and the tasks that answer them."""
     issuer: PeerId = NO_PEER
     """The peer that certified the caller, by the certificate of its last call."""
-
-    def spend(self, now: float, cost: float = 1.0) -> bool:
-        """Take `cost` from what has come together until `now`. Returns whether there was enough."""
-        self.left = min(CALLS_SAVED, self.left + (now - self.at) * CALLS_PER_SECOND)
-        self.at = now
-        if self.left < cost:
-            return False
-        self.left -= cost
-        return True
 
 
 @dataclass(slots=True)
@@ -154,7 +145,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         allowance.issuer = who.issuer
         assert task is not None
         allowance.open[context] = task
-        _paying.set(lambda cost: allowance.spend(self.clock(), cost))
+        _paying.set(lambda cost: not allowance.calls.spend(cost, self.clock()))
         looking: asyncio.TimerHandle | None = None
 
         def look() -> None:
@@ -189,7 +180,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
         allowance = self._allowance(who.peer)
         allowance.ends = max(allowance.ends, who.ends)
-        if len(allowance.open) >= CALLS_AT_ONCE or not allowance.spend(self.clock()):
+        if len(allowance.open) >= CALLS_AT_ONCE or allowance.calls.spend(1.0, self.clock()):
             await refuse(context, "too many calls: wait a moment")
         return who
 
@@ -202,7 +193,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     def _allowance(self, peer: PeerId) -> Allowance:
         known = self.allowances.get(peer)
         if known is None:
-            known = self.allowances[peer] = Allowance(CALLS_SAVED, self.clock())
+            known = self.allowances[peer] = Allowance()
             idle = (each for each, theirs in self.allowances.items() if each != peer and not theirs.open)
             if len(self.allowances) > CALLERS_KEPT and (longest := next(idle, None)) is not None:
                 del self.allowances[longest]

@@ -41,6 +41,7 @@ from protocol.limits import (
 from protocol.net.guard import Objection, nobody
 from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
 from protocol.net.tasks import Children
+from protocol.net.token_bucket import TokenBucket
 from protocol.trust.membership_card import Authority
 
 RELAY = "hetpeer/relay/1"
@@ -54,23 +55,15 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class Budget:
-    """The bytes that two peers may still send each other. `at` is when they were counted last, by the clock that is
-    given."""
+    """What two peers may still send each other, and how many streams they have."""
 
-    clock: Clock
-    left: float = RELAY_BYTES_SAVED
-    at: float = 0.0
+    bytes: TokenBucket = field(default_factory=lambda: TokenBucket(RELAY_BYTES_PER_SECOND, RELAY_BYTES_SAVED))
     streams: int = 0
 
-    def __post_init__(self) -> None:
-        self.at = self.clock()
-
-    def wait_seconds(self, count: int) -> float:
-        """Take `count` bytes. Returns how long to wait before they are passed on, in seconds."""
-        now = self.clock()
-        self.left = min(RELAY_BYTES_SAVED, self.left + (now - self.at) * RELAY_BYTES_PER_SECOND) - count
-        self.at = now
-        return max(0.0, -self.left / RELAY_BYTES_PER_SECOND)
+    def wait_seconds(self, count: int, now: float) -> float:
+        """Take so many bytes. Return how long to wait before they are passed on."""
+        self.bytes.take(count, now)
+        return self.bytes.wait_seconds(0, now)
 
 
 @dataclass(slots=True)
@@ -201,7 +194,7 @@ class Relay:
         async def spend(count: int) -> None:
             nonlocal heard
             heard = self.clock()
-            if wait := budget.wait_seconds(count):
+            if wait := budget.wait_seconds(count, self.clock()):
                 await asyncio.sleep(wait)
             await self.pay(count)
 
@@ -217,7 +210,7 @@ class Relay:
     def _budget(self, pair: PeerPair) -> Budget:
         budget = self.budgets.get(pair)
         if budget is None:
-            budget = self.budgets[pair] = Budget(self.clock)
+            budget = self.budgets[pair] = Budget()
             unused = (each for each, theirs in self.budgets.items() if each != pair and not theirs.streams)
             if len(self.budgets) > RELAY_PAIRS_KEPT and (oldest := next(unused, None)) is not None:
                 del self.budgets[oldest]

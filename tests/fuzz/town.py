@@ -17,7 +17,7 @@ from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import RateLimit, Rates
+from bootstrap.rate_limit import Rates
 from peer.network.gossip_wire import entry_to_wire
 from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
@@ -27,6 +27,7 @@ from protocol.monitor.telemetry import Noted, StepReport, pack_report
 from protocol.net.channels import channel_to, knock, listen, options
 from protocol.net.guard import Guard, nobody
 from protocol.net.lenient import AnyBytes
+from protocol.net.token_bucket import RateLimit
 from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
 from protocol.outer.window import Window

@@ -8,9 +8,9 @@ import pytest
 
 from bootstrap.admission import dial_back
 from bootstrap.admission.dial_back import NOBODY, Dialler
-from bootstrap.rate_limit import RateLimit
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, RefusedError
+from protocol.net.token_bucket import RateLimit
 from tests.reference.admitted import identity
 
 ANN = identity("ann")

@@ -17,10 +17,10 @@ import pytest
 from bootstrap.admission import front as fronts
 from bootstrap.admission.front import Front
 from bootstrap.node import as_operator
-from bootstrap.rate_limit import RateLimit
 from protocol.errors import ResourceError, UnreachableError
 from protocol.limits import DOOR_CONNECTIONS_OF_NETWORK, DOOR_MESSAGE_BYTES, DOOR_STREAMS, message_bytes
 from protocol.net.channels import door_options, knock, listen
+from protocol.net.token_bucket import RateLimit
 from protocol.schemas import run_pb2, run_pb2_grpc
 from protocol.trust import certificates
 from tests.reference.admitted import identity

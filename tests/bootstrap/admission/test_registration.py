@@ -27,7 +27,7 @@ from bootstrap.admission.revoked import RevokedPeer
 from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
-from bootstrap.rate_limit import RateLimit, Rates
+from bootstrap.rate_limit import Rates
 from peer.network import admission as nodes
 from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
@@ -36,6 +36,7 @@ from protocol.identity import RunId
 from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import Credentials, connect, door_options, handshake, knock, listen, options
 from protocol.net.guard import Guard
+from protocol.net.token_bucket import RateLimit
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.trust import certificates

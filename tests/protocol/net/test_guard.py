@@ -102,21 +102,22 @@ Waits = st.lists(st.integers(0, 100_000), max_size=80)
 @given(Waits, st.floats(0, 3))
 def test_an_allowance_is_a_bucket_that_fills_with_time(waits: list[int], left: float):
     """Against the same in fractions: full at most, and spent only by what is allowed. Times are in milliseconds."""
-    allowance, plain, now = Allowance(left, 0.0), Fraction(left), 0
+    bucket, plain, now = Allowance().calls, Fraction(left), 0
+    bucket.take(CALLS_SAVED - left, 0.0)
     for wait in waits:
         now += wait
         plain = min(Fraction(CALLS_SAVED), plain + Fraction(wait, 1000) * Fraction(CALLS_PER_SECOND))
-        allowed = allowance.spend(now / 1000)
-        if abs(plain - 1) > 1e-6:  # sums of floats
+        allowed = not bucket.spend(1.0, now / 1000)
+        if abs(plain - 1) > 1e-4:  # sums of floats
             assert allowed == (plain >= 1)
         plain -= allowed
-        assert abs(Fraction(allowance.left) - plain) < 1e-6
+        assert abs(Fraction(bucket.left(now / 1000)) - plain) < 1e-4
 
 
 @given(st.integers(1, 5000))
 def test_who_comes_all_at_once_gets_what_was_saved_and_no_more(calls: int):
-    allowance = Allowance(CALLS_SAVED, 0.0)
-    assert sum(allowance.spend(0.0) for _ in range(calls)) == min(calls, CALLS_SAVED)
+    bucket = Allowance().calls
+    assert sum(not bucket.spend(1.0, 0.0) for _ in range(calls)) == min(calls, CALLS_SAVED)
 
 
 def test_who_called_longest_ago_is_forgotten_first_and_nobody_whose_call_is_open():
@@ -145,7 +146,7 @@ def test_asking_again_and_again_brings_nobody_more_calls():
 
     async def scene(on: Scene) -> None:
         assert await on.describe() == b"here"
-        on.guard.allowances[CALLER].left = 0.0
+        on.guard.allowances[CALLER].calls.take(CALLS_SAVED - 1, now[0])
         for _ in range(3):  # 0.75 of a call has come together after the third, and 1 after the fourth
             now[0] += 0.25 / CALLS_PER_SECOND
             for _ in range(3):
@@ -164,7 +165,7 @@ def test_too_many_calls_are_refused_in_words_and_who_waits_is_answered_again():
 
     async def scene(on: Scene) -> None:
         assert await on.describe() == b"here"
-        on.guard.allowances[CALLER].left = 1.0
+        on.guard.allowances[CALLER].calls.take(CALLS_SAVED - 2, now[0])
         assert await on.describe() == b"here"
         async with connect(there("server", on.address), MANIFEST, credentials("caller")) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="too many calls: wait a moment"):

@@ -342,12 +342,16 @@ def test_a_relay_that_is_not_there_is_unreachable(tmp_path: Path):
 
 
 def test_two_peers_are_slowed_down_to_their_rate_once_what_was_saved_is_spent():
-    now = 100.0
-    budget = Budget(lambda: now)
-    assert budget.wait_seconds(int(RELAY_BYTES_SAVED)) == 0.0
-    assert budget.wait_seconds(int(RELAY_BYTES_PER_SECOND)) == pytest.approx(1.0)
+    now, saved, second = 100.0, int(RELAY_BYTES_SAVED), int(RELAY_BYTES_PER_SECOND)
+    budget = Budget()
+
+    def passed_on(count: int) -> float:
+        return budget.wait_seconds(count, now)
+
+    assert passed_on(saved) == 0.0
+    assert passed_on(second) == pytest.approx(1.0)
     now += 1.0
-    assert budget.wait_seconds(0) == pytest.approx(0.0)
-    assert budget.wait_seconds(int(RELAY_BYTES_PER_SECOND / 2)) == pytest.approx(0.5)
+    assert passed_on(0) == pytest.approx(0.0)
+    assert passed_on(second // 2) == pytest.approx(0.5)
     now += 10**6
-    assert budget.wait_seconds(int(RELAY_BYTES_SAVED)) == 0.0
+    assert passed_on(saved) == 0.0

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from bootstrap.admission.measuring import Measuring
-from bootstrap.rate_limit import RateLimit
 from peer.network.reach.probing import (
     AT_ONCE,
     PIECES,
@@ -22,6 +21,7 @@ from peer.network.reach.probing import (
     shake_hands,
     usual_round_trip,
 )
+from protocol.net.token_bucket import RateLimit
 from tests.bootstrap.admission.test_registration import House, play
 from tests.reference.admitted import credentials
 
