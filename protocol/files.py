@@ -1,4 +1,4 @@
-"""Files that outlive a crash and are shared between processes: replaced whole, locked, and logs that rotate."""
+"""Files that outlive a crash: replaced whole, locked, and logs that rotate."""
 
 import os
 import sys
@@ -60,29 +60,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Wait for the right to read and replace `path`, and hold it for the block: nobody who asks so has it too.
-
-    It is kept on a neighbour of `path`, since `path` itself becomes another file when it is replaced. The wait blocks,
-    for as long as others take for their blocks; threads of one process exclude each other as processes do.
-
-    Raises:
-        ResourceError: the neighbour cannot be made.
-    """
-    import fcntl
-
-    try:
-        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ResourceError(f"cannot lock {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def try_lock(descriptor: int) -> bool:
     """Take the lock of an open file, unless another holds it."""
     import fcntl
@@ -101,14 +78,14 @@ def old_log(path: Path) -> Path:
 
 def append_line(path: Path, line: bytes, most_bytes: int = LOG_BYTES) -> None:
     """Add a line, which ends with a line feed, to a log that never fills the disk: a file of `most_bytes` becomes the
-    old one, and the old one is forgotten. Any number of processes may write it: each line is one write, and a file is
-    only rotated under its lock.
+    old one, and the old one is forgotten. One process writes it, whose lines are one write each.
 
     Raises:
         ResourceError: it cannot be written, as on a full disk.
     """
     try:
-        _rotate(path, most_bytes)
+        if path.exists() and path.stat().st_size >= most_bytes:
+            os.replace(path, old_log(path))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if os.write(descriptor, line) < len(line):
@@ -130,13 +107,3 @@ def logged_lines(path: Path) -> list[bytes]:
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from None
     return list(chain.from_iterable(data.splitlines() for data in files))
-
-
-def _rotate(path: Path, most_bytes: int) -> None:
-    def is_full() -> bool:
-        return path.exists() and path.stat().st_size >= most_bytes
-
-    if is_full():
-        with exclusive(path):
-            if is_full():  # another process may have been first
-                os.replace(path, old_log(path))

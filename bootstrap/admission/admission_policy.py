@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bootstrap.admission import audit_log, invitations, trials
 from bootstrap.admission.audit_log import AuditEntry
+from bootstrap.admission.lists import Trials
 from bootstrap.admission.revoked import RevokedList
-from bootstrap.admission.trials import Trials
 from bootstrap.rate_limit import Rates, host_of
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId

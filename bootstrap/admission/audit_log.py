@@ -1,7 +1,5 @@
-"""The operator's log: who came, who was refused, and what the operator did about it. One line of JSON each.
-
-It has no field for a token or a key, and the node and `hetpeer admin` both write it.
-"""
+"""The operator's log: who came, who was refused, and what the operator did about it. It has no field for a token or a
+key. The node and `hetpeer admin` both write it."""
 
 import json
 from pathlib import Path
@@ -9,10 +7,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bootstrap.admission.invitations import END_OF_TIME
-from protocol.files import LOG_BYTES, append_line, logged_lines
+from bootstrap.admission.database import DATABASE, LOG, changing, reading
+from bootstrap.admission.lists import END_OF_TIME
+from protocol.files import LOG_BYTES
 
-LOG = "log.jsonl"
+MOST_BYTES = 2 * LOG_BYTES
+"""Of all entries; the oldest are forgotten."""
 
 MOST_CHARACTERS = 300
 """Of one field: what strangers call themselves is cut there."""
@@ -38,34 +38,45 @@ class AuditEntry(BaseModel):
     invitation: str = Field("", description="an invitation's id, never its token")
     reason: str = Field("", description="why it was refused or revoked, or what is said of it")
 
-    def line(self) -> bytes:
-        """As it lies in the file: 24 KiB at most."""
+    def line(self) -> str:
+        """The entry as JSON in ASCII, as it is kept: 24 KiB at most."""
         known = self.model_dump(exclude_defaults=True)
         cut = {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in known.items()}
-        return json.dumps(cut).encode() + b"\n"
+        return json.dumps(cut)
 
 
-def append_entry(folder: Path, entry: AuditEntry, most_bytes: int = LOG_BYTES) -> None:
-    """Append an entry, in one write. A file of `most_bytes` becomes the old one, and the old one is forgotten.
+def append_entry(folder: Path, entry: AuditEntry, most_bytes: int = MOST_BYTES) -> None:
+    """Add an entry, and forget the oldest of more than `most_bytes`. A power cut may take the last entries.
 
     Raises:
         ResourceError: it cannot be written, as on a full disk.
     """
-    append_line(folder / LOG, entry.line(), most_bytes)
+    line = entry.line()
+    with changing(folder, synchronous="NORMAL") as lists:
+        ((end,),) = lists.execute("SELECT coalesce(max(end), 0) + ? FROM log", (len(line),))
+        lists.execute("INSERT INTO log VALUES (?, ?)", (end, line))
+        lists.execute("DELETE FROM log WHERE end <= ?", (end - most_bytes,))
 
 
 def last(folder: Path, count: int) -> list[AuditEntry]:
-    """The last `count` entries, the oldest first. Lines that a power cut left half are passed over.
+    """The last `count` entries, the oldest first. Lines that a power cut left half in the files of earlier versions are
+    passed over.
 
     Raises:
         ResourceError: the log cannot be read.
     """
     found: list[AuditEntry] = []
-    for line in reversed(logged_lines(folder / LOG)):
-        if len(found) == count:
-            break
-        try:
-            found.append(AuditEntry.model_validate_json(line))
-        except ValidationError:
-            continue
+    with reading(folder) as lists:
+        for (line,) in lists.execute("SELECT entry FROM log ORDER BY end DESC"):
+            if len(found) == count:
+                break
+            try:
+                found.append(AuditEntry.model_validate_json(line))
+            except ValidationError:
+                continue
     return found[::-1]
+
+
+def kept_in(folder: Path) -> list[Path]:
+    """The files of a folder that hold an operator's log; none: it is no operator's."""
+    return [path for name in (DATABASE, f"{DATABASE}-wal", LOG) if (path := folder / name).exists()]

@@ -1,53 +1,32 @@
-"""Whose contributions count only once the operator's audit has seen what one of them would do.
-
-The list is of peers that have stood their trial. The node reads it whenever somebody asks for a certificate.
-"""
+"""Whose contributions count only once the operator's audit has seen what one of them would do: the list of peers that
+have stood their trial. The node reads it whenever somebody asks for a certificate."""
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from bootstrap.admission.invitations import read_json
-from protocol.files import exclusive, write_atomically
+from bootstrap.admission.database import changing, reading
+from bootstrap.admission.lists import Trials
 from protocol.identity import PeerId
-
-TRIALS = "trials.json"
-
-
-class Trials(BaseModel):
-    """`required`: who comes when the run has begun is tried. `stood`: by whom that is done with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    required: bool = False
-    stood: frozenset[PeerId] = frozenset()
-
-    def must_try(self, peer: PeerId) -> bool:
-        """Whether a newcomer of a run that has begun has its trial still before it."""
-        return self.required and peer not in self.stood
 
 
 def read_trials(folder: Path) -> Trials:
-    """What the folder says; without the file, nobody is tried.
+    """What the operator's database says of trials; in a new one nobody is tried.
 
     Raises:
         ResourceError: it cannot be read: then nobody can be admitted.
     """
-    return read_json(folder / TRIALS, Trials, "delete it to try newcomers anew")
+    with reading(folder) as lists:
+        ((required,),) = lists.execute("SELECT trials FROM run")
+        stood = frozenset(PeerId(peer) for (peer,) in lists.execute("SELECT peer FROM stood"))
+        return Trials(required=bool(required), stood=stood)
 
 
 def require(folder: Path, required: bool) -> None:
     """Try newcomers from now on, or no longer."""
-    with exclusive(folder / TRIALS):
-        _write(folder, read_trials(folder).model_copy(update={"required": required}))
+    with changing(folder) as lists:
+        lists.execute("UPDATE run SET trials = ?", (required,))
 
 
 def note_stood(folder: Path, peer: PeerId) -> None:
-    """A peer's trial is over: its next card lets its contributions count."""
-    with exclusive(folder / TRIALS):
-        known = read_trials(folder)
-        _write(folder, known.model_copy(update={"stood": known.stood | {peer}}))
-
-
-def _write(folder: Path, trials: Trials) -> None:
-    write_atomically(folder / TRIALS, trials.model_dump_json().encode(), 0o600)
+    """Note that a peer's trial is over: its next card lets its contributions count."""
+    with changing(folder) as lists:
+        lists.execute("INSERT OR IGNORE INTO stood VALUES (?)", (peer,))

@@ -43,6 +43,7 @@ def invite(
 
     from bootstrap.admission import audit_log, invitations
     from bootstrap.admission.audit_log import AuditEntry
+    from bootstrap.admission.lists import date
     from peer.cli.tables import show
     from peer.store.home import operators_ticket
     from protocol.errors import UserError
@@ -64,7 +65,7 @@ def invite(
         row = {"invitation": id, "uses": uses, "expires": expiry, "ticket": line, "gateway": gateway}
         whom = "gateway" if gateway else "peer"
         number = f"one {whom}" if uses == 1 else f"{uses} {whom}s"
-        until = invitations.date(expiry)
+        until = date(expiry)
         lines = [f"Invitation {id}, for {number} until {until}. The ticket, one line, shown only now:", "", line]
         if gateway:
             lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]

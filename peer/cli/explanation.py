@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bootstrap.admission.audit_log import LOG, last
+from bootstrap.admission.audit_log import kept_in, last
 from peer.cli.tables import log_line, log_rows, printable
 from peer.store.home import home, peer_folders
 from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted, Resynchronised
@@ -53,8 +53,7 @@ def folder_of(where: str | None) -> Path:
         folders = [Path(where).expanduser()]
     else:
         run = find(where, Path()).run_id if where is not None else None
-        operators = [path.parent for path in home().glob(f"bootstrap-*/{LOG}")] if run is None else []
-        folders = [*peer_folders(run), *operators]
+        folders = [*peer_folders(run), *(home().glob("bootstrap-*") if run is None else ())]
     written = {each: _written(each) for each in folders}
     if not any(written.values()):
         named = f"in {where}" if where is not None else f"under {home()}"
@@ -64,12 +63,12 @@ def folder_of(where: str | None) -> Path:
 
 def daemon_in(folder: Path) -> Path:
     """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
-    return folder / "observer" if (folder / LOG).exists() and not (folder / EVENTS).exists() else folder
+    return folder / "observer" if kept_in(folder) and not (folder / EVENTS).exists() else folder
 
 
 def _written(folder: Path) -> float:
     """When a folder's logs were written last, in Unix seconds; 0: it has none."""
-    logs = [folder / LOG, daemon_in(folder) / EVENTS, old_log(daemon_in(folder) / EVENTS)]
+    logs = [*kept_in(folder), daemon_in(folder) / EVENTS, old_log(daemon_in(folder) / EVENTS)]
     return max((each.stat().st_mtime for each in logs if each.exists()), default=0.0)
 
 
@@ -98,7 +97,7 @@ def _words(event: Event) -> str:
 
 def _of_operator(folder: Path) -> Iterable[LogLine]:
     """The lines of the operator's log: none is of a round."""
-    entries = last(folder, ENTRIES_READ) if (folder / LOG).exists() else []
+    entries = last(folder, ENTRIES_READ) if kept_in(folder) else []
     for entry, row in zip(entries, log_rows(entries), strict=True):
         words = log_line(entry).split(" ", 2)[2]  # without day and time
         yield LogLine(entry.at, 0, words, row)

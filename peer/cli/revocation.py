@@ -11,7 +11,7 @@ from statistics import median_low
 from bootstrap.admission import audit_log as logs
 from bootstrap.admission import revoked
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.revoked import RevokedPeer
+from bootstrap.admission.lists import RevokedPeer
 from bootstrap.node import as_operator
 from peer.network.contacts import Contacts
 from peer.network.visiting import read_peers, tell_revocation

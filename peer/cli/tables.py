@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.invitations import Invitation, date
+from bootstrap.admission.lists import Invitation, date
 from peer.process import Terminal
 from protocol.trust.records import PeerRecord
 

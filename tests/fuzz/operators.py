@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from bootstrap.admission import audit_log, invitations, revoked
-from bootstrap.admission.audit_log import LOG, AuditEntry
-from bootstrap.admission.invitations import INVITATIONS, Book, Invitation
-from bootstrap.admission.revoked import REVOKED, RevokedPeer
+from bootstrap.admission import audit_log, invitations, revoked, trials
+from bootstrap.admission.audit_log import AuditEntry
+from bootstrap.admission.database import DATABASE, INVITATIONS, LOG, REVOKED, TRIALS
+from bootstrap.admission.lists import Invitation, RevokedPeer, Trials
 from peer.cli.tables import invitation_rows, invitations_table, log_line, log_rows
 from protocol.errors import RefusedError, ResourceError
 from tests.fuzz.material import AUTHOR, HOLDER, folder, from_file
@@ -23,7 +25,7 @@ INVITATION = Invitation(
     expires=int(NOW) + 60,
     used_by=(HOLDER.peer_id,),
 )
-BOOK = Book(closed=True, invitations=(INVITATION,)).model_dump_json().encode()
+BOOK = json.dumps({"closed": True, "invitations": [INVITATION.model_dump()]}).encode()
 SHUT_OUT = RevokedPeer(peer=HOLDER.peer_id, start=3, at=NOW, signed=b"signed")
 LOGGED = AuditEntry(what="refused", at=NOW, peer=HOLDER.peer_id, stage=1, address="192.0.2.1", reason="no\x1b[31m room")
 
@@ -42,10 +44,7 @@ def redeem_by(path: Path) -> str:
 
 
 def redeem(token: bytes) -> str:
-    place = folder() / "redeeming"
-    place.mkdir(exist_ok=True)
-    (place / INVITATIONS).write_bytes(BOOK)
-    return invitations.redeem(place, token, AUTHOR.peer_id, NOW)
+    return old_file(INVITATIONS, lambda path: invitations.redeem(path.parent, token, AUTHOR.peer_id, NOW))(BOOK)
 
 
 def read_log(path: Path) -> list[AuditEntry]:
@@ -56,28 +55,53 @@ def read_log(path: Path) -> list[AuditEntry]:
     return found
 
 
+def old_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """A reader of a file that an earlier version left, which is read in once: each time in a folder of its own."""
+    return lambda data: from_file(f"{tempfile.mkdtemp(dir=folder())}/{name}", read)(data)
+
+
+def database() -> bytes:
+    """A database of all lists, as a node that has stopped leaves it."""
+    place = Path(tempfile.mkdtemp(dir=folder()))
+    (place / INVITATIONS).write_bytes(BOOK)
+    revoked.add(place, SHUT_OUT)
+    trials.note_stood(place, HOLDER.peer_id)
+    audit_log.append_entry(place, LOGGED)
+    return (place / DATABASE).read_bytes()
+
+
+def read_all(path: Path) -> tuple[object, ...]:
+    """All lists of a database."""
+    return read_book(path), revoked.read_revoked(path.parent), trials.read_trials(path.parent), read_log(path)
+
+
+TRIED = Trials(required=True, stood=frozenset({HOLDER.peer_id}))
+ALL = (INVITATION,), (SHUT_OUT,), Trials(stood=frozenset({HOLDER.peer_id})), [LOGGED]
+
 OPERATORS = (
     Reader("join token", redeem, ((TOKEN, INVITATION.id),), allowed=(RefusedError,)),
+    Reader("operator's database", old_file(DATABASE, read_all), ((database(), ALL),), allowed=(ResourceError,)),
+    Reader("old invitations", old_file(INVITATIONS, read_book), ((BOOK, (INVITATION,)),), "json", (ResourceError,)),
     Reader(
-        "invitations",
-        from_file(f"invitations/{INVITATIONS}", read_book),
-        ((BOOK, (INVITATION,)),),
-        "json",
-        (ResourceError,),
-    ),
-    Reader(
-        "invitations at the door",
-        from_file(f"door/{INVITATIONS}", redeem_by),
+        "old invitations at the door",
+        old_file(INVITATIONS, redeem_by),
         ((BOOK, INVITATION.id),),
         "json",
         (ResourceError, RefusedError),
     ),
     Reader(
-        "revoked peers",
-        from_file(f"revoked peers/{REVOKED}", lambda path: revoked.read_revoked(path.parent)),
+        "old list of revoked peers",
+        old_file(REVOKED, lambda path: revoked.read_revoked(path.parent)),
         ((SHUT_OUT.model_dump_json().encode() + b"\n", (SHUT_OUT,)),),
         "json",
         (ResourceError,),
     ),
-    Reader("operator's log", from_file(f"log/{LOG}", read_log), ((LOGGED.line(), [LOGGED]),), "json", ()),
+    Reader(
+        "old list of trials",
+        old_file(TRIALS, lambda path: trials.read_trials(path.parent)),
+        ((TRIED.model_dump_json().encode(), TRIED),),
+        "json",
+        (ResourceError,),
+    ),
+    Reader("old log", old_file(LOG, read_log), ((LOGGED.line().encode() + b"\n", [LOGGED]),), "json", ()),
 )

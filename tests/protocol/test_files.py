@@ -1,7 +1,4 @@
-"""What a crash leaves of files that are replaced whole, who holds a lock, and logs that rotate.
-
-Two processes at one log: tests/bootstrap/admission/test_audit_log.py.
-"""
+"""What a crash leaves of files that are replaced whole, who holds a lock, and logs that rotate."""
 
 import subprocess
 import sys
@@ -12,7 +9,6 @@ import pytest
 from protocol.errors import ResourceError
 from protocol.files import (
     append_line,
-    exclusive,
     logged_lines,
     old_log,
     replacing,
@@ -21,12 +17,11 @@ from protocol.files import (
 )
 
 HOLD = """
-import sys
-from pathlib import Path
-from protocol.files import exclusive
-with exclusive(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
+import os, sys
+from protocol.files import try_lock
+assert try_lock(os.open(sys.argv[1], os.O_RDWR))
+print("held", flush=True)
+sys.stdin.read()
 """
 
 
@@ -72,28 +67,17 @@ def test_what_its_owner_alone_may_read_is_never_open_to_others(tmp_path: Path) -
 
 
 def test_a_lock_is_held_by_one_process_and_given_back_by_its_death(tmp_path: Path):
-    path = tmp_path / "book"
+    path = tmp_path / "lock"
+    path.touch()
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with (tmp_path / ".book.lock").open() as file:
+        with path.open() as file:
             assert not try_lock(file.fileno())
             holder.kill()
             holder.wait()
             assert try_lock(file.fileno())
-
-
-def test_it_is_given_back_at_the_end_of_the_block(tmp_path: Path):
-    for _ in range(2):
-        with exclusive(tmp_path / "book"), (tmp_path / ".book.lock").open() as file:
-            assert not try_lock(file.fileno())
-    assert not (tmp_path / "book").exists()
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ResourceError, match="missing"):
-        exclusive(tmp_path / "missing" / "book").__enter__()
 
 
 def test_the_old_file_has_its_name_beside_the_new_one(tmp_path: Path):

@@ -18,12 +18,13 @@ import pytest
 from bootstrap.admission import invitations, revoked, trials
 from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
+from bootstrap.admission.database import changing
 from bootstrap.admission.dial_back import NOBODY
 from bootstrap.admission.front import Front
 from bootstrap.admission.invitations import set_closed
+from bootstrap.admission.lists import RevokedPeer
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
-from bootstrap.admission.revoked import RevokedPeer
 from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
@@ -585,7 +586,8 @@ def test_a_liar_alone_does_not_put_the_founders_on_trial(tmp_path: Path):
 def test_a_damaged_list_of_trials_lets_nobody_in(tmp_path: Path):
     async def scene(house: House) -> None:
         house.records.put(GATEWAY, round=1)
-        (house.folder / trials.TRIALS).write_text("{")
+        with changing(house.folder) as lists:
+            lists.execute("DELETE FROM run")
         await house.refused(RefusedError, "cannot keep its records")
 
     play(tmp_path, scene)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.admission.revoked import REVOKED, RevokedList, RevokedPeer, add, read_revoked
+from bootstrap.admission.database import DATABASE
+from bootstrap.admission.lists import RevokedPeer
+from bootstrap.admission.revoked import RevokedList, add, read_revoked
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 
@@ -21,7 +23,7 @@ def test_a_node_that_runs_hears_of_each_new_entry(tmp_path: Path):
     add(tmp_path, RevokedPeer(peer=BOB, start=0, at=2.5))
     with pytest.raises(RefusedError):
         node.check(BOB)
-    assert [each.signed for each in node.entries] == [b"\x00\xff word", b""]
+    assert [each.signed for each in read_revoked(tmp_path)] == [b"\x00\xff word", b""]
 
 
 def test_what_is_written_is_read(tmp_path: Path):
@@ -29,28 +31,33 @@ def test_what_is_written_is_read(tmp_path: Path):
     for entry in entries:
         add(tmp_path, entry)
     assert read_revoked(tmp_path) == tuple(entries)
-    assert (tmp_path / REVOKED).stat().st_mode & 0o777 == 0o600
 
 
-def test_an_unchanged_list_is_not_read_again(tmp_path: Path):
-    node = RevokedList(tmp_path)
-    assert not node.refresh()
+def test_what_is_written_is_there_after_a_restart(tmp_path: Path):
+    RevokedList(tmp_path).check(ANN)
     add(tmp_path, RevokedPeer(peer=ANN, start=3, at=1.5))
-    assert node.refresh()
-    assert not node.refresh()
+    with pytest.raises(RefusedError, match="revoked this peer"):
+        RevokedList(tmp_path).check(ANN)
 
 
 def test_a_damaged_list_lets_nobody_have_a_certificate(tmp_path: Path):
-    (tmp_path / REVOKED).write_text('{"peer": "QmAnn"}\n')
+    (tmp_path / DATABASE).write_bytes(b"no database " * 1000)
     node = RevokedList(tmp_path)
     for _ in range(2):
-        with pytest.raises(ResourceError, match=r"revoked\.jsonl is damaged"):
+        with pytest.raises(ResourceError, match=r"operator\.sqlite3 is damaged"):
             node.check(BOB)
 
 
-def test_a_list_that_is_taken_away_is_empty(tmp_path: Path):
+def test_a_list_that_is_taken_away_lets_nobody_have_a_certificate_and_a_copy_in_its_place_is_read(tmp_path: Path):
+    (copy := tmp_path / "copy").mkdir()
+    add(copy, RevokedPeer(peer=ANN, start=3, at=1.5))
     node = RevokedList(tmp_path)
-    add(tmp_path, RevokedPeer(peer=ANN, start=3, at=1.5))
-    node.refresh()
-    (tmp_path / REVOKED).unlink()
     node.check(ANN)
+    for file in tmp_path.glob(f"{DATABASE}*"):
+        file.unlink()
+    with pytest.raises(ResourceError, match="No such file"):
+        node.check(BOB)
+    (copy / DATABASE).rename(tmp_path / DATABASE)
+    with pytest.raises(RefusedError):
+        node.check(ANN)
+    node.check(BOB)

@@ -157,7 +157,7 @@ def test_the_log_tells_what_was_done_and_no_token(folder: Path):
     assert lines[2].endswith(f"peer {ANN[-8:]} as volunteer of stage 0, slot 2 from 192.0.2.1 by invitation {id}")
     rows = [json.loads(line) for line in admin(folder, "log", "--last", "1", "--json").output.splitlines()]
     assert [(row["what"], row["peer"]) for row in rows] == [("admitted", ANN)]
-    kept = "".join(file.read_text() for file in folder.iterdir())
+    kept = "".join(file.read_text("latin-1") for file in folder.iterdir())
     assert token[4:].hex() not in kept
     assert base64.urlsafe_b64encode(token).decode().rstrip("=") not in kept
 

@@ -1,0 +1,170 @@
+"""The database of an operator's lists, in the folder of its node: invitations, revoked peers, trials, and the log.
+
+The node and `hetpeer admin` are two processes that use it at once. Every change is one transaction, so who is killed in
+the middle of one has changed nothing. By SQLite's write-ahead log the node reads while another process writes.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from bootstrap.admission.lists import Invitation, RevokedPeer, Trials
+from protocol.errors import ResourceError
+from protocol.files import logged_lines
+
+DATABASE = "operator.sqlite3"
+
+VERSION = 1
+"""Of the tables, kept in the database as its `user_version`; 0: there are none yet."""
+
+BUSY_SECONDS = 10.0
+"""How long one process waits for the changes of others, each of which takes milliseconds."""
+
+TABLES = (
+    "CREATE TABLE run (closed INTEGER NOT NULL, trials INTEGER NOT NULL)",
+    """CREATE TABLE invitations (id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, uses INTEGER NOT NULL,
+       issued INTEGER NOT NULL, expires INTEGER NOT NULL, revoked INTEGER NOT NULL, gateway INTEGER NOT NULL)""",
+    "CREATE TABLE uses (invitation TEXT NOT NULL, peer TEXT NOT NULL, UNIQUE (invitation, peer))",
+    "CREATE TABLE revoked (peer TEXT NOT NULL, start INTEGER NOT NULL, at REAL NOT NULL, signed BLOB NOT NULL)",
+    "CREATE INDEX revoked_peers ON revoked (peer)",
+    "CREATE TABLE stood (peer TEXT PRIMARY KEY)",
+    "CREATE TABLE log (end INTEGER PRIMARY KEY, entry TEXT NOT NULL)",  # end: bytes of all entries up to this one
+)
+
+ADD_INVITATION = "INSERT INTO invitations VALUES (:id, :sha256, :uses, :issued, :expires, :revoked, :gateway)"
+ADD_REVOKED = "INSERT INTO revoked VALUES (:peer, :start, :at, :signed)"
+
+INVITATIONS, REVOKED, TRIALS, LOG = "invitations.json", "revoked.jsonl", "trials.json", "log.jsonl"
+"""The files that earlier versions kept the lists in."""
+
+Read = TypeVar("Read")
+
+
+@contextmanager
+def changing(folder: Path, synchronous: str = "FULL") -> Iterator[sqlite3.Connection]:
+    """The operator's lists in a transaction that no other process's change comes between. It takes effect at the end of
+    the block, and then outlives a power cut; with `synchronous` "NORMAL", a power cut may take it back. If the block
+    raises, nothing has changed.
+
+    Raises:
+        ResourceError: the database cannot be read or written, or is damaged.
+    """
+    with in_words(folder), closing(connect(folder)) as lists:
+        lists.execute(f"PRAGMA synchronous = {synchronous}")
+        lists.execute("BEGIN IMMEDIATE")
+        yield lists
+        lists.execute("COMMIT")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The operator's lists as they are at one moment.
+
+    Raises:
+        ResourceError: the database cannot be read, or is damaged.
+    """
+    with in_words(folder), closing(connect(folder)) as lists:
+        lists.execute("BEGIN")
+        yield lists
+
+
+def connect(folder: Path) -> sqlite3.Connection:
+    """A connection to the database of a folder, which is made where there is none. Any thread may use it.
+
+    Raises:
+        ResourceError: the database is of a later version, or a file of an earlier one is damaged.
+        sqlite3.Error, OSError: it cannot be opened.
+    """
+    path = folder / DATABASE
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would let others read it
+    mode = "" if os.access(folder, os.W_OK) else "?immutable=1"  # it can be read where nothing can be written
+    uri = path.absolute().as_uri() + mode
+    lists = sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        lists.row_factory = sqlite3.Row
+        if _version(lists) == 0:
+            lists.execute("PRAGMA journal_mode = WAL")
+            lists.execute("BEGIN IMMEDIATE")
+            if _version(lists) == 0:  # no other process was first
+                _create(lists, folder)
+            lists.execute("COMMIT")
+        if _version(lists) > VERSION:
+            raise ResourceError(f"{path} was written by a later version of hetpeer: install that one")
+    except BaseException:
+        lists.close()
+        raise
+    return lists
+
+
+def _version(lists: sqlite3.Connection) -> int:
+    ((version,),) = lists.execute("PRAGMA user_version")
+    return int(version)
+
+
+def _create(lists: sqlite3.Connection, folder: Path) -> None:
+    """Make the tables, and read in what an earlier version left in the folder. Its files stay as they are.
+
+    Raises:
+        ResourceError: a file cannot be read, or is damaged.
+    """
+    book = _read(folder / INVITATIONS, _Book.model_validate_json) or _Book()
+    trials = _read(folder / TRIALS, Trials.model_validate_json) or Trials()
+    revoked = _read(folder / REVOKED, _revoked_peers) or []
+    for statement in TABLES:
+        lists.execute(statement)
+    lists.execute("INSERT INTO run VALUES (?, ?)", (book.closed, trials.required))
+    for invitation in book.invitations:
+        lists.execute(ADD_INVITATION, invitation.model_dump())
+        lists.executemany("INSERT INTO uses VALUES (?, ?)", [(invitation.id, peer) for peer in invitation.used_by])
+    lists.executemany(ADD_REVOKED, [each.model_dump() for each in revoked])
+    lists.executemany("INSERT INTO stood VALUES (?)", [(peer,) for peer in trials.stood])
+    end = 0
+    for line in logged_lines(folder / LOG):
+        end += len(line)
+        lists.execute("INSERT OR IGNORE INTO log VALUES (?, ?)", (end, line.decode(errors="replace")))
+    lists.execute(f"PRAGMA user_version = {VERSION}")
+
+
+class _Book(BaseModel):
+    """`invitations.json` of an earlier version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    closed: bool = False
+    invitations: tuple[Invitation, ...] = ()
+
+
+def _revoked_peers(data: bytes) -> list[RevokedPeer]:
+    return [RevokedPeer.model_validate_json(line) for line in data.splitlines()]
+
+
+def _read(path: Path, parse: Callable[[bytes], Read]) -> Read | None:
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:  # its message would quote the file
+        raise ResourceError(f"{path} is damaged: put it back from a copy, or move it away to go on without") from None
+
+
+@contextmanager
+def in_words(folder: Path) -> Iterator[None]:
+    """Raise a ResourceError of one sentence, which tells nothing of what the database holds, where SQLite or the disk
+    fails, or where a `ValueError` says that a row is none."""
+    path = folder / DATABASE
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"cannot use {path}: {error.strerror}") from None
+    except sqlite3.OperationalError as error:
+        raise ResourceError(f"cannot use {path}: {error}") from None
+    except (sqlite3.Error, ValueError):
+        raise ResourceError(f"{path} is damaged: put it back from a copy") from None
