@@ -20,7 +20,7 @@ from peer.pausing import Pauses
 from peer.settings import Manners
 from peer.store.contributions import ContributionStore
 from peer.store.disk import Space, require_space, space_in
-from peer.store.membership import Remembered, card_of, recall, remember_place, remember_text
+from peer.store.membership import Remembered, read_membership, recall, write_membership
 from peer.swarm.group.stragglers import FIRST_SECONDS
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
@@ -139,12 +139,12 @@ async def register(settings: PeerOptions, descriptor: Descriptor, identity: Iden
     """
     folder = settings.directory
     await asyncio.to_thread(_claim, folder, descriptor)
-    known = card_of(folder)
+    known = read_membership(folder).card
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
     wish = settings.role, settings.stage, known, revoked
     admitted = await admission.register(settings.ticket, descriptor, identity, *wish)
-    await asyncio.to_thread(remember_place, folder, admitted.signed_card, admitted.credentials)
-    await asyncio.to_thread(remember_text, folder, admitted.mirrors, admitted.node)
+    told = admitted.signed_card, admitted.credentials, admitted.mirrors, admitted.node
+    await asyncio.to_thread(write_membership, folder, *told)
     return admitted
 
 

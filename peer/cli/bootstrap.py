@@ -281,7 +281,7 @@ async def _become_gateway(
     from bootstrap.genesis import load_run
     from bootstrap.node import ServingRights
     from peer.network import admission
-    from peer.store.membership import card_of, kept_credentials, remember_place, remember_text
+    from peer.store.membership import kept_credentials, read_membership, write_membership
     from peer.telemetry.events import Progress
     from protocol.files import write_atomically
     from protocol.run.prepared import link, require_same
@@ -297,7 +297,7 @@ async def _become_gateway(
         if credentials is None or credentials.ends < time.time():
             raise
         terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
-        return load_run(folder), ServingRights(credentials, life, card_of(folder), ticket)
+        return load_run(folder), ServingRights(credentials, life, read_membership(folder).card, ticket)
 
     def progress(file: "RunFile", received: int) -> None:
         terminal.emit(Progress(f"fetching {file.name}", received, file.size))
@@ -305,8 +305,7 @@ async def _become_gateway(
     names = [file.name for file in descriptor.files]
     await admission.fetch_files(place, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
-    remember_place(folder, place.signed_card, place.credentials)
-    remember_text(folder, place.mirrors, place.node)
+    write_membership(folder, place.signed_card, place.credentials, place.mirrors, place.node)
     if data is not None:
         require_same(descriptor, data)
         link(folder, data)

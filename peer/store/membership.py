@@ -1,18 +1,17 @@
-"""What a peer keeps of the run in its folder, to go on when the operator's node does not answer.
+"""A peer's place in the run as its folder has it, to go on when the operator's node does not answer.
 
-run.json      the descriptor, which the ticket's run id pins
-card          the operator's signed word that this peer has its place
-certificate   by which the others know this peer, and whoever signed it (PEM)
-authority     the run's (PEM), which the ticket pins
-mirrors       base URLs of the run's prepared text, one a line, as the operator's node last told
-node          the peer id and address of that node, which serves the run's files and blocks
-peers         libp2p addresses of others (`protocol/net/known_peers.py`)
+membership.json    what the operator's node told when it last admitted this peer, or renewed its certificate
+run.json           the descriptor, which the ticket's run id pins; the run's other files lie beside it
+peers              libp2p addresses of others (`protocol/net/known_peers.py`), which change at other times
+identity.key       this peer's key (`protocol/trust/keys.py`)
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.addresses import join, split
 from protocol.errors import FormatError
@@ -28,9 +27,25 @@ from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.ticket import Ticket
 
-CARD, CERTIFICATE, AUTHORITY = "card", "certificate", "authority"
+MEMBERSHIP = "membership.json"
 
-MIRRORS, NODE = "mirrors", "node"
+OLD_FILES = ("card", "certificate", "authority", "mirrors", "node")
+"""The files in which earlier versions kept the fields of `Membership`."""
+
+
+class Membership(BaseModel):
+    """`membership.json`. Every field may be missing, and none is believed: who reads one checks it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    version: Literal[1] = 1
+    card: bytes = Field(b"", description="the operator's signed word that this peer has its place")
+    certificate: str = Field("", description="by which others know this peer, and those of whoever signed it (PEM)")
+    authority: str = Field("", description="the run's (PEM), which the ticket pins")
+    mirrors: tuple[str, ...] = Field((), description="base URLs of the run's prepared text")
+    node: Endpoint | None = Field(None, description="the operator's node, which serves the run's files and blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +59,62 @@ class Remembered:
     addresses: tuple[str, ...]
 
 
+def write_membership(
+    folder: Path, signed_card: bytes, credentials: Credentials, mirrors: Sequence[str], node: Reachable
+) -> None:
+    """Keep what the operator's node has told this peer, in one write, in the place of what was there.
+
+    Raises:
+        ResourceError: it cannot be written, as on a full disk.
+    """
+    membership = Membership(
+        card=signed_card,
+        certificate=credentials.chain.decode("ascii"),
+        authority=credentials.root.decode("ascii"),
+        mirrors=tuple(mirrors),
+        node=Endpoint(node.peer_id, node.address),
+    )
+    write_atomically(folder / MEMBERSHIP, membership.model_dump_json(indent=1).encode() + b"\n")
+    for name in OLD_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_membership(folder: Path) -> Membership:
+    """What a folder has of its peer's membership; an empty one where there is nothing, or it is damaged."""
+    try:
+        return Membership.model_validate_json((folder / MEMBERSHIP).read_bytes())
+    except FileNotFoundError:
+        return _of_old_files(folder)
+    except (OSError, ValidationError):
+        return Membership()
+
+
+def _of_old_files(folder: Path) -> Membership:
+    """The membership in the folder of a peer that an earlier version ran, which had a file for each field."""
+
+    def content(name: str) -> str:
+        try:
+            return (folder / name).read_bytes().decode("latin-1")
+        except OSError:
+            return ""
+
+    peer_id, _, address = content("node").strip().partition(" ")
+    return Membership(
+        card=content("card").encode("latin-1"),
+        certificate=content("certificate"),
+        authority=content("authority"),
+        mirrors=tuple(content("mirrors").split()),
+        node=Endpoint(PeerId(peer_id), address),
+    )
+
+
 def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
     """What `folder` has of the ticket's run, checked as if another had sent it; None unless it is all that this peer
     needs for this role and stage (None: any). The certificate may have ended. Hashes every file: off the event loop."""
+    membership = read_membership(folder)
     try:
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
-        signed_card = (folder / CARD).read_bytes()
-        card = Authority(descriptor.run_id, descriptor.operator).read(signed_card)
+        card = Authority(descriptor.run_id, descriptor.operator).read(membership.card)
     except (OSError, FormatError):
         return None
     credentials = kept_credentials(folder, ticket, identity)
@@ -61,60 +125,35 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     names = files_needed(descriptor, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
-    return Remembered(descriptor, card, signed_card, credentials, (*ticket.addresses, *known_peers.recall(folder)))
-
-
-def card_of(folder: Path) -> bytes:
-    """The card that this peer was given, if it was."""
-    try:
-        return (folder / CARD).read_bytes()
-    except OSError:
-        return b""
-
-
-def remember_place(folder: Path, signed_card: bytes, credentials: Credentials) -> None:
-    """This peer was admitted, or its certificate renewed."""
-    write_atomically(folder / AUTHORITY, credentials.root)
-    write_atomically(folder / CERTIFICATE, credentials.chain)
-    write_atomically(folder / CARD, signed_card)
+    addresses = (*ticket.addresses, *known_peers.recall(folder))
+    return Remembered(descriptor, card, membership.card, credentials, addresses)
 
 
 def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Credentials | None:
     """The certificate of this peer that `folder` has, by the ticket's authority, if it has one. It may have ended."""
+    membership = read_membership(folder)
+    chain, root = membership.certificate.encode(), membership.authority.encode()
     try:
-        chain, root = (folder / CERTIFICATE).read_bytes(), (folder / AUTHORITY).read_bytes()
         if (public_key(chain), public_key(root)) != (identity.public, ticket.authority):
             return None
         read_certificate(chain)
-    except (OSError, FormatError):
+    except FormatError:
         return None
     return Credentials(private_key(identity), chain, root)
 
 
-def remember_text(folder: Path, mirrors: Sequence[str], node: Reachable) -> None:
-    """Where blocks of the run's text may be, as this peer was told when it was last admitted or renewed."""
-    write_atomically(folder / MIRRORS, "".join(f"{url}\n" for url in mirrors).encode())
-    write_atomically(folder / NODE, f"{node.peer_id} {node.address}\n".encode())
-
-
 def mirrors_of(folder: Path) -> tuple[str, ...]:
-    """The mirrors that this peer was told last."""
+    """The mirrors of the run's text that this peer was told last; none where one of them is no mirror."""
     try:
-        return base_urls(_lines(folder / MIRRORS))
+        return base_urls(read_membership(folder).mirrors)
     except FormatError:
         return ()
 
 
 def node_of(folder: Path) -> Endpoint | None:
     """The node that admitted this peer last."""
-    with suppress(ValueError, FormatError):
-        peer_id, address = _lines(folder / NODE)
-        return Endpoint(PeerId(peer_id), join(*split(address)))
-    return None
-
-
-def _lines(path: Path) -> list[str]:
+    node = read_membership(folder).node
     try:
-        return path.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return []
+        return node and Endpoint(node.peer_id, join(*split(node.address)))
+    except FormatError:
+        return None

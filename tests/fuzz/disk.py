@@ -26,8 +26,7 @@ from peer.network.intake import Intake
 from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.contributions import ContributionStore
-from peer.store.membership import AUTHORITY as ROOT
-from peer.store.membership import CARD, CERTIFICATE, mirrors_of, recall
+from peer.store.membership import MEMBERSHIP, OLD_FILES, Membership, mirrors_of, recall
 from peer.store.snapshots import SnapshotStore
 from peer.telemetry.events import RoundDone, from_line, to_line
 from protocol.codec.snapshot import describe as describe_snapshot
@@ -161,17 +160,25 @@ def own_card() -> bytes:
 
 
 def recall_with(name: str) -> Callable[[bytes], object]:
-    """What a volunteer finds of its place in the run, given one of the files; the others are whole."""
-    files = {CARD: own_card(), CERTIFICATE: CERTIFIED, ROOT: certificates.authority(OPERATOR), PEERS: b""}
+    """What a volunteer finds of its place in the run, given the bytes of one file; the others are whole."""
+    root = certificates.authority(OPERATOR)
+    old = dict(zip(OLD_FILES, (own_card(), CERTIFIED, root, b"", b""), strict=True))
 
     def read(data: bytes) -> object:
         here, ticket = place_in_a_run()
-        for each, whole in files.items():
-            (here / each).write_bytes(data if each == name else whole)
+        (here / MEMBERSHIP).unlink(missing_ok=True)
+        for each, whole in {**old, PEERS: b""}.items():
+            (here / each).write_bytes(whole)
+        (here / name).write_bytes(data)
         found = recall(here, ticket, AUTHOR, "volunteer", None)
         return found and (found.card, found.addresses, found.credentials.ends)
 
     return read
+
+
+def own_membership() -> bytes:
+    shown = {"certificate": CERTIFIED.decode(), "authority": certificates.authority(OPERATOR).decode()}
+    return Membership(card=own_card(), mirrors=("https://example.org/text",), **shown).model_dump_json().encode()
 
 
 RECALLED = Card(AUTHOR.peer_id, "volunteer", 1, 0), (), ENDS
@@ -301,9 +308,16 @@ DISK = (
         NOTHING,
     ),
     Reader("checkpoint's tensors", with_error_feedback, ((ERROR_FEEDBACK, [(2, 3, ["w"])]),), allowed=NOTHING),
-    behind_signature("remembered card", OPERATOR, KIND, recall_with(CARD), own_card(), RECALLED),
-    Reader("remembered certificate", recall_with(CERTIFICATE), ((CERTIFIED, RECALLED),), "text", NOTHING),
-    Reader("remembered authority", recall_with(ROOT), ((certificates.authority(OPERATOR), RECALLED),), "text", NOTHING),
+    Reader("membership", recall_with(MEMBERSHIP), ((own_membership(), RECALLED),), "json", NOTHING),
+    behind_signature("remembered card", OPERATOR, KIND, recall_with("card"), own_card(), RECALLED),
+    Reader("remembered certificate", recall_with("certificate"), ((CERTIFIED, RECALLED),), "text", NOTHING),
+    Reader(
+        "remembered authority",
+        recall_with("authority"),
+        ((certificates.authority(OPERATOR), RECALLED),),
+        "text",
+        NOTHING,
+    ),
     Reader(
         "remembered peers",
         recall_with(PEERS),
@@ -335,9 +349,9 @@ DISK = (
     Reader("blocks.sha256", lambda data: Dataset.of(PREPARED, data).blocks, ((BLOCK_DIGESTS, 3),)),
     Reader(
         "remembered mirrors",
-        from_file("mirrors/mirrors", lambda path: mirrors_of(path.parent)),
-        ((b"https://example.org/text\n", ("https://example.org/text",)),),
-        "text",
+        from_file(f"mirrors/{MEMBERSHIP}", lambda path: mirrors_of(path.parent)),
+        ((own_membership(), ("https://example.org/text",)),),
+        "json",
         NOTHING,
     ),
     Reader(

@@ -9,14 +9,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-from bootstrap.admission.audit_log import LOG
-from bootstrap.admission.invitations import INVITATIONS, redeem
+from bootstrap.admission.database import INVITATIONS, LOG
+from bootstrap.admission.invitations import redeem
 from bootstrap.data.texts.decoders import osis_text, pod_text
 from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases, load_experiment
 from peer.store.checkpoint import Checkpoint, candidates, write_checkpoint
 from peer.store.contributions import ContributionStore
-from peer.store.membership import CERTIFICATE
 from protocol import manifest
 from protocol.codec import snapshot
 from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError
@@ -138,6 +137,7 @@ def test_a_date_beyond_the_calendar_is_a_damaged_file_and_a_line_to_pass_over(tm
     (tmp_path / INVITATIONS).write_bytes(BOOK.replace(str(INVITATION.expires).encode(), str(at).encode()))
     with pytest.raises(ResourceError, match="damaged"):
         redeem(tmp_path, TOKEN, AUTHOR.peer_id, NOW)
+    (tmp_path / INVITATIONS).unlink()
     (tmp_path / LOG).write_text(f'{{"what": "noted", "at": {at}}}\n')
     assert read_log(tmp_path / LOG) == []
 
@@ -168,5 +168,5 @@ def test_a_certificate_on_disk_of_which_not_all_can_be_read_is_none():
     wrong = certified.content(certified.CERTIFIED).replace(b".hetpeer", b"\xffhetpeer")
     made = certified.pem(certified.signed_anew(OPERATOR, wrong))
     assert certificates.public_key(made) == AUTHOR.public
-    assert recall_with(CERTIFICATE)(certified.CERTIFIED) is not None
-    assert recall_with(CERTIFICATE)(made) is None
+    assert recall_with("certificate")(certified.CERTIFIED) is not None
+    assert recall_with("certificate")(made) is None

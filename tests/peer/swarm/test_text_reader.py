@@ -14,7 +14,7 @@ import pytest
 
 from peer.data.batches import batch, held_out_batch
 from peer.data.text import BlockedTokens, local_blocks
-from peer.store.membership import MIRRORS, remember_text
+from peer.store.membership import MEMBERSHIP, Membership
 from peer.swarm.text_reader import BlockReader, FileReader, TextSources, block_reader
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
@@ -45,6 +45,13 @@ def directory(folder: Path, tmp_path: Path) -> Path:
     for name in (DATA, BLOCKS):
         shutil.copy(folder / name, tmp_path)
     return tmp_path
+
+
+def tell(directory: Path, mirror: str, node: str | None = None) -> None:
+    """What the operator's node, at the address `node`, told the peer of this folder last."""
+    endpoint = Endpoint(PeerId("QmNode"), node) if node is not None else None
+    membership = Membership(mirrors=(mirror,), node=endpoint)
+    (directory / MEMBERSHIP).write_text(membership.model_dump_json())
 
 
 def sources(
@@ -97,7 +104,7 @@ def test_from_an_own_copy(folder: Path, directory: Path) -> None:
 
 def test_from_a_mirror_once_and_then_from_the_cache(folder: Path, directory: Path) -> None:
     with mirror(folder) as served:
-        (directory / MIRRORS).write_text(served.url + "\n")
+        tell(directory, served.url)
         assert read(sources(folder), directory, lambda reader: all_batches(reader, folder)) == []
         fetched = len(served.asked)
         assert fetched == len(set(served.asked)) > 0, "no block twice"
@@ -114,13 +121,13 @@ def test_from_a_mirror_that_the_text_itself_names(folder: Path, directory: Path)
 
 def test_from_a_mirror_that_the_operator_named_later(folder: Path, directory: Path) -> None:
     with mirror(folder, "error") as first, mirror(folder) as later:
-        (directory / MIRRORS).write_text(first.url + "\n")
+        tell(directory, first.url)
 
         async def work(reader: BlockReader) -> None:
             waiting = asyncio.create_task(reader.batch(CHUNKS))
             while not first.asked:
                 await asyncio.wait((waiting,), timeout=0.01)
-            (directory / MIRRORS).write_text(later.url + "\n")
+            tell(directory, later.url)
             await waiting
 
         said = read(sources(folder), directory, work)
@@ -135,10 +142,8 @@ def test_a_mirror_in_ones_own_network_is_asked_only_where_the_operators_node_has
     folder: Path, directory: Path, node: str | None, asked: bool
 ) -> None:
     """At that very address: a name may stand for another one by now."""
-    if node is not None:
-        remember_text(directory, (), Endpoint(PeerId("QmNode"), node))
     with mirror(folder) as served:
-        (directory / MIRRORS).write_text(served.url + "\n")
+        tell(directory, served.url, node)
         told = asyncio.Event()
 
         async def work(reader: BlockReader) -> None:
@@ -157,7 +162,7 @@ def test_a_mirror_in_ones_own_network_is_asked_only_where_the_operators_node_has
 def test_blocks_come_before_they_are_needed(folder: Path, directory: Path) -> None:
     """Once the first batch is here, those of the next steps are on their way: a mirror that dies harms none of them."""
     with mirror(folder) as served:
-        (directory / MIRRORS).write_text(served.url + "\n")
+        tell(directory, served.url)
 
         async def work(reader: BlockReader) -> None:
             await reader.batch(CHUNKS)
