@@ -45,7 +45,7 @@ class BlockCache:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The bytes of all blocks that are kept."""
         return sum(self._sizes.values())
 
     def get(self, block: Block) -> bytes | None:
@@ -112,7 +112,8 @@ class BlockStore:
         return {number: task.result() for number, task in waited.items()}
 
     def look_ahead(self, numbers: Sequence[int]) -> None:
-        """These will be taken soon, the first first. Others that are under way are given up: nobody waits for them."""
+        """Begin to bring blocks that will be taken soon, the first first. Others that are under way are given up, since
+        nobody waits for them."""
         self._soon = set(numbers)
         for number, task in self._brought.items():
             if number not in self._soon:
@@ -125,7 +126,7 @@ class BlockStore:
         await self._tasks.end()
 
     def _wanted(self, number: int) -> "asyncio.Task[Tokens]":
-        """Under way, or here."""
+        """The task that brings a block, begun if there is none; done if the block is here."""
         if number in self._brought and not self._brought[number].cancelling():
             self._brought.move_to_end(number)
         else:
@@ -134,7 +135,7 @@ class BlockStore:
         return self._brought[number]
 
     def _note(self, number: int, done: "asyncio.Task[Tokens]") -> None:
-        """What failed is forgotten: who takes the block begins anew."""
+        """Forget a block that could not be brought, so that who takes it begins anew, and those that are too many."""
         failed = done.cancelled() or done.exception() is not None
         if failed and self._brought.get(number) is done:
             del self._brought[number]
@@ -157,7 +158,7 @@ class BlockStore:
             raise ResourceError(str(error)) from None
 
     async def _from_folder(self, block: Block) -> bytes | None:
-        """None where it has not the block, or not as it was prepared."""
+        """The bytes of a block in this machine's own copy; None where the block is missing there or damaged."""
         if self.folder is None:
             return None
         try:
@@ -169,7 +170,7 @@ class BlockStore:
             return None
 
     async def _to_cache(self, block: Block, data: bytes) -> None:
-        """A full disk costs the cache, not the training."""
+        """Put a block into the cache. A full disk costs the cache, not the training."""
         if self.cache is None:
             return
         try:

@@ -1,13 +1,14 @@
 """Everything a peer must keep to go on after a crash: written before its contribution goes out, read at its next start.
 
-<folder>/checkpoint-00000007/              numbered as they are written
-    state.json                       the round, what was sent, and the SHA-256 of every file beside it
-    <part>.error_feedback.safetensors <part>.contribution              its own, of the round: published only once this
-    is durable optimizer.safetensors            AdamW's moments, by parameter bequest.safetensors              what is
-    set aside for a successor that has not answered (protocol/trust/bequests.py)
-<folder>/settled.json                the round that the outer state is of, and its digests
-<folder>/snapshots/                  the closed rounds (peer/store/snapshots.py)
-<folder>/contributions/              the open rounds (peer/store/contributions.py)
+<folder>/checkpoint-00000007/            numbered as they are written
+    state.json                           the round, what was sent, and the SHA-256 of every file beside it
+    <part>.error_feedback.safetensors    the error feedback of a part that this peer authors
+    <part>.contribution                  this peer's own of the round, published only once this is durable
+    optimizer.safetensors                AdamW's moments, by parameter
+    bequest.safetensors                  what is set aside for an heir (protocol/trust/bequests.py)
+<folder>/settled.json                    the round that the outer state is of, and its digests
+<folder>/snapshots/                      the closed rounds (peer/store/snapshots.py)
+<folder>/contributions/                  the open rounds (peer/store/contributions.py)
 """
 
 import hashlib
@@ -43,7 +44,7 @@ BEQUEST = "bequest.safetensors"
 
 
 class PartState(BaseModel):
-    """The small things of one part. `sent` and `returned`: round → SHA-256 of this peer's own contribution."""
+    """One part in `state.json`. `sent` and `returned`: round → SHA-256 of this peer's own contribution."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -88,7 +89,7 @@ class PartCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is saved and loaded."""
+    """A checkpoint in memory, as `write` takes it and `candidates` returns it."""
 
     round: int
     contributed: int
@@ -145,7 +146,7 @@ def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
 
 
 def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
-    """Keep which round the outer state is of.
+    """Write down which round the outer state is of, with its digests.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.
@@ -154,7 +155,7 @@ def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
 
 
 def last_settled(folder: Path) -> Settled | None:
-    """As it was noted last; None if nothing is there that can be read."""
+    """What `note_settled` wrote last; None if nothing is there that can be read."""
     try:
         return Settled.model_validate_json((folder / SETTLED).read_bytes())
     except (OSError, ValidationError):
@@ -182,7 +183,11 @@ def _number(path: Path) -> int:
 
 
 def _read(path: Path) -> Checkpoint:
-    """Raises OSError or ValueError if anything is missing or damaged."""
+    """The checkpoint in one folder.
+
+    Raises:
+        OSError, ValueError: a file of it is missing or damaged.
+    """
     state = CheckpointState.model_validate(json.loads((path / STATE).read_bytes()))
     data = {name: (path / name).read_bytes() for name in state.files}
     for name, sha256 in state.files.items():

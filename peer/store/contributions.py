@@ -31,10 +31,10 @@ class ContributionStore:
 
     directory: Path
     most_bytes: int | None = None
-    """So much it may hold in all. An open run may have any number of names."""
+    """The bytes that it may hold in all; None: no limit. An open run may have any number of authors."""
     slices: dict[str, Slice] = field(default_factory=dict)
     sizes: dict[Path, int] = field(default_factory=dict)
-    """On the disk, where files take whole blocks."""
+    """The bytes that each file takes on the disk, in whole blocks."""
 
     def put(self, entry: Entry, blob: bytes = b"") -> None:
         """Keep a contribution, or only what is signed about one that is void; when this returns, it outlives a power
@@ -54,7 +54,7 @@ class ContributionStore:
             self.slices[entry.sha256] = Slice(path, len(signed), len(blob))
 
     def lookup(self, sha256: str) -> Slice | None:
-        """For the blob service."""
+        """Where the bytes with this hash lie, for the blob service; None: they are not here."""
         return self.slices.get(sha256)
 
     def read(self, sha256: str) -> bytes:
@@ -98,14 +98,14 @@ class ContributionStore:
         self.sizes = {path: _on_disk(path.stat().st_size) for path in self.directory.glob("*/*")}
 
     def keep_revocation(self, signed: bytes) -> None:
-        """Keep what the operator signed."""
+        """Keep a revocation that the operator signed."""
         path = self.directory / "revocations" / hashlib.sha256(signed).hexdigest()
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write(path, signed)
 
     def revocations(self) -> list[bytes]:
-        """What the operator signed, as it was kept."""
+        """All signed revocations that were kept, not checked anew."""
         return [path.read_bytes() for path in sorted(self.directory.glob("revocations/*"))]
 
     def discard(self, entry: Entry) -> None:

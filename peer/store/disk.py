@@ -23,21 +23,21 @@ from protocol.outer.window import SKEW, Window
 from protocol.run.run_files import Descriptor
 
 TRAINED_BYTES = 24
-"""Of a trained value in a checkpoint: error feedback and AdamW's two moments; and as much of what is set aside for a
-successor."""
+"""Bytes of each trained value in a checkpoint: error feedback and AdamW's two moments, and as much again of what is set
+aside for an heir."""
 
 SIGNED_BYTES = 8 * 1024
-"""Beside a contribution: its proof and receipts, and what is left of its last block on the disk."""
+"""Bytes beside a contribution: its proof and receipts, and what is left of its last block on the disk."""
 
 STATE_BYTES = 4
 STATES = SNAPSHOTS_KEPT + ASKED_KEPT + 1
-"""Of each followed part, while one is made."""
+"""States of each followed part on the disk, while one is made."""
 
 OTHER_BYTES = 2 * LOG_BYTES + 64 * 2**20
-"""The log; and keys, addresses, and receipts of twenty thousand rounds."""
+"""Bytes of the log; and of keys, addresses, and receipts of twenty thousand rounds."""
 
 SHARE = 0.9
-"""Of what is free, where the owner has set no limit: no run fills a disk."""
+"""The share of what is free that a run may fill where the owner has set no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class Space:
         return self.fixed + self.contributions
 
     def cache(self, wanted: int) -> int:
-        """For blocks of text: as wanted, if there is so much."""
+        """The bytes for blocks of text: as many as wanted, if there are so many."""
         return max(0, min(wanted, self.limit - self.needed))
 
     def contribution_store(self, cache: int) -> int:
-        """For contributions: all that is left."""
+        """The bytes for contributions: all that a cache of so many leaves."""
         return self.limit - self.fixed - cache
 
 
 def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int) -> int:
-    """What a volunteer of a stage (None: who has the whole model) keeps beside the contributions; `trains`: all but
-    observers do; `files`: of the run's."""
+    """The bytes that a volunteer of a stage (None: who has the whole model) keeps beside the contributions. `trains`:
+    it trains, as all but observers do; `files`: bytes of the run's files."""
     layouts = model_layout(manifest)
     authored = (list(layouts) if stage is None else parts_authored(stage)) if trains else []
     trained = sum(elements(layouts[part]) for part in authored)
@@ -75,7 +75,8 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
 
 
 def contribution_bytes(manifest: Manifest, stage: int | None) -> int:
-    """Of all replicas, at most: those to open rounds, and to as many closed ones as take the bytes of a state."""
+    """The most bytes that all replicas' contributions take: to open rounds, and to as many closed ones as take the bytes
+    of a state."""
     outer, layouts = manifest.outer, model_layout(manifest)
     open_rounds = Window(outer.grace, outer.liars).width + SKEW + 1
     total = 0
@@ -121,13 +122,13 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Where a folder is, or would be."""
+    """The free bytes of the disk that a folder is on, or would be on."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     return shutil.disk_usage(there).free
 
 
 def bytes_in(folder: Path) -> int:
-    """All that is in a folder now."""
+    """The bytes of all files in a folder and below it now."""
     total = 0
     for path in folder.rglob("*"):
         try:

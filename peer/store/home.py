@@ -1,4 +1,4 @@
-"""Where a peer keeps its things on this machine, and that no two processes share them."""
+"""The folders of peers and operators on this machine. One process at a time uses a folder."""
 
 import os
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ ENVIRONMENT = "HETPEER_HOME"
 
 
 def home() -> Path:
-    """`HETPEER_HOME`, or `~/.hetpeer`."""
+    """The folder above all others: `HETPEER_HOME`, or `~/.hetpeer`."""
     return Path(os.environ.get(ENVIRONMENT, "~/.hetpeer")).expanduser()
 
 
 def own_folders(ticket: Ticket, place: str) -> list[Path]:
-    """Where a peer that was given no folder may have its own, by run and place: in the first that no other holds."""
+    """The folders that a peer without one may take, by run and place: the first that no other process holds."""
     base = home() / ticket.run_id[:12]
     return [base / place, *(base / f"{place}-{number}" for number in range(2, 100))]
 

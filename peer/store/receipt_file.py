@@ -59,7 +59,7 @@ class KeptReceipts:
             raise ResourceError(f"cannot keep receipts in {path}: {error.strerror}") from None
 
     def _begin(self, path: Path) -> None:
-        """Before this process writes to a file: what was half written is cut off, and the files before are tidied."""
+        """Prepare a file that this process writes to first: cut off what was half written, and tidy those before."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             with path.open("r+b") as file:
@@ -73,7 +73,7 @@ class KeptReceipts:
         self.sizes = {path: 0}
 
     def _tidy(self, path: Path) -> None:
-        """Leave what still stands."""
+        """Write a file anew with the receipts that no later one has replaced."""
         found: dict[Receipt, bytes] = {}
         for line in lines(path):
             try:
@@ -85,7 +85,7 @@ class KeptReceipts:
         self.sizes[path] = path.stat().st_size
 
     def read(self) -> Iterator[Receipt]:
-        """Those that hold, in the order in which they came. Changes nothing: another process may write here."""
+        """The receipts that hold, in the order in which they came. Changes nothing: another process may write here."""
         for path in files(self.folder):
             for line in lines(path):
                 try:
@@ -95,7 +95,7 @@ class KeptReceipts:
 
 
 def files(folder: Path) -> list[Path]:
-    """Those of a folder, the oldest first."""
+    """The files of receipts in a folder, the oldest first."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 

@@ -105,7 +105,8 @@ class SnapshotStore:
         mine = sorted((each for each in mine if each.part == header.part), key=lambda each: each.round)
         past = [each for each in mine if each.round < header.round]
         older, recent = past[: 1 - SNAPSHOTS_KEPT], past[1 - SNAPSHOTS_KEPT :]
-        asked = [each for each in older if self._is_asked_for(each)]
+        since = {each.digest: self.unasked.get(kept, SNAPSHOTS_KEPT) for each, kept in self.headers.values()}
+        asked = [each for each in older if since[each.digest] < SNAPSHOTS_KEPT]
         for old in mine:
             if old not in recent and old not in asked[:ASKED_KEPT]:
                 self._drop(old)
@@ -119,10 +120,6 @@ class SnapshotStore:
         for file in self.directory.glob(f"{header.part}-????????.*"):
             if file.stem not in served and file.suffix != PARTIAL:
                 file.unlink(missing_ok=True)
-
-    def _is_asked_for(self, header: Header) -> bool:
-        _, path = self.headers[header.digest]
-        return self.unasked.get(path, SNAPSHOTS_KEPT) < SNAPSHOTS_KEPT
 
     def _drop(self, header: Header) -> None:
         _, path = self.headers.pop(header.digest)
@@ -142,7 +139,7 @@ class SnapshotStore:
         return path
 
     def lookup(self, sha256: str) -> Slice | None:
-        """For the blob service."""
+        """Where the piece with this hash lies, for the blob service; None: it is not here."""
         found = self.pieces.get(sha256)
         if found is not None:
             self.unasked[found.path] = 0
@@ -150,7 +147,7 @@ class SnapshotStore:
 
 
 def missing_pieces(file: BinaryIO, header: Header, manifest: Manifest) -> list[int]:
-    """Pieces that are not in a file yet, or not whole."""
+    """The indices of the pieces that are not in a file yet, or not whole."""
     missing = []
     for index, sha256 in enumerate(header.pieces):
         file.seek(index * PIECE_BYTES)
