@@ -24,7 +24,7 @@ import numpy as np
 from shaped import hosts as shaped
 
 from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
-from peer.store.membership import MEMBERSHIP, Membership
+from peer.store.membership import MEMBERSHIP, KeptMembership
 from peer.swarm.text_reader import BlockReader, TextSources, block_reader
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
@@ -139,7 +139,7 @@ def from_mirror(text: Path, url: str, wanted: float, steps: int) -> Trained:
     """At a speed, from a mirror alone."""
 
     async def run(directory: Path) -> Trained:
-        (directory / MEMBERSHIP).write_text(Membership(mirrors=(url,)).model_dump_json())
+        (directory / MEMBERSHIP).write_text(KeptMembership(mirrors=(url,)).model_dump_json())
         async with reading(text, directory, None, steps) as reader:
             return await train(reader, wanted, steps)
 

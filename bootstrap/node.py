@@ -17,9 +17,8 @@ from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
 from bootstrap.data.published_text import lookup
 from bootstrap.monitor.pace import SwarmPace
-from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status_service import StatusAnswers
-from bootstrap.monitor.watch import Monitor
+from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import LOOPBACK, join, moved
 from protocol.files import write_atomically
 from protocol.limits import HEARTBEAT_SECONDS

@@ -15,8 +15,7 @@ import grpc
 
 from bootstrap.dashboard.server import serve_dashboard, taken
 from bootstrap.monitor.metrics import render
-from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.watch import Monitor
+from bootstrap.monitor.watch import Monitor, MonitorService
 from peer.network.contacts import Contacts
 from peer.network.reporter import Reporter
 from peer.telemetry.events import Listener

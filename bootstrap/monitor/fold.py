@@ -8,10 +8,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.groups import group_views
-from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, is_over
-from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, recalled
-from bootstrap.monitor.sizes import outer_ratio, pipeline_ratio
+from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over
+from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import (
@@ -197,7 +195,8 @@ class Fold:
         """See who has come and gone, and which rounds have ended."""
         self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
-        finished = min(self._finished(), self.manifest.outer.rounds)
+        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY]
+        finished = min(common_round(there, self.manifest.outer.liars), self.manifest.outer.rounds)
         if self.seen:
             for number in range(max(self.finished, finished - AHEAD) + 1, finished + 1):
                 self.rounds.setdefault(number, Round(number, now))
@@ -208,21 +207,14 @@ class Fold:
             if entry.ended is not None and not entry.judged and now >= entry.ended + JUDGE_SECONDS:
                 self._judge(entry)
         self._look_at_peers(now)
-        self._begin_next(now)
+        last = self.rounds.get(self.finished)
+        if last is not None and last.ended is not None and (begun := self._round(self.finished + 1, now)) is not None:
+            begun.began = min(begun.began, last.ended)  # a round begins when the one before it has ended
         if now - self.awake > AT_WORK_SECONDS:
             self.over = self.over or is_over(self.peers.values(), self.manifest.outer.rounds, now)
 
-    def _finished(self) -> int:
-        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY]
-        return common_round(there, self.manifest.outer.liars)
-
-    def _begin_next(self, now: float) -> None:
-        """The next round begins when the last has ended."""
-        last = self.rounds.get(self.finished)
-        if last is not None and last.ended is not None and (entry := self._round(self.finished + 1, now)) is not None:
-            entry.began = min(entry.began, last.ended)
-
     def _judge(self, entry: Round) -> None:
+        """Let a round say who was late for it, of the peers that train and were here when it began."""
         there = [peer for peer in self.peers.values() if peer.trains and peer.joined <= entry.began + JUDGE_SECONDS]
         awaited = {peer.id for peer in there if peer.id in entry.stepped}
         known = {peer.id for peer in there if peer.record is not None and peer.record.contributed >= entry.round}

@@ -1,13 +1,13 @@
 """What is known of one peer: its signed record, what it told last, and the state that follows from both. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor.telemetry import Going, StepReport
-from protocol.monitor.view import PeerState, PeerView
+from protocol.monitor.view import GroupView, PeerState, PeerView
 from protocol.trust.records import PeerRecord
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -185,3 +185,43 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
     late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY]
     at_work = any(now - peer.heard <= AT_WORK_SECONDS for peer in late)
     return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
+
+
+def group_views(peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int]) -> list[GroupView]:
+    """The groups that volunteers say they are in: of two that claim one stage, the one that the leader names. And those
+    that broke, with whom they had, until their members are in others."""
+    members: dict[str, list[str]] = {}
+    for peer in peers.values():
+        record = peer.record
+        if record is None or record.role != "volunteer" or not peer.group or peer.state in AWAY:
+            continue
+        if record.stage < stages and PeerId(peer.group) in peers:
+            seats = members.setdefault(peer.group, [""] * stages)
+            named = peers[PeerId(peer.group)].members
+            if not seats[record.stage] or peer.id in named:
+                seats[record.stage] = peer.id
+    broken: dict[str, str] = {}
+    for peer in peers.values():
+        if peer.broken and peer.members and not peer.group and peer.state not in AWAY:
+            replica = peer.members[0]
+            if PeerId(replica) in peers and replica not in members:
+                known = [(each, peers.get(PeerId(each))) for each in peer.members]
+                left = [each if there and there.group in ("", replica) else "" for each, there in known]
+                members[replica] = [*left, *[""] * stages][:stages]
+                broken[replica] = peer.broken
+    return sorted(
+        (_view(peers[PeerId(each)], seats, broken.get(each, ""), compression) for each, seats in members.items()),
+        key=lambda each: (each.slot, each.replica),
+    )
+
+
+def _view(leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int]) -> GroupView:
+    missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
+    broken = broken or leader.broken or (f"nobody is at stage {', '.join(missing)}" if missing else "")
+    return GroupView(
+        replica=leader.id,
+        slot=leader.record.slot if leader.record is not None else 0,
+        members=seats,
+        compression=compression(leader),
+        broken=broken,
+    )

@@ -1,9 +1,14 @@
 """The rounds of a run as peers tell of them: who contributed, who was late or left and why, loss and bytes. Pure."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median_low
 
+from protocol.codec.contribution import expected_bytes
+from protocol.codec.payloads import Payload
 from protocol.identity import PeerId
+from protocol.layout import elements, model_layout
+from protocol.manifest import Manifest
 from protocol.monitor.view import RoundView
 
 JUDGE_SECONDS = 5.0
@@ -14,6 +19,12 @@ LATE_SECONDS = 3.0
 
 MOST_CLAIMS = 16
 """Losses of one round that are listened to: a run has one or two peers that evaluate."""
+
+VALUE_BYTES = 2
+"""Of bf16, which a run would use if it had the links for it."""
+
+TOKEN_BYTES = 4
+"""A token id, which goes along with activations either way."""
 
 Losses = tuple[float, float]
 """Through the boundaries, and plain."""
@@ -104,3 +115,22 @@ def recalled(kept: RoundView) -> Round:
     made.pipeline_bytes, made.outer_bytes = kept.pipeline_bytes, kept.outer_bytes
     made.uncompressed_bytes = kept.uncompressed_bytes
     return made
+
+
+@cache
+def pipeline_ratio(manifest: Manifest, compression: int) -> float:
+    """How many times more bytes the frames of a group would have that sends `compression`-th parts of d."""
+    inner, model = manifest.inner, manifest.model
+    ids = TOKEN_BYTES * inner.microbatch * (model.context + 1)
+    k = model.d // compression
+    sent = sum(Payload(wire, inner.microbatch, model.context, k).size for wire in manifest.replicas.wires)
+    whole = 2 * Payload("bf16", inner.microbatch, model.context, model.d).size
+    return (whole + ids) / (sent + ids)
+
+
+@cache
+def outer_ratio(manifest: Manifest) -> float:
+    """How many times more bytes contributions would have."""
+    layout = model_layout(manifest)
+    whole = VALUE_BYTES * sum(elements(part) for part in layout.values())
+    return whole / sum(expected_bytes(manifest, part) for part in layout)

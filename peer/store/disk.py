@@ -75,8 +75,8 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
 
 
 def contribution_bytes(manifest: Manifest, stage: int | None) -> int:
-    """The most bytes that all replicas' contributions take: to open rounds, and to as many closed ones as take the bytes
-    of a state."""
+    """The most bytes that the contributions of all replicas take: to open rounds, and to closed ones of a state's
+    bytes."""
     outer, layouts = manifest.outer, model_layout(manifest)
     open_rounds = Window(outer.grace, outer.liars).width + SKEW + 1
     total = 0

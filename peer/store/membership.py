@@ -30,10 +30,10 @@ from protocol.trust.ticket import Ticket
 MEMBERSHIP = "membership.json"
 
 OLD_FILES = ("card", "certificate", "authority", "mirrors", "node")
-"""The files in which earlier versions kept the fields of `Membership`."""
+"""The files in which earlier versions kept the fields of `KeptMembership`."""
 
 
-class Membership(BaseModel):
+class KeptMembership(BaseModel):
     """`membership.json`. Every field may be missing, and none is believed: who reads one checks it."""
 
     model_config = ConfigDict(
@@ -67,7 +67,7 @@ def write_membership(
     Raises:
         ResourceError: it cannot be written, as on a full disk.
     """
-    membership = Membership(
+    membership = KeptMembership(
         card=signed_card,
         certificate=credentials.chain.decode("ascii"),
         authority=credentials.root.decode("ascii"),
@@ -79,17 +79,17 @@ def write_membership(
         (folder / name).unlink(missing_ok=True)
 
 
-def read_membership(folder: Path) -> Membership:
+def read_membership(folder: Path) -> KeptMembership:
     """What a folder has of its peer's membership; an empty one where there is nothing, or it is damaged."""
     try:
-        return Membership.model_validate_json((folder / MEMBERSHIP).read_bytes())
+        return KeptMembership.model_validate_json((folder / MEMBERSHIP).read_bytes())
     except FileNotFoundError:
         return _of_old_files(folder)
     except (OSError, ValidationError):
-        return Membership()
+        return KeptMembership()
 
 
-def _of_old_files(folder: Path) -> Membership:
+def _of_old_files(folder: Path) -> KeptMembership:
     """The membership in the folder of a peer that an earlier version ran, which had a file for each field."""
 
     def content(name: str) -> str:
@@ -99,7 +99,7 @@ def _of_old_files(folder: Path) -> Membership:
             return ""
 
     peer_id, _, address = content("node").strip().partition(" ")
-    return Membership(
+    return KeptMembership(
         card=content("card").encode("latin-1"),
         certificate=content("certificate"),
         authority=content("authority"),

@@ -26,7 +26,7 @@ from peer.network.intake import Intake
 from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.contributions import ContributionStore
-from peer.store.membership import MEMBERSHIP, OLD_FILES, Membership, mirrors_of, recall
+from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
 from peer.store.snapshots import SnapshotStore
 from peer.telemetry.events import RoundDone, from_line, to_line
 from protocol.codec.snapshot import describe as describe_snapshot
@@ -178,7 +178,7 @@ def recall_with(name: str) -> Callable[[bytes], object]:
 
 def own_membership() -> bytes:
     shown = {"certificate": CERTIFIED.decode(), "authority": certificates.authority(OPERATOR).decode()}
-    return Membership(card=own_card(), mirrors=("https://example.org/text",), **shown).model_dump_json().encode()
+    return KeptMembership(card=own_card(), mirrors=("https://example.org/text",), **shown).model_dump_json().encode()
 
 
 RECALLED = Card(AUTHOR.peer_id, "volunteer", 1, 0), (), ENDS

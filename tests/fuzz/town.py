@@ -13,9 +13,8 @@ import grpc
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
-from bootstrap.monitor.service import MonitorService
 from bootstrap.monitor.status_service import StatusAnswers
-from bootstrap.monitor.watch import Monitor
+from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network.gossip_wire import entry_to_wire

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from bootstrap.monitor.service import MonitorService
-from bootstrap.monitor.watch import Monitor
+from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.identity import PeerId, RunId
 from protocol.net.channels import listen, options
 from protocol.net.guard import Guard

@@ -14,7 +14,7 @@ import pytest
 
 from peer.data.batches import batch, held_out_batch
 from peer.data.text import BlockedTokens, local_blocks
-from peer.store.membership import MEMBERSHIP, Membership
+from peer.store.membership import MEMBERSHIP, KeptMembership
 from peer.swarm.text_reader import BlockReader, FileReader, TextSources, block_reader
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
@@ -50,7 +50,7 @@ def directory(folder: Path, tmp_path: Path) -> Path:
 def tell(directory: Path, mirror: str, node: str | None = None) -> None:
     """What the operator's node, at the address `node`, told the peer of this folder last."""
     endpoint = Endpoint(PeerId("QmNode"), node) if node is not None else None
-    membership = Membership(mirrors=(mirror,), node=endpoint)
+    membership = KeptMembership(mirrors=(mirror,), node=endpoint)
     (directory / MEMBERSHIP).write_text(membership.model_dump_json())
 
 
