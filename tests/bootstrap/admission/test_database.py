@@ -128,6 +128,13 @@ def test_processes_that_open_an_old_folder_at_once_read_it_in_once(old: Path):
     assert len(audit_log.last(old, 9)) == 2
 
 
+def test_a_process_that_comes_second_reads_nothing_in(old: Path, monkeypatch: pytest.MonkeyPatch):
+    revoked.add(old, RevokedPeer(peer=ANN, start=1, at=160.0))
+    seen, version = iter([0]), database._version
+    monkeypatch.setattr(database, "_version", lambda lists: next(seen, version(lists)))  # before the other was done
+    assert [each.peer for each in revoked.read_revoked(old)] == [BOB, BOB, ANN]
+
+
 def test_a_database_of_a_later_version_is_left_alone(tmp_path: Path):
     trials.require(tmp_path, True)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as later:
