@@ -12,7 +12,6 @@ from bootstrap.admission.dial_back import Dialler
 from bootstrap.admission.lists import Trials
 from bootstrap.admission.measuring import Measuring
 from bootstrap.admission.places import Admission, PlaceRole
-from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.monitor.status_service import StatusAnswers
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bootstrap.admission.audit_log import MOST_CHARACTERS, AuditEntry, kept_in, last, append_entry
+from bootstrap.admission.audit_log import MOST_CHARACTERS, AuditEntry, append_entry, kept_in, last
 from bootstrap.admission.database import DATABASE, LOG, reading
 
 
@@ -68,7 +68,7 @@ import sys
 from pathlib import Path
 from bootstrap.admission.audit_log import AuditEntry, append_entry
 for number in range(200):
-    write(Path(sys.argv[1]), AuditEntry(what="noted", at=number, peer=sys.argv[2], reason="x" * number))
+    append_entry(Path(sys.argv[1]), AuditEntry(what="noted", at=number, peer=sys.argv[2], reason="x" * number))
 """
 
 
