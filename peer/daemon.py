@@ -48,7 +48,6 @@ from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says
 from peer.swarm.whole import observe, serve_datacenter
 from peer.telemetry.events import Listener, Progress
-from peer.telemetry.units import size
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
 from protocol.errors import RefusedError, ResourceError, UnreachableError
@@ -75,6 +74,7 @@ from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Register
+from protocol.wording import size
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""

@@ -39,6 +39,7 @@ from protocol.trust.membership_card import Authority, Role
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
+from protocol.wording import moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tu
             raise
         if remembered.credentials.ends < time.time():
             raise UnreachableError(
-                f"{error}; this peer's certificate ended on {_when(remembered.credentials.ends)}, and only a bootstrap "
-                "node can renew it"
+                f"{error}; this peer's certificate ended on {moment(remembered.credentials.ends)}, and only a "
+                "bootstrap node can renew it"
             ) from None
         emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
         return remembered.descriptor, remembered
@@ -120,10 +121,6 @@ async def comes_too_late(settings: PeerOptions, identity: Identity, emit: Listen
     said = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
     emit(Progress(said))
     return True
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 async def recall_place(settings: PeerOptions, identity: Identity) -> Remembered | None:

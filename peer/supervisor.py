@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
-from peer.compute.capacity import family_bytes, gigabytes, give_memory_back
+from peer.compute.capacity import family_bytes, give_memory_back
 from peer.daemon import run_until
 from peer.joining import PeerOptions
 from peer.pausing import Pauses
@@ -18,6 +18,7 @@ from peer.process import first_error
 from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress, Warned
 from protocol.errors import HetpeerError
 from protocol.net.tasks import Children, first_of
+from protocol.wording import size
 
 MEMORY_SECONDS = 10.0
 """How often the process's memory is looked at."""
@@ -78,5 +79,5 @@ async def _watch_memory(most: int | None, emit: Listener) -> None:
         used = family_bytes()
         if used > max(most, warned):
             warned = used + used // 10
-            emit(Warned(f"WARNING: this peer uses {gigabytes(used)}, more than --max-memory {gigabytes(most)}"))
+            emit(Warned(f"WARNING: this peer uses {size(used)}, more than --max-memory {size(most)}"))
         await asyncio.sleep(MEMORY_SECONDS)

@@ -176,7 +176,7 @@ def _drawn(dataset: "Dataset") -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    from peer.telemetry.units import size
+    from protocol.wording import size
 
     manifest, item = dataset.manifest, dataset.manifest.token_dtype.itemsize
     lines = (

@@ -11,10 +11,10 @@ from peer.cli.tables import TableRow, show
 from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
-from peer.telemetry.units import size
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layers_of_stage, model_layout, parameter_count, parts_authored
 from protocol.manifest import Manifest
+from protocol.wording import millions, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ def _drawn(manifest: Manifest, found: list[Participant]) -> RenderableType:
     embeddings = elements(model_layout(manifest)[EMBEDDING])
     k = "k by each group's links" if replicas.compression == "auto" else f"k = {manifest.k}"
     lines = (
-        f"{manifest.run.name}: {parameter_count(manifest) / 1e6:,.1f} M parameters, {embeddings / 1e6:,.1f} M of them "
+        f"{manifest.run.name}: {millions(parameter_count(manifest))} parameters, {millions(embeddings)} of them "
         f"token embeddings; a tokenizer of up to {model.vocabulary:,} ids, sequences of {model.context:,} tokens",
         f"replicas: {replicas.groups} of {replicas.stages} volunteers each, d = {model.d}, {k}; and "
         f"{replicas.datacenters} in datacenters",
         f"H = {inner.steps} inner steps of {manifest.tokens_per_step:,} tokens a replica, "
         f"{inner.microbatches} microbatches of {inner.microbatch * model.context:,}",
-        f"{a_round / 1e6:,.1f} M tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
+        f"{millions(a_round)} tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("who", "layers", "parameters", "memory", "frame", "contribution"):
@@ -85,7 +85,7 @@ def _drawn(manifest: Manifest, found: list[Participant]) -> RenderableType:
         table.add_row(
             each.who,
             str(each.layers),
-            f"{each.parameters / 1e6:,.1f} M",
+            millions(each.parameters),
             size(each.memory_bytes),
             size(each.frame_bytes) if each.frame_bytes else "–",
             size(each.contribution_bytes),

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.cli.tables import TableRow, printable
+from peer.cli.tables import TableRow
 from peer.compute.capacity import BASE_BYTES, free_bytes, stage_bytes
 from peer.diagnosis import machine, network, speed, verdict
 from peer.diagnosis.finding import Finding, Outcome
@@ -31,6 +31,7 @@ from protocol.run.run_files import Descriptor, files_needed
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import Peers
 from protocol.trust.ticket import Ticket
+from protocol.wording import millions, printable
 
 PEERS_ASKED = 5
 
@@ -150,7 +151,7 @@ def drawn(findings: Sequence[Finding], manifest: Manifest | None) -> RenderableT
     replicas = manifest.replicas
     k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression}"
     line = (
-        f"{manifest.run.name}: {parameter_count(manifest) / 1e6:,.0f} M parameters in {replicas.stages} stages, "
+        f"{manifest.run.name}: {millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, "
         f"{replicas.total} replicas, H = {manifest.inner.steps}, {k}"
     )
     return Group(Text(printable(line)), "", table)

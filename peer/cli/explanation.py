@@ -5,12 +5,11 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bootstrap.admission.audit_log import kept_in, last
-from peer.cli.tables import log_line, log_rows, printable
+from peer.cli.tables import log_line, log_rows
 from peer.store.home import home, peer_folders
 from peer.telemetry.decisions import Adopted, CaughtUp, Counted, NotCounted, Resynchronised
 from peer.telemetry.events import Contributed, Event, Failed, Progress, Resumed
@@ -18,6 +17,7 @@ from peer.telemetry.journal import EVENTS, JournalEntry
 from protocol.errors import ResourceError
 from protocol.files import old_log
 from protocol.trust.ticket import find
+from protocol.wording import moment, printable
 
 ENTRIES_READ = 100_000
 """Of an operator's log, from its end: more than it keeps."""
@@ -126,7 +126,7 @@ def verdict(round: int, events: Sequence[Event]) -> str:
 
 def drawn(found: Sequence[LogLine], verdict: str) -> str:
     """The lines and the verdict for a person."""
-    lines = [f"{datetime.fromtimestamp(each.at):%Y-%m-%d %H:%M:%S}  {printable(each.words)}" for each in found]
+    lines = [f"{moment(each.at)}  {printable(each.words)}" for each in found]
     return "\n".join([*lines, *([printable(f"→ {verdict}.")] if verdict else [])])
 
 

@@ -120,6 +120,7 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
 
     from peer.cli.tables import show
     from protocol.layout import elements, whole_layout
+    from protocol.wording import millions
 
     model = checkpoint.model
     count = elements(whole_layout(model))
@@ -136,7 +137,7 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
         "tied": checkpoint.tied,
     }
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("model", f"{count / 1e6:,.1f} M parameters, {model.layers} layers, d = {model.d}")
+    table.add_row("model", f"{millions(count)} parameters, {model.layers} layers, d = {model.d}")
     table.add_row("basis", basis)
     if checkpoint.tied:
         table.add_row("embeddings", "tied here; in a run the head is a matrix of its own, which begins as a copy")

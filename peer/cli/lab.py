@@ -232,12 +232,14 @@ def _list(experiment: "Experiment", asked: list["Case"]) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from protocol.wording import millions
+
     table = Table("run", "replicas", "tokens", "steps", title=f"{experiment.title}: {len(asked)} runs")
     for case in asked:
         manifest = case.manifest
         steps = manifest.inner.steps * manifest.outer.rounds
         tokens = manifest.tokens_per_step * steps * manifest.replicas.total
-        table.add_row(case.name, str(manifest.replicas.total), f"{tokens / 1e6:.2f} M", str(steps))
+        table.add_row(case.name, str(manifest.replicas.total), millions(tokens, 2), str(steps))
     Console().print(table)
     return 0
 

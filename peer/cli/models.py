@@ -198,11 +198,12 @@ def _table(collected: "Collected", losses: "HeldOutLosses | None", written: "Exp
     from rich.table import Table
 
     from peer.export.card import contributors, tokens_at_most
+    from protocol.wording import millions, size
 
     table = Table(box=None, pad_edge=False, show_header=False)
     rounds = collected.descriptor.manifest.outer.rounds
     rows = [
-        ("model", f"{written.parameters / 1e6:,.1f} M parameters, {written.bytes / 1e6:,.1f} MB in {written.folder}"),
+        ("model", f"{millions(written.parameters)} parameters, {size(written.bytes)} in {written.folder}"),
         ("round", f"{collected.round} of {rounds}, of run {collected.descriptor.run_id[:12]}"),
         ("trained on", f"at most {tokens_at_most(collected):,} tokens, by {len(contributors(collected))} peers"),
     ]

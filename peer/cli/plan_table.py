@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.planning.model import RoundEstimate, Volunteer, best_compression, compression_at, work_of
-from peer.telemetry.units import size
 from protocol.layout import parameter_count
 from protocol.manifest import Manifest
+from protocol.wording import lasting, millions, size
 
 SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
@@ -41,7 +41,7 @@ def drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate], 
     """The run and the volunteer in a line each, a row for each k, and what it comes to."""
     inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
-        f"{parameter_count(manifest) / 1e6:,.0f} M parameters in {replicas.stages} stages, {replicas.total} replicas, "
+        f"{millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, {replicas.total} replicas, "
         f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
         f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
         f"{on.operations / 1e12:g} TFLOP/s",
@@ -55,11 +55,11 @@ def drawn(manifest: Manifest, on: Volunteer, planned: dict[int, RoundEstimate], 
         table.add_row(
             f"{'→ ' if compression == own else ''}{compression}",
             size(frame),
-            _seconds(step.passes),
-            _seconds(step.carry),
-            _seconds(step.seconds),
-            _seconds(each.exchange),
-            _seconds(each.seconds),
+            lasting(step.passes, exact=True),
+            lasting(step.carry, exact=True),
+            lasting(step.seconds, exact=True),
+            lasting(each.exchange, exact=True),
+            lasting(each.seconds, exact=True),
             f"{each.utilization:.1%}",
             each.limit,
         )
@@ -79,9 +79,3 @@ def verdict(manifest: Manifest, on: Volunteer, here: RoundEstimate, overlap: boo
     if here.exchange > 0.02 * here.seconds and not overlap:
         return f"{said} `overlap = true` in [outer] would hide the exchange, too."
     return said
-
-
-def _seconds(value: float) -> str:
-    if value >= 120:
-        return f"{value / 60:.1f} min"
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"

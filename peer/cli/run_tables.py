@@ -6,9 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.telemetry.units import size
-from protocol.monitor.telemetry import printable
 from protocol.monitor.view import RoundView, View
+from protocol.wording import printable, size
 
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8

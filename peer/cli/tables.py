@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,6 +12,7 @@ from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.lists import Invitation, date
 from peer.process import Terminal
 from protocol.trust.records import PeerRecord
+from protocol.wording import moment, printable
 
 TableRow = dict[str, Any]
 
@@ -25,11 +25,6 @@ def show(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) ->
         Console(highlight=False).print(drawn)
     elif drawn:
         print(drawn, flush=True)
-
-
-def printable(text: str) -> str:
-    """What a stranger chose, without what would move a terminal's cursor or change its colours."""
-    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
@@ -77,7 +72,7 @@ def log_line(entry: AuditEntry) -> str:
     stage = f" of stage {entry.stage}" if entry.stage is not None and entry.role == "volunteer" else ""
     slot = f", slot {entry.slot}" if entry.slot is not None else ""
     parts = (
-        f"{datetime.fromtimestamp(entry.at):%Y-%m-%d %H:%M:%S}",
+        moment(entry.at),
         f"{entry.what:9}",
         entry.peer and f"peer {entry.peer[-8:]}",
         entry.role and f"as {entry.role}{stage}{slot}",

@@ -15,6 +15,7 @@ from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout
 from protocol.manifest import Manifest
+from protocol.wording import size
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -129,17 +130,10 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device, 
     free = free_bytes(device)
     if needed > free:
         raise ResourceError(
-            f"not enough memory for {what}: it takes about {gigabytes(needed)}, {device} has {gigabytes(free)} free"
+            f"not enough memory for {what}: it takes about {size(needed)}, {device} has {size(free)} free"
         )
     if most is not None and needed > most:
-        raise ResourceError(
-            f"--max-memory {gigabytes(most)} is not enough for {what}, which takes about {gigabytes(needed)}"
-        )
-
-
-def gigabytes(count: int) -> str:
-    """Bytes in words."""
-    return f"{count / 1e9:.1f} GB"
+        raise ResourceError(f"--max-memory {size(most)} is not enough for {what}, which takes about {size(needed)}")
 
 
 def cores() -> int:

@@ -4,11 +4,12 @@ import sys
 
 import torch
 
-from peer.compute.capacity import BASE_BYTES, free_bytes, gigabytes, microbatch_bytes
+from peer.compute.capacity import BASE_BYTES, free_bytes, microbatch_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout
 from protocol.manifest import Manifest
+from protocol.wording import size
 
 TRAINED_BYTES = 20
 """A value, at the worker that has its row: weight, gradient, start and two moments in fp32."""
@@ -72,14 +73,12 @@ def _require_memory(manifest: Manifest, processes: int, device: torch.device, mo
     here = daemon_bytes(manifest) + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
     if here > (free := free_bytes(torch.device("cpu"))):
-        raise ResourceError(
-            f"not enough memory for {what}: it takes about {gigabytes(here)}, cpu has {gigabytes(free)} free"
-        )
+        raise ResourceError(f"not enough memory for {what}: it takes about {size(here)}, cpu has {size(free)} free")
     for number in range(processes if device.type == "cuda" else 0):
         if each > (there := torch.cuda.get_device_properties(number).total_memory):
             raise ResourceError(
-                f"not enough memory for {what}: each takes about {gigabytes(each)}, cuda:{number} has "
-                f"{gigabytes(there)}; take a larger --nproc"
+                f"not enough memory for {what}: each takes about {size(each)}, cuda:{number} has "
+                f"{size(there)}; take a larger --nproc"
             )
     if most is not None and here > most:
-        raise ResourceError(f"--max-memory {gigabytes(most)} is not enough for {what}, which takes {gigabytes(here)}")
+        raise ResourceError(f"--max-memory {size(most)} is not enough for {what}, which takes {size(here)}")

@@ -9,12 +9,12 @@ import psutil
 import torch
 
 from peer import version
-from peer.compute.capacity import cores, free_bytes, gigabytes
+from peer.compute.capacity import cores, free_bytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_bytes as free_on_disk
-from peer.telemetry.units import size
 from protocol.trust.ticket import PREFIX
+from protocol.wording import size
 
 FILES_NEEDED = 1024
 """Open at once: connections of a large run, and the contributions that are written and served."""
@@ -77,7 +77,7 @@ def memory(device: torch.device) -> Finding:
     """Where the device computes; which stages fit is told with the stages."""
     free = free_bytes(device)
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
-    value = f"{gigabytes(free)} free of {gigabytes(total)}"
+    value = f"{size(free)} free of {size(total)}"
     return Finding("memory", value, numbers={"free": free, "total": total})
 
 

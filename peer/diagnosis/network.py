@@ -8,6 +8,7 @@ from peer.network.reach.probing import Handshake, MeasuredWay, NoWay, usual_roun
 from peer.network.reach.reach import Reach
 from peer.planning.model import Volunteer
 from protocol.limits import CLOCK_SLACK_SECONDS
+from protocol.wording import lasting, rate
 
 CLOCK_SECONDS = 2.0
 """Further off, a clock is not set from the network."""
@@ -44,7 +45,7 @@ def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
             )
             findings.append(Finding(name, each.reason, lost, advice))
             continue
-        value = f"{_ms(each.round_trip)} there and back; {_rate(each.up)} up, {_rate(each.down)} down"
+        value = f"{lasting(each.round_trip)} there and back; {rate(each.up)} up, {rate(each.down)} down"
         numbers = {"round_trip": each.round_trip, "up": each.up, "down": each.down}
         findings.append(Finding(name, value, numbers=numbers))
     return findings
@@ -57,7 +58,8 @@ def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
         return None
     nearest = min(found, key=lambda each: each.uncertain)
     off = abs(nearest.ahead)
-    value = f"{_ms(off)} {'ahead of' if nearest.ahead > 0 else 'behind'} the node's, to within {_ms(nearest.uncertain)}"
+    side = "ahead of" if nearest.ahead > 0 else "behind"
+    value = f"{lasting(off)} {side} the node's, to within {lasting(nearest.uncertain)}"
     numbers = {"ahead": nearest.ahead, "uncertain": nearest.uncertain}
     if off - nearest.uncertain <= CLOCK_SECONDS:
         return Finding("clock", value, numbers=numbers)
@@ -82,8 +84,8 @@ def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
         return Finding("peers", f"none of {len(shaken)}, of {known}, takes a connection", "warning", advice)
     trips, quickest = [each.round_trip for each in answering], min(each.tls for each in answering)
     value = (
-        f"{len(answering)} of {len(shaken)} asked answer, of {known} in all: {_ms(min(trips))} to {_ms(max(trips))} "
-        f"there and back, TLS in {_ms(quickest)}; what they carry shows only from within"
+        f"{len(answering)} of {len(shaken)} asked answer, of {known} in all: {lasting(min(trips))} to "
+        f"{lasting(max(trips))} there and back, TLS in {lasting(quickest)}; what they carry shows only from within"
     )
     return Finding("peers", value, numbers={"round_trip": trip, "answer": len(answering), "known": known})
 
@@ -126,13 +128,3 @@ def link_of(measured: Sequence[MeasuredWay | NoWay], shaken: Sequence[Handshake 
         return None
     trip = usual_round_trip(shaken) or min(each.round_trip for each in found)
     return Volunteer(1.0, max(each.up for each in found), max(each.down for each in found), trip / 2)
-
-
-def _ms(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.1f} ms"
-
-
-def _rate(bits: float) -> str:
-    return f"{bits / 1e9:.1f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.{0 if bits >= 1e7 else 1}f} Mb/s"

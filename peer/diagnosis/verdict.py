@@ -19,6 +19,7 @@ from peer.planning.model import (
     work_of,
 )
 from protocol.manifest import Manifest
+from protocol.wording import lasting, size
 
 SLOWER = 1.1
 """So much longer than the swarm a round may take before it is worth a warning."""
@@ -94,7 +95,7 @@ def stages(
 
 
 def _too_large(stage: int, room: Room, any_fits: bool) -> Finding:
-    value = f"does not fit: takes {_gigabytes(room.needed)} of memory, {_gigabytes(room.free)} are free"
+    value = f"does not fit: takes {size(room.needed)} of memory, {size(room.free)} are free"
     advice = "Join with another stage" if any_fits else "End other programs, or use a machine with more memory"
     numbers = {"memory": room.needed, "free": room.free}
     return Finding(f"stage {stage}", value, "warning" if any_fits else "failure", advice, numbers)
@@ -119,11 +120,11 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
         "share_measured": speed.share,
         "teraflops": work_of(manifest, ratio, stage).operations / speed.passes / 1e12,
     }
-    said = f"would take {seconds(here.seconds)} a round here"
-    said += f" ({seconds(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
-    said += f"; the swarm takes {seconds(swarm)}" if swarm else ""
+    said = f"would take {lasting(here.seconds)} a round here"
+    said += f" ({lasting(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
+    said += f"; the swarm takes {lasting(swarm)}" if swarm else ""
     said += f"; {LIMITS[here.limit]} is the limit"
-    said += f"; {_gigabytes(room.needed)} of memory"
+    said += f"; {size(room.needed)} of memory"
     said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE else ""
     late = here.seconds > SLOWER * swarm if swarm else here.utilization < WELL_USED
     if not late:
@@ -147,7 +148,7 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
     rate = manifest.tokens_per_step / made.step.seconds
     teraflops = work_of(manifest).operations / max(each.passes for each in known) / 1e12
     value = (
-        f"one of machines and links like these: {seconds(made.step.seconds)} an inner step, {seconds(made.seconds)} a "
+        f"one of machines and links like these: {lasting(made.step.seconds)} an inner step, {lasting(made.seconds)} a "
         f"round, {rate:,.0f} tokens a second"
     )
     numbers = {"step": made.step.seconds, "round": made.seconds, "tokens_per_second": rate, "teraflops": teraflops}
@@ -160,14 +161,3 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
 
 def _longest(work: StageWork) -> float:
     return work.operations
-
-
-def seconds(value: float) -> str:
-    """A time in words."""
-    if value >= 120:
-        return f"{value / 60:.1f} min"
-    return f"{value:.{0 if value >= 10 else 1}f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

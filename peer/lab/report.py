@@ -8,6 +8,7 @@ from peer.lab.figures import draw
 from peer.lab.record import of, read_records
 from peer.lab.summary import Row, Spread, rows
 from protocol.files import write_atomically
+from protocol.wording import millions
 
 REPORT = "results.md"
 
@@ -90,7 +91,7 @@ def table(found: Sequence[Row]) -> list[str]:
             str(row.plain),
             f"{row.boundary_bytes:g}",
             f"{row.outer_bytes / 1000:.1f}",
-            f"{row.tokens / 1e6:.2f} M",
+            millions(row.tokens, 2),
             f"{row.tokens_per_second:,.0f}",
             "" if row.peak is None else f"{100 * row.peak:.1f} %",
         )

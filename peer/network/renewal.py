@@ -14,6 +14,7 @@ from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.errors import HetpeerError
 from protocol.net.backoff import pause_after
 from protocol.net.channels import Credentials
+from protocol.wording import lasting
 
 RENEWED_AFTER = 2 / 3
 """The share of a certificate's life after which it is renewed. The rest is for a bootstrap node that is away."""
@@ -48,8 +49,7 @@ async def keep_renewing(
                 left, tries = ends - clock(), tries + 1
                 if left > 0:  # the nearer the end, the more often
                     pause = min(pause_after(tries, first, MOST_PAUSE_SECONDS), max(LEAST_PAUSE_SECONDS, left / 4))
-                    when = f"{left / 60:.0f} minutes" if left >= 120 else f"{left:.0f} s"
-                    state = f"this peer's certificate ends in {when}"
+                    state = f"this peer's certificate ends in {lasting(left)}"
                 else:
                     late += 1
                     pause = pause_after(late, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)

@@ -53,13 +53,13 @@ from protocol.monitor.telemetry import (
     StepReport,
     Told,
     pack_report,
-    printable,
 )
 from protocol.net.backoff import pause_after
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
+from protocol.wording import printable
 
 BATCH_SECONDS = 1.0
 """So often something is told, at most."""

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgpack
 
-from peer.telemetry.units import size
 from protocol.errors import ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part
 from protocol.net.blobs import Slice
 from protocol.outer.ledger import Entry
+from protocol.wording import size
 
 BLOCK_BYTES = 4096
 """Of a disk: a file takes whole ones."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from peer.store.checkpoint import KEPT
 from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
-from peer.telemetry.units import size
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES
@@ -21,6 +20,7 @@ from protocol.layout import elements, model_layout, parts_authored, parts_follow
 from protocol.manifest import Manifest
 from protocol.outer.window import SKEW, Window
 from protocol.run.run_files import Descriptor
+from protocol.wording import size
 
 TRAINED_BYTES = 24
 """Bytes of each trained value in a checkpoint: error feedback and AdamW's two moments, and as much again of what is set

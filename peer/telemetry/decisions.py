@@ -4,7 +4,7 @@ afterwards."""
 from dataclasses import dataclass
 
 from peer.telemetry.event_base import EventBase, Level
-from peer.telemetry.units import so_many, tail, tails
+from protocol.wording import so_many, tail, tails
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from peer.telemetry.decisions import Decision, Pulse
 from peer.telemetry.event_base import EventBase, Level
-from peer.telemetry.units import size, so_many, tail, tails
+from protocol.wording import size, so_many, tail, tails
 
 
 @dataclass(frozen=True, slots=True)

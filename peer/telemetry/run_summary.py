@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from peer.telemetry.run_report import Report
-from peer.telemetry.units import clock, size
+from protocol.wording import clock, size
 
 
 def summary(report: Report) -> Group:

@@ -46,7 +46,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
-from peer.telemetry.units import clock, since, size, so_many, tail
+from protocol.wording import clock, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
 

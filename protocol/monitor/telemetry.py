@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
 
 from protocol.errors import FormatError
+from protocol.wording import printable
 
 BATCH_BYTES = 64 * 1024
 """The size of a batch: 64 things that happened, each with its words and a reason, of 300 characters each at most."""
@@ -23,11 +24,6 @@ MOST_WORDS = 300
 
 _MOST = 2**53
 """The largest whole number that every reader of JSON keeps exactly."""
-
-
-def printable(text: str) -> str:
-    """Replace in a text the characters that would move a terminal's cursor or change its colours."""
-    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 PeerName = Annotated[str, StringConstraints(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]*$")]

@@ -15,6 +15,7 @@ from bootstrap.data.texts.fetch import Debian, check_apt, fetch
 from bootstrap.data.texts.sources import COLLECTIONS, TextPackage, Texts
 from protocol.errors import FormatError, ResourceError
 from protocol.files import sync_folder, write_atomically
+from protocol.wording import size
 
 SUMS = "SHA256SUMS"
 """In each source's folder, as `sha256sum --check` reads it; written last."""
@@ -192,7 +193,7 @@ def _is_whole(folder: Path, source: TextPackage) -> bool:
 
 def _size(folder: Path, source: TextPackage) -> str:
     sizes = [file.stat().st_size for file in (folder / source.name).glob("*.txt")]
-    return f"{source.name}: {len(sizes)} documents, {sum(sizes) / 1e6:.1f} MB."
+    return f"{source.name}: {len(sizes)} documents, {size(sum(sizes))}."
 
 
 def _about(folder: Path, texts: Texts) -> str:

@@ -12,12 +12,12 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import rounds_kept, to_torch
 from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Resumed
-from peer.telemetry.units import size
 from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.claims import Claim, outvoted, prevailing
 from protocol.outer.window import SKEW
 from protocol.trust.records import PeerRecord
+from protocol.wording import size
 
 TRIES = 20
 

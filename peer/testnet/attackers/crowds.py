@@ -96,7 +96,7 @@ class Crowds:
                     self.held.append(Held(self.now(), process, size))
                     growth += size - first.setdefault(process, size)
             if self.met and growth > MOST_GROWTH:
-                raise TestnetError(f"the honest processes have grown by {growth / 2**30:.1f} GiB: the attack has won")
+                raise TestnetError(f"the honest processes have grown by {size(growth)}: the attack has won")
             await asyncio.sleep(SAMPLE_SECONDS)
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from peer.diagnosis.verdict import Room, Speed, group, seconds, stages
+from peer.diagnosis.verdict import Room, Speed, group, stages
 from peer.planning.model import Volunteer, round_of, round_of_group, work_of
 from protocol.manifest import Manifest, check_manifest
+from protocol.wording import lasting
 
 MANIFEST = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
 ROOMY = Room(8 * 10**9, 24 * 10**9)
@@ -52,7 +53,7 @@ def test_beside_the_swarm_only_who_is_slower_is_warned():
     ahead, behind = (verdicts(MANIFEST, 4.0, GIGABIT, swarm)[1] for swarm in (1.05 * here, 0.5 * here))
     assert ahead.outcome == "ok"
     assert behind.outcome == "warning"
-    assert f"the swarm takes {seconds(0.5 * here)}" in behind.value
+    assert f"the swarm takes {lasting(0.5 * here)}" in behind.value
     assert "quicker device" in behind.advice
 
 

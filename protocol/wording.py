@@ -1,0 +1,70 @@
+"""Bytes, seconds, rates and counts as people read them, and strangers' text made safe to show. Pure."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+
+def size(count: float) -> str:
+    """Bytes in words: "999 B", "1.5 kB", "2.5 MB", "3.0 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def rate(bits: float) -> str:
+    """Bits a second in words: "0.5 Mb/s", "20 Mb/s", "1.5 Gb/s"."""
+    return f"{bits / 1e9:.1f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.{0 if bits >= 1e7 else 1}f} Mb/s"
+
+
+def lasting(seconds: float, exact: bool = False) -> str:
+    """A time in words: "3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min"; `exact`: "350.1 ms", "1.23 s", "12.34 s"."""
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 1:
+        return f"{seconds:.{2 if exact else 1 if seconds < 10 else 0}f} s"
+    return f"{1e3 * seconds:.{1 if exact or seconds < 0.01 else 0}f} ms"
+
+
+def millions(count: float, decimals: int = 1) -> str:
+    """A large count in words: "0.3 M", "1,234.5 M"."""
+    return f"{count / 1e6:,.{decimals}f} M"
+
+
+def so_many(count: int, what: str) -> str:
+    """A number of things: "1 peer", "2 peers"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: "0:42", "90:00"."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def since(seconds: float) -> str:
+    """Hours, minutes and seconds: "1:01", "25:01:01"."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def moment(at: float) -> str:
+    """A Unix time as the local date and time: "2026-11-24 04:30:49"."""
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+
+
+def tail(peer: str) -> str:
+    """The end of a peer id, as people see it: its last 8 characters."""
+    return peer[-8:]
+
+
+def tails(peers: Iterable[str]) -> str:
+    """The ends of several peer ids, with commas."""
+    return ", ".join(map(tail, peers))
+
+
+def printable(text: str) -> str:
+    """Text that a stranger chose, with a mark in the place of each character that could move a terminal's cursor,
+    change its colours or reverse the direction of writing."""
+    return "".join(each if each.isprintable() else "�" for each in text)

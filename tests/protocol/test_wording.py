@@ -1,0 +1,47 @@
+"""Bytes, seconds, rates and counts in words, and strangers' text made safe."""
+
+import time
+
+import pytest
+
+from protocol.wording import clock, lasting, millions, moment, printable, rate, since, size, so_many, tails
+
+
+def test_sizes_are_in_words():
+    assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_rates_are_in_bits_a_second():
+    assert [rate(bits) for bits in (5e5, 2e7, 1.54e9)] == ["0.5 Mb/s", "20 Mb/s", "1.5 Gb/s"]
+
+
+def test_counts_have_their_plural():
+    assert [so_many(count, "peer") for count in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]
+    assert [millions(345_678), millions(1_234_500_000), millions(345_678, 2)] == ["0.3 M", "1,234.5 M", "0.35 M"]
+
+
+def test_times_are_in_words():
+    assert [since(each) for each in (0, 61.9, 3600, 90061)] == ["0:00", "1:01", "1:00:00", "25:01:01"]
+    assert [clock(each) for each in (0, 61.9, 5400)] == ["0:00", "1:01", "90:00"]
+    times = (0.0035, 0.35014, 1.234, 12.345, 150)
+    assert [lasting(each) for each in times] == ["3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min"]
+    assert [lasting(each, exact=True) for each in times] == ["3.5 ms", "350.1 ms", "1.23 s", "12.35 s", "2.5 min"]
+
+
+def test_a_moment_is_told_by_the_clock_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        assert moment(1_700_000_000.9) == "2023-11-14 22:13:20"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_of_a_peer_its_end_is_shown():
+    assert tails(["QmAbcdefghij", "QmLeaderleader"]) == "cdefghij, erleader"
+
+
+def test_what_moves_a_cursor_or_turns_the_writing_is_not_shown():
+    assert printable("red \x1b[31m, up\r, turned \u202e") == "red �[31m, up�, turned �"
+    assert printable("Größe 3 µs") == "Größe 3 µs"
