@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from bootstrap.rate_limit import host_of, network_of
 from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, RefusedError
+from protocol.net.tls_probe import probe
 from protocol.net.token_bucket import RateLimit
 from protocol.trust.certificates import shown_by
 
@@ -78,17 +79,8 @@ async def _leads_to(host: str, seen: str) -> bool:
 
 async def _objection(host: str, port: int, peer: str) -> str:
     """Connect, and see whose certificate is shown. TLS proves that the key of it is there."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
     try:
-        _, writer = await asyncio.open_connection(host, port, ssl=context)
-    except ssl.SSLError:
+        shown = shown_by((await probe(join(host, port), DIAL_SECONDS)).certificate)
+    except (ssl.SSLError, FormatError):
         return "something else answers there"
-    try:
-        shown = shown_by(writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b"")
-    except FormatError:
-        return "something else answers there"
-    finally:
-        writer.transport.abort()
     return "" if shown == peer else "another peer answers there"

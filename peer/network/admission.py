@@ -21,6 +21,7 @@ from protocol.monitor.view import View
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock
+from protocol.net.tls_probe import probe
 from protocol.run.dataset import base_urls
 from protocol.run.run_files import Descriptor, RunFile, parse_descriptor
 from protocol.schemas import run_pb2 as pb
@@ -240,7 +241,7 @@ async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.
         UnreachableError: nobody answers there.
         PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
     """
-    shown = await asyncio.to_thread(_shown, address)
+    shown = await _shown(address)
     try:
         door, certificate = certificates.read_door(shown, ticket.authority)
     except FormatError as error:
@@ -249,17 +250,10 @@ async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.
         yield channel, Endpoint(door.peer, address)
 
 
-def _shown(address: str) -> bytes:
+async def _shown(address: str) -> bytes:
     """Read the certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
     try:
-        with (
-            socket.create_connection(split(address), TLS_SECONDS) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            return secure.getpeercert(binary_form=True) or b""
+        return (await probe(address, TLS_SECONDS)).certificate
     except ssl.SSLError as error:
         raise PeerError(
             f"what answers at {address} is no bootstrap node: it speaks no TLS ({error.reason or error})"

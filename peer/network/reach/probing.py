@@ -8,18 +8,15 @@ until its port takes the connection is a round trip.
 import asyncio
 import math
 import os
-import socket
-import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from peer.network.admission import knocked
-from protocol.addresses import split
 from protocol.errors import FormatError, HetpeerError, RefusedError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
+from protocol.net.tls_probe import probe
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust.ticket import Ticket
@@ -153,23 +150,16 @@ def rate_of(begun: float, came: Sequence[float], piece: int) -> float:
 
 async def shake_hands(addresses: Sequence[str]) -> list[Handshake | NoWay]:
     """Measure the links to some peers."""
-    return list(await asyncio.gather(*(asyncio.to_thread(_shake_hands, each) for each in addresses)))
+    return list(await asyncio.gather(*map(_shake_hands, addresses)))
 
 
-def _shake_hands(address: str) -> Handshake | NoWay:
+async def _shake_hands(address: str) -> Handshake | NoWay:
     """Shake hands up to the certificate that the peer shows; it hangs up on a caller that has none."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    moments = [time.perf_counter()]
     try:
-        with socket.create_connection(split(address), TLS_SECONDS) as plain:
-            moments.append(time.perf_counter())
-            with context.wrap_socket(plain):
-                moments.append(time.perf_counter())
+        shown = await probe(address, TLS_SECONDS)
     except (OSError, ValueError, FormatError) as error:  # the last: it is no address
         return NoWay(address, str(error) or type(error).__name__)
-    return Handshake(address, *(after - before for before, after in pairwise(moments)))
+    return Handshake(address, shown.round_trip, shown.tls)
 
 
 def usual_round_trip(shaken: Sequence[Handshake | NoWay]) -> float | None:

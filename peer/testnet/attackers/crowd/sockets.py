@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 from protocol.addresses import split
 from protocol.net.tasks import Children
+from protocol.net.tls_probe import anybody
 
 CONNECTIONS = 12
 STREAMS = 64
@@ -106,14 +107,6 @@ async def opened(
         yield reader, writer
     finally:
         writer.close()
-
-
-def anybody() -> ssl.SSLContext:
-    """TLS with whoever answers, showing nothing."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 async def door(address: str) -> None:
