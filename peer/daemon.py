@@ -11,7 +11,6 @@ import torch
 
 from peer.compute.calibration import warm_up
 from peer.joining import (
-    PeerOptions,
     comes_too_late,
     fetch_files,
     learn,
@@ -40,6 +39,7 @@ from peer.network.renewal import keep_renewing, stand_trial
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.ways import ways
+from peer.settings import PeerSettings
 from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of
 from peer.store.snapshots import SnapshotStore
@@ -87,7 +87,7 @@ GRACE_SECONDS = 2.0
 
 
 async def run_peer(
-    settings: PeerOptions, emit: Listener, joined: asyncio.Future[Node], work: RoleWork | None = None
+    settings: PeerSettings, emit: Listener, joined: asyncio.Future[Node], work: RoleWork | None = None
 ) -> None:
     """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
 
@@ -119,7 +119,7 @@ async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
+async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
     """A place in the run. Who has had one before tries until the network lets it.
 
     Raises:
@@ -144,7 +144,7 @@ async def _join(settings: PeerOptions, identity: Identity, place: AsyncExitStack
 
 @asynccontextmanager
 async def _joined(
-    settings: PeerOptions,
+    settings: PeerSettings,
     identity: Identity,
     descriptor: Descriptor,
     remembered: Remembered | None,
@@ -166,7 +166,7 @@ async def _joined(
     emit = telling = Reporter(emit)
     bans = Bans(emit)
     authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
-    bandwidth = settings.manners.bandwidth()
+    bandwidth = settings.bandwidth()
     contacts, guard = Contacts(manifest, credentials, bans.objection, bandwidth), Guard(bans.objection)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
@@ -181,7 +181,7 @@ async def _joined(
     except BaseException:
         await server.stop(None)
         raise
-    torch_thread = TorchThread(settings.threads, settings.manners.niceness)
+    torch_thread = TorchThread(settings.threads, settings.niceness)
     try:
         text = text_sources(settings, descriptor, place, bandwidth, space)
         if isinstance(place, Admitted):
@@ -239,8 +239,8 @@ async def _joined(
             stays=settings.stay,
             text=text,
             audit=settings.audit,
-            split_backward=settings.split_backward,
-            max_memory=settings.manners.max_memory,
+            split_backward=settings.schedule == "zero-bubble",
+            max_memory=settings.memory_limit,
             split=settings.split,
         )
 
@@ -294,7 +294,7 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
         succession_pb2_grpc.add_SuccessionServicer_to_server(node.handover, server)
 
 
-async def run_until(stop: asyncio.Event, settings: PeerOptions, emit: Listener, work: RoleWork | None = None) -> None:
+async def run_until(stop: asyncio.Event, settings: PeerSettings, emit: Listener, work: RoleWork | None = None) -> None:
     """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
     contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()

@@ -4,20 +4,15 @@ import asyncio
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from peer.compute.arithmetic import Arithmetic
-from peer.compute.capacity import DeviceName, find_device, require_memory
+from peer.compute.capacity import find_device, require_memory
 from peer.devices.fit import require_devices
-from peer.devices.workers import Split
 from peer.network import admission
 from peer.network.admission import Admitted
-from peer.network.reach.reach import Wish
-from peer.pausing import Pauses
-from peer.settings import Manners
+from peer.settings import PeerSettings
 from peer.store.contributions import ContributionStore
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, read_membership, recall, write_membership
@@ -33,61 +28,15 @@ from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth
 from protocol.run.prepared import require_same
-from protocol.run.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile, files_needed
+from protocol.run.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import Authority, Role
+from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
-from protocol.trust.ticket import Ticket
 from protocol.wording import moment
 
 
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """What is this machine's own."""
-
-    ticket: Ticket
-    role: Role
-    directory: Path
-    stage: int | None = None
-    device: DeviceName = "auto"
-    threads: int = 1
-    wish: Wish = field(default_factory=Wish)
-    manifest: Path | None = None
-    audit: bool = False
-    manners: Manners = field(default_factory=Manners)
-    split_backward: bool = False
-    data: Path | None = None
-    """This machine's copy of the run's prepared text."""
-    stay: bool = False
-    """Whether this peer stays after the last round, and serves the last state."""
-    relay: bool = False
-    """Whether this peer carries streams to those that cannot be dialled, if it can be dialled itself."""
-    without: tuple[str, ...] = ()
-    """Files of the run that this peer does not fetch, though others in its role do."""
-    processes: int = 1
-    """In how many a datacenter computes, each on a device of its own."""
-
-    arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    """How a datacenter computes."""
-
-    @property
-    def split(self) -> Split:
-        """How a datacenter spreads its replica over this machine."""
-        return Split(self.processes, self.threads, self.manners.niceness, self.arithmetic)
-
-    @property
-    def pausing(self) -> str:
-        """Why this peer pauses now; empty: it does not."""
-        return Pauses(self.directory, self.manners.quiet).reason()
-
-    def files(self, descriptor: Descriptor, stage: int) -> list[str]:
-        """Those that it does."""
-        needed = files_needed(descriptor, stage if self.role == "volunteer" else None)
-        return [name for name in needed if name not in self.without]
-
-
-async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
+async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
     """What the run is, from the operator's node; if that does not answer, and this peer has been in the run before, as
     its folder has it.
 
@@ -109,7 +58,7 @@ async def learn(settings: PeerOptions, identity: Identity, emit: Listener) -> tu
         return remembered.descriptor, remembered
 
 
-async def comes_too_late(settings: PeerOptions, identity: Identity, emit: Listener) -> bool:
+async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Listener) -> bool:
     """Whether the run is over, by the word of the operator's node, and this peer has never been in it: then it is told
     so. Who has been is told as well, and takes the last state, if somebody holds it."""
     try:
@@ -123,12 +72,12 @@ async def comes_too_late(settings: PeerOptions, identity: Identity, emit: Listen
     return True
 
 
-async def recall_place(settings: PeerOptions, identity: Identity) -> Remembered | None:
+async def recall_place(settings: PeerSettings, identity: Identity) -> Remembered | None:
     place = settings.directory, settings.ticket, identity, settings.role, settings.stage
     return await asyncio.to_thread(recall, *place)
 
 
-async def register(settings: PeerOptions, descriptor: Descriptor, identity: Identity) -> Admitted:
+async def register(settings: PeerSettings, descriptor: Descriptor, identity: Identity) -> Admitted:
     """A place in the run and a certificate, which are kept in this peer's folder.
 
     Raises:
@@ -163,7 +112,7 @@ def _claim(directory: Path, descriptor: Descriptor) -> None:
         raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
 
 
-def require_fit(settings: PeerOptions, descriptor: Descriptor) -> torch.device:
+def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     """The device to compute on, if this machine and these settings fit the run. Nothing has been fetched or asked for;
     of which stage a volunteer is that leaves it to the node is not known yet.
 
@@ -175,43 +124,45 @@ def require_fit(settings: PeerOptions, descriptor: Descriptor) -> torch.device:
     device = find_device(settings.device)
     if settings.role == "volunteer":
         _require_stage(settings.stage, manifest)
-    if settings.processes > 1:
-        require_devices(manifest, settings.processes, device, settings.manners.max_memory)
+    if settings.nproc > 1:
+        require_devices(manifest, settings.nproc, device, settings.memory_limit)
     elif settings.stage is not None or settings.role != "volunteer":
-        require_memory(manifest, settings.stage, device, settings.manners.max_memory)
+        require_memory(manifest, settings.stage, device, settings.memory_limit)
     if settings.stage is not None or settings.role != "volunteer":
         require_disk(settings, descriptor, settings.stage)
     settings.arithmetic.require(device)
     return device
 
 
-def require_disk(settings: PeerOptions, descriptor: Descriptor, stage: int | None) -> Space:
+def require_disk(settings: PeerSettings, descriptor: Descriptor, stage: int | None) -> Space:
     """What this peer may keep on its disk. `stage`: of a volunteer.
 
     Raises:
         ResourceError: a place in the run takes more.
     """
     stage = stage if settings.role == "volunteer" else None
-    names, most = settings.files(descriptor, stage or 0), settings.manners.max_disk
+    names, most = settings.files(descriptor, stage or 0), settings.disk_limit
     space = space_in(settings.directory, descriptor, names, stage, settings.role != "observer", most)
     what = "the whole model" if stage is None else f"stage {stage}"
     require_space(space, settings.directory, what, limited=most is not None)
     return space
 
 
-def require_place(settings: PeerOptions, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
+def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
     """Check that a place fits, now that it is known which, before anything is fetched for it.
 
     Raises:
         HetpeerError: it does not; the message says in what.
     """
     if settings.role == "volunteer":
-        require_memory(descriptor.manifest, stage, device, settings.manners.max_memory)
-        require_bandwidth(descriptor.manifest, stage, settings.manners)
+        require_memory(descriptor.manifest, stage, device, settings.memory_limit)
+        require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
 
 
-def tell_place(settings: PeerOptions, manifest: Manifest, record: PeerRecord, remembered: bool, emit: Listener) -> None:
+def tell_place(
+    settings: PeerSettings, manifest: Manifest, record: PeerRecord, remembered: bool, emit: Listener
+) -> None:
     """Say where this peer is in the run, and why there."""
     emit(Joined(record.peer_id, record.role, record.stage, record.slot, record.address))
     reason = f"{record.role}s hold all stages"
@@ -223,7 +174,7 @@ def tell_place(settings: PeerOptions, manifest: Manifest, record: PeerRecord, re
 
 
 def text_sources(
-    settings: PeerOptions, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth, space: Space
+    settings: PeerSettings, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth, space: Space
 ) -> TextSources | None:
     """Where this peer may take the run's text from, if that is prepared text.
 
@@ -235,13 +186,13 @@ def text_sources(
     if not descriptor.prepared:
         return None
     tokenizer = descriptor.file(TOKENIZER).sha256
-    cache = space.cache(int(settings.manners.data_cache * 1e9))
-    private = settings.manners.private_mirrors
+    cache = space.cache(int(settings.data_cache * 1e9))
+    private = settings.private_mirrors
     return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth, private)
 
 
 async def fetch_files(
-    settings: PeerOptions, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
+    settings: PeerSettings, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
 ) -> None:
     """The run's files that this role needs."""
     names = settings.files(descriptor, place.card.stage)
@@ -252,8 +203,8 @@ async def fetch_files(
     await admission.fetch_files(place, descriptor, names, settings.directory, progress, bandwidth)
 
 
-def require_bandwidth(manifest: Manifest, stage: int, manners: Manners) -> None:
-    """Check that a stage's frames get through this peer's own limits before its group calls an inner step off.
+def require_bandwidth(manifest: Manifest, stage: int, max_up: float | None, max_down: float | None) -> None:
+    """Check that a stage's frames get through this peer's own limits, Mb/s, before its group calls an inner step off.
 
     Raises:
         UserError: they do not; the message names the least limit that would do.
@@ -262,7 +213,7 @@ def require_bandwidth(manifest: Manifest, stage: int, manners: Manners) -> None:
     ahead = rules.activations.size, rules.gradients.size
     up = (ahead[0] if stage < last else 0) + (ahead[1] if stage > 0 else 0)
     down = (ahead[0] if stage > 0 else 0) + (ahead[1] if stage < last else 0)
-    for flag, limit, frames in (("--max-up", manners.max_up, up), ("--max-down", manners.max_down, down)):
+    for flag, limit, frames in (("--max-up", max_up, up), ("--max-down", max_down, down)):
         megabits = 8 * WIRE * frames * manifest.inner.microbatches / 1e6
         if limit is not None and megabits / limit > FIRST_SECONDS / 2:
             raise UserError(

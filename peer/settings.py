@@ -1,14 +1,20 @@
-"""How a peer behaves as a guest in somebody's house: what it may use of the line and the machine, and when."""
+"""What a peer's owner has set: its place in a run, how it computes, and what it may use of machine and line."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from peer.pausing import QuietHours
+from peer.compute.arithmetic import Arithmetic, Precision
+from peer.compute.capacity import DeviceName
+from peer.devices.workers import Split
+from peer.network.reach.reach import ReachMode, Wish
+from peer.pausing import Pauses, QuietHours
 from protocol.errors import UserError
 from protocol.net.bandwidth import Bandwidth
-
-Priority = Literal["low", "normal"]
+from protocol.run.run_files import Descriptor, files_needed
+from protocol.trust.membership_card import Role
+from protocol.trust.ticket import Ticket
 
 LOW = 10
 """The niceness of a volunteer's torch thread: whatever else runs on the machine goes first."""
@@ -16,55 +22,106 @@ LOW = 10
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-@dataclass(frozen=True, slots=True)
-class Manners:
-    """Limits; None: there is none. `max_up` and `max_down` are Mb/s, `max_memory` and `max_disk` bytes, `data_cache` GB
-    of disk for blocks of the run's text; `private_mirrors`: it may come from this machine's own network."""
-
-    max_up: float | None = None
-    max_down: float | None = None
-    max_memory: int | None = None
-    max_disk: int | None = None
-    data_cache: float = 4.0
-    private_mirrors: bool = False
-    quiet: QuietHours = field(default_factory=QuietHours)
-    niceness: int = 0
-
-    @staticmethod
-    def of(
-        max_up: float | None = None,
-        max_down: float | None = None,
-        max_memory: str | None = None,
-        max_disk: str | None = None,
-        data_cache: float = 4.0,
-        private_mirrors: bool = False,
-        quiet_hours: str | None = None,
-        priority: Priority = "normal",
-    ) -> "Manners":
-        """What the command line said.
-
-        Raises:
-            UserError: some of it makes no sense; the message says what would.
-        """
-        Bandwidth.of(max_up, max_down)  # raises where they are too low
-        quiet = QuietHours.parse(quiet_hours) if quiet_hours else QuietHours()
-        memory = bytes_of("--max-memory", max_memory) if max_memory else None
-        disk = bytes_of("--max-disk", max_disk) if max_disk else None
-        niceness = LOW if priority == "low" else 0
-        return Manners(max_up, max_down, memory, disk, data_cache, private_mirrors, quiet, niceness)
-
-    def bandwidth(self) -> Bandwidth:
-        """The two ways of this peer's connection, with these limits."""
-        return Bandwidth.of(self.max_up, self.max_down)
-
-
-def bytes_of(flag: str, text: str) -> int:
-    """`8GB`, `7.5 GiB` or `900MB` in bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """One peer of a run, and its owner's wishes. From `stage` to `priority` the fields are options of `hetpeer join`,
+    `replica` and `observe`, by the same names; `peer.cli.options.ServingOptions` says what each means.
 
     Raises:
-        UserError: it says something else.
+        UserError: a limit, or the quiet hours, make no sense; the message says what would.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+
+    ticket: Ticket
+    role: Role
+    directory: Path
+    stage: int | None = None
+    device: DeviceName = "auto"
+    threads: int = 1
+    listen: str | None = None
+    announce: str | None = None
+    reach: ReachMode = "auto"
+    relay: bool = False
+    data: Path | None = None
+    schedule: Literal["1f1b", "zero-bubble"] = "1f1b"
+    manifest: Path | None = None
+    audit: bool = False
+    stay: bool = False
+    nproc: int = 1
+    precision: Precision = "fp32"
+    compiled: bool = False
+    max_up: float | None = None
+    max_down: float | None = None
+    max_memory: str | int | None = None
+    max_disk: str | int | None = None
+    data_cache: float = 4.0
+    private_mirrors: bool = False
+    quiet_hours: str | None = None
+    priority: Literal["low", "normal"] = "normal"
+    without: tuple[str, ...] = ()
+    """Files of the run that this peer does not fetch, though others in its role do."""
+
+    def __post_init__(self) -> None:
+        _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
+
+    def bandwidth(self) -> Bandwidth:
+        """The two directions of this peer's connection, with its limits."""
+        return Bandwidth.of(self.max_up, self.max_down)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that this peer plans with; None: as many as are free."""
+        return bytes_of("--max-memory", self.max_memory)
+
+    @property
+    def disk_limit(self) -> int | None:
+        """The bytes of disk that this peer may keep; None: a share of what is free."""
+        return bytes_of("--max-disk", self.max_disk)
+
+    @property
+    def quiet(self) -> QuietHours:
+        """The hours at which this peer pauses."""
+        return QuietHours.parse(self.quiet_hours) if self.quiet_hours else QuietHours()
+
+    @property
+    def pausing(self) -> str:
+        """Why this peer pauses now; empty: it does not."""
+        return Pauses(self.directory, self.quiet).reason()
+
+    @property
+    def niceness(self) -> int:
+        """The niceness of what computes."""
+        return LOW if self.priority == "low" else 0
+
+    @property
+    def wish(self) -> Wish:
+        """How others are to reach this peer."""
+        return Wish(self.listen, self.announce, self.reach)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The precision in which a datacenter computes, and whether torch compiles its layers."""
+        return Arithmetic(self.precision, self.compiled)
+
+    @property
+    def split(self) -> Split:
+        """How a datacenter spreads its replica over this machine."""
+        return Split(self.nproc, self.threads, self.niceness, self.arithmetic)
+
+    def files(self, descriptor: Descriptor, stage: int) -> list[str]:
+        """The names of the run's files that this peer fetches; `stage`: of a volunteer."""
+        needed = files_needed(descriptor, stage if self.role == "volunteer" else None)
+        return [name for name in needed if name not in self.without]
+
+
+def bytes_of(flag: str, size: str | int | None) -> int | None:
+    """`8GB`, `7.5 GiB` or `900MB` in bytes; what is bytes already, or None, as it is.
+
+    Raises:
+        UserError: it says something else; the message names the option `flag`.
+    """
+    if not isinstance(size, str):
+        return size
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", size.strip().lower())
     if found is None or found[2] not in UNITS or not float(found[1]):
-        raise UserError(f"{flag} {text!r}: give a size with its unit, such as 8GB or 900MB")
+        raise UserError(f"{flag} {size!r}: give a size with its unit, such as 8GB or 900MB")
     return int(float(found[1]) * UNITS[found[2]])

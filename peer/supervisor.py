@@ -12,9 +12,9 @@ from datetime import datetime
 
 from peer.compute.capacity import family_bytes, give_memory_back
 from peer.daemon import run_until
-from peer.joining import PeerOptions
 from peer.pausing import Pauses
 from peer.process import first_error
+from peer.settings import PeerSettings
 from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress, Warned
 from protocol.errors import HetpeerError
 from protocol.net.tasks import Children, first_of
@@ -25,16 +25,16 @@ MEMORY_SECONDS = 10.0
 
 
 async def serve_as_guest(
-    stop: asyncio.Event, settings: PeerOptions, emit: Listener, now: Callable[[], datetime] = datetime.now
+    stop: asyncio.Event, settings: PeerSettings, emit: Listener, now: Callable[[], datetime] = datetime.now
 ) -> None:
     """Serve until the last round, or until `stop` is set, but for the pauses. `now` is the local time.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on.
     """
-    pauses = Pauses(settings.directory, settings.manners.quiet, now)
+    pauses = Pauses(settings.directory, settings.quiet, now)
     async with Children() as children:
-        children.spawn(_watch_memory(settings.manners.max_memory, emit))
+        children.spawn(_watch_memory(settings.memory_limit, emit))
         while not stop.is_set():
             if reason := pauses.reason():
                 emit(Paused(reason))
@@ -47,7 +47,7 @@ async def serve_as_guest(
             give_memory_back()
 
 
-async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerOptions, emit: Listener) -> bool:
+async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerSettings, emit: Listener) -> bool:
     """Serve; whether it is a pause that has ended it."""
     leave, finished = asyncio.Event(), False
 

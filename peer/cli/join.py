@@ -4,6 +4,7 @@ on this machine."""
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,9 @@ OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer obs
 PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
 RESUME_EXAMPLES = "Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer"
 
+COMMANDS_OWN = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes")
+"""The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
+
 
 @takes(ServingOptions, without="audit stay nproc precision compiled", priority="low")
 def join(options: ServingOptions) -> None:
@@ -49,12 +53,9 @@ def observe(options: ServingOptions) -> None:
 
 def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
-    from peer.compute.arithmetic import Arithmetic
     from peer.compute.capacity import cores
-    from peer.joining import PeerOptions
-    from peer.network.reach.reach import Wish
     from peer.process import run_command, told
-    from peer.settings import Manners
+    from peer.settings import PeerSettings
     from peer.store.home import home, locked, own_folders, remember
     from peer.supervisor import serve_as_guest
     from protocol.trust.ticket import find
@@ -62,40 +63,16 @@ def serve(role: "Role", options: ServingOptions) -> int:
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
 
     def work() -> int:
-        manners = Manners.of(
-            max_up=options.max_up,
-            max_down=options.max_down,
-            max_memory=options.max_memory,
-            max_disk=options.max_disk,
-            data_cache=options.data_cache,
-            private_mirrors=options.private_mirrors,
-            quiet_hours=options.quiet_hours,
-            priority=options.priority,
-        )
         ticket = find(options.ticket, options.directory or home())
         place = role if options.stage is None else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, place)
+        wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}
+        wished["threads"] = options.threads or cores()
+        settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
         with locked(*folders) as folder, watched(shown, folder, options.metrics) as heard:
             if options.directory is None:
                 remember(ticket)
-            settings = PeerOptions(
-                ticket=ticket,
-                role=role,
-                directory=folder,
-                stage=options.stage,
-                device=options.device,
-                threads=options.threads or cores(),
-                wish=Wish(options.listen, options.announce, options.reach),
-                manifest=options.manifest,
-                audit=options.audit,
-                manners=manners,
-                split_backward=options.schedule == "zero-bubble",
-                data=options.data,
-                stay=options.stay,
-                relay=options.relay,
-                processes=options.nproc,
-                arithmetic=Arithmetic(options.precision, options.compiled),
-            )
+            settings = replace(settings, directory=folder)
             return run_command(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
 
     return told(shown.emit, work)
@@ -108,8 +85,6 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
     Raises:
         UserError: that is no address, or cannot be listened to.
     """
-    from dataclasses import replace
-
     from peer.compute.capacity import family_bytes
     from peer.process import Listeners
     from peer.telemetry.events import Listener, Progress

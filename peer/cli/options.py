@@ -62,7 +62,11 @@ ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one opera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
-    """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses."""
+    """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses.
+
+    All but those that the command itself uses (`peer.cli.join.COMMANDS_OWN`) are fields of `peer.settings.PeerSettings`
+    by the same names.
+    """
 
     ticket: TicketArgument = None
     stage: Annotated[int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")] = None

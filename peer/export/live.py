@@ -5,7 +5,7 @@ from pathlib import Path
 
 from peer.daemon import run_until
 from peer.data.batches import Batch
-from peer.joining import PeerOptions
+from peer.settings import PeerSettings
 from peer.swarm.node import Node
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -32,7 +32,7 @@ async def bring_up_to_date(
         HetpeerError: there is no place for an observer; the message says why.
     """
     without = (TRAIN,) if evaluates else (TRAIN, HELD_OUT)
-    settings = PeerOptions(ticket, "observer", folder, threads=threads, without=without)
+    settings = PeerSettings(ticket=ticket, role="observer", directory=folder, threads=threads, without=without)
 
     held_out: Batch | None = None
 

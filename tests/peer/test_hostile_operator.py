@@ -17,8 +17,7 @@ from bootstrap.data import published_text
 from bootstrap.genesis import create_run
 from bootstrap.node import as_operator
 from peer.daemon import run_peer
-from peer.joining import PeerOptions
-from peer.settings import Manners
+from peer.settings import PeerSettings
 from peer.store.disk import space_in
 from peer.swarm.node import Node, RoleWork
 from peer.telemetry.events import Event
@@ -100,7 +99,9 @@ def join(
         await outside.start()
         await inside.start()
         ticket = Ticket(descriptor.run_id, OPERATOR.public, (f"127.0.0.1:{port}",), ())
-        settings = PeerOptions(ticket, "volunteer", folder / "peer", stage, "cpu", manners=Manners(**limits))
+        settings = PeerSettings(
+            ticket=ticket, role="volunteer", directory=folder / "peer", stage=stage, device="cpu", **limits
+        )
         settings.directory.mkdir()
         said: list[Event] = []
         try:

@@ -3,7 +3,6 @@
 import pytest
 
 from peer.joining import require_bandwidth
-from peer.settings import Manners
 from protocol.errors import UserError
 from protocol.manifest import check_manifest
 
@@ -21,24 +20,24 @@ def test_frames_that_do_not_get_through_a_limit_in_time_are_told_with_the_limit_
         with pytest.raises(
             UserError, match=r"--max-up 1: the frames of one inner step .* give at least (\d+)"
         ) as error:
-            require_bandwidth(RUN, stage, Manners(max_up=1))
+            require_bandwidth(RUN, stage, 1, None)
         enough = int(str(error.value).split("at least ")[1].split(",")[0])
-        require_bandwidth(RUN, stage, Manners(max_up=enough))
+        require_bandwidth(RUN, stage, enough, None)
         with pytest.raises(UserError):
-            require_bandwidth(RUN, stage, Manners(max_up=enough - 2))
+            require_bandwidth(RUN, stage, enough - 2, None)
 
 
 def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end():
-    def least(stage: int, **limit: float) -> int:
+    def least(stage: int, *limits: float | None) -> int:
         with pytest.raises(UserError) as error:
-            require_bandwidth(RUN, stage, Manners(**limit))
+            require_bandwidth(RUN, stage, *limits)
         return int(str(error.value).split("at least ")[1].split(",")[0])
 
-    for way in ("max_up", "max_down"):
-        ends, middle = [least(stage, **{way: 1}) for stage in (0, 3)], least(1, **{way: 1})
+    for limits in ((1, None), (None, 1)):
+        ends, middle = [least(stage, *limits) for stage in (0, 3)], least(1, *limits)
         assert ends[0] == ends[1]
         assert middle in (2 * ends[0], 2 * ends[0] - 1)
 
 
 def test_without_limits_everything_fits():
-    require_bandwidth(RUN, 1, Manners())
+    require_bandwidth(RUN, 1, None, None)

@@ -1,23 +1,46 @@
 """What the owner of a machine says on the command line, and what a peer makes of it."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from peer.settings import LOW, Manners, bytes_of
+from peer.compute.arithmetic import Arithmetic
+from peer.devices.workers import Split
+from peer.network.reach.reach import Wish
+from peer.settings import LOW, PeerSettings, bytes_of
 from protocol.errors import UserError
+from protocol.identity import RunId
+from protocol.trust.ticket import Ticket
+
+TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
+
+
+def said(**options: Any) -> PeerSettings:
+    return PeerSettings(ticket=TICKET, role="volunteer", directory=Path("peer"), **options)
 
 
 def test_nothing_said_is_no_limit():
-    manners = Manners.of()
-    assert manners == Manners()
-    assert manners.bandwidth().up.rate is None
-    assert manners.niceness == 0
+    settings = said()
+    assert settings.bandwidth().up.rate is None
+    assert settings.memory_limit is None
+    assert settings.disk_limit is None
+    assert settings.niceness == 0
 
 
-def test_limits_are_megabits_a_second():
-    manners = Manners.of(max_up=5, max_down=40, priority="low")
-    assert manners.bandwidth().up.rate == 625_000
-    assert manners.bandwidth().down.rate == 5_000_000
-    assert manners.niceness == LOW
+def test_limits_are_megabits_a_second_and_bytes():
+    settings = said(max_up=5, max_down=40, max_memory="8GB", max_disk=10**6, priority="low")
+    assert settings.bandwidth().up.rate == 625_000
+    assert settings.bandwidth().down.rate == 5_000_000
+    assert settings.memory_limit == 8 * 10**9
+    assert settings.disk_limit == 10**6
+    assert settings.niceness == LOW
+
+
+def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
+    settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True)
+    assert settings.wish == Wish("h:1", None, "relay")
+    assert settings.split == Split(2, 4, 0, Arithmetic("bf16", True))
 
 
 @pytest.mark.parametrize(
@@ -35,13 +58,13 @@ def test_memory_without_a_unit_is_refused_with_an_example(text: str):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "words"),
     [
         ({"max_up": 0.1}, "--max-up 0.1"),
         ({"quiet_hours": "now"}, "--quiet-hours"),
         ({"max_memory": "x"}, "--max-memory"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_begun(said: dict, words: str):
+def test_what_makes_no_sense_is_told_before_anything_is_begun(options: dict, words: str):
     with pytest.raises(UserError, match=words):
-        Manners.of(**said)
+        said(**options)

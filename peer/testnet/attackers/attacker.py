@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from peer import daemon
-from peer.joining import PeerOptions
 from peer.process import Terminal, print_json, run_command, told
+from peer.settings import PeerSettings
 from peer.store.home import locked
 from peer.testnet.attackers.attacks import ATTACKS
 from peer.testnet.faults import CONTRIBUTING
@@ -25,7 +25,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
 
     def serve() -> int:
         with locked(folder) as directory:
-            settings = PeerOptions(
+            settings = PeerSettings(
                 ticket=find(ticket, directory),
                 role="datacenter" if kind in CONTRIBUTING else "volunteer",
                 directory=directory,

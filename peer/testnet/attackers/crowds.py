@@ -17,6 +17,7 @@ from peer.telemetry.toll import Held, Met, Witnessed
 from peer.testnet.child import Child, TestnetError, overhear, stop
 from peer.testnet.faults import Crowd
 from peer.testnet.swarm import ATTACKER
+from protocol.wording import size
 
 SAMPLE_SECONDS = 1.0
 
@@ -92,9 +93,9 @@ class Crowds:
                 own, children = _resident(child.process.pid)
                 if not own:
                     continue  # it has ended
-                for process, size in ((child.name, own), (f"{child.name}, its children", children)):
-                    self.held.append(Held(self.now(), process, size))
-                    growth += size - first.setdefault(process, size)
+                for process, held in ((child.name, own), (f"{child.name}, its children", children)):
+                    self.held.append(Held(self.now(), process, held))
+                    growth += held - first.setdefault(process, held)
             if self.met and growth > MOST_GROWTH:
                 raise TestnetError(f"the honest processes have grown by {size(growth)}: the attack has won")
             await asyncio.sleep(SAMPLE_SECONDS)

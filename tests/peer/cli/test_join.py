@@ -2,13 +2,17 @@
 heard by its log and by Prometheus beside its terminal."""
 
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from peer.cli.join import tell_to_pause, tell_to_resume, watched
+from peer.cli.join import COMMANDS_OWN, tell_to_pause, tell_to_resume, watched
+from peer.cli.options import ServingOptions
 from peer.pausing import is_told
 from peer.process import Terminal
+from peer.settings import PeerSettings
 from peer.store.home import locked, peer_folder
 from peer.telemetry.decisions import Dismissed
 from peer.telemetry.events import Event, Failed, Progress
@@ -99,3 +103,14 @@ def test_without_being_asked_nothing_is_served(tmp_path: Path):
 def test_an_address_that_is_none_is_refused_before_the_peer_joins(tmp_path: Path):
     with pytest.raises(UserError, match="--metrics takes"), watched(Terminal(lambda event: None), tmp_path, "here"):
         pass
+
+
+def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
+    def declared(kind: type) -> dict[str, tuple[object, object]]:
+        types = get_type_hints(kind)
+        return {each.name: (types[each.name], each.default) for each in fields(kind)}
+
+    options, settings = declared(ServingOptions), declared(PeerSettings)
+    differing = {name for name in options if options[name] != settings.get(name)}
+    of_settings = {"threads", "max_memory", "max_disk"}  # all cores is for the command; sizes may be bytes
+    assert differing == {*COMMANDS_OWN, *of_settings}

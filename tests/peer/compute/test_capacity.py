@@ -48,9 +48,7 @@ def test_too_little_memory_is_said_before_joining(monkeypatch: pytest.MonkeyPatc
 def test_what_this_peer_may_use_is_less_than_what_there_is():
     run, cpu = preset("nano", 2), torch.device("cpu")
     require_memory(run, 1, cpu, 10**9)
-    with pytest.raises(
-        ResourceError, match=r"--max-memory 300\.0 MB is not enough for stage 1, which takes about 5"
-    ):
+    with pytest.raises(ResourceError, match=r"--max-memory 300\.0 MB is not enough for stage 1, which takes about 5"):
         require_memory(run, 1, cpu, 3 * 10**8)
     used, each = capacity.resident_bytes(), capacity.microbatch_bytes(run, 0)
     assert capacity.microbatches_that_fit(run, 0, cpu, used + 20 * each) in range(5, 11)  # half of it, as it is now

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from peer.joining import PeerOptions, require_fit, require_place, text_sources
+from peer.joining import require_fit, require_place, text_sources
 from peer.network.admission import Admitted
-from peer.settings import Manners
+from peer.settings import PeerSettings
 from peer.store.disk import SHARE, SIGNED_BYTES, contribution_bytes, fixed_bytes, require_space, space_in
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
@@ -94,17 +94,17 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_what_to_do(
         require_space(roomy, tmp_path, "stage 1", limited=True)
 
 
-def options(folder: Path, manners: Manners, stage: int | None = None) -> PeerOptions:
-    return PeerOptions(TICKET, "volunteer", folder, stage, "cpu", manners=manners)
+def settings_with(folder: Path, max_disk: int, stage: int | None = None) -> PeerSettings:
+    return PeerSettings(ticket=TICKET, role="volunteer", directory=folder, stage=stage, device="cpu", max_disk=max_disk)
 
 
 def test_a_peer_that_names_its_stage_asks_for_no_place_that_its_disk_has_not(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"--max-disk 1\.0 MB"):
-        require_fit(options(tmp_path, Manners(max_disk=10**6), stage=0), DESCRIPTOR)
-    device = require_fit(options(tmp_path, Manners(max_disk=10**6)), DESCRIPTOR)
+        require_fit(settings_with(tmp_path, 10**6, stage=0), DESCRIPTOR)
+    device = require_fit(settings_with(tmp_path, 10**6), DESCRIPTOR)
     with pytest.raises(ResourceError, match=r"--max-disk 1\.0 MB is not enough for stage 1"):
-        require_place(options(tmp_path, Manners(max_disk=10**6)), DESCRIPTOR, 1, device)
-    require_place(options(tmp_path, Manners(max_disk=10**9)), DESCRIPTOR, 1, device)
+        require_place(settings_with(tmp_path, 10**6), DESCRIPTOR, 1, device)
+    require_place(settings_with(tmp_path, 10**9), DESCRIPTOR, 1, device)
 
 
 @pytest.mark.parametrize("left", [0, 1000, 10**10])
@@ -113,7 +113,7 @@ def test_the_cache_of_blocks_gets_what_is_left(tmp_path: Path, left: int) -> Non
         MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 5) for name in file_names(MANIFEST, prepared=True)]
     )
     unlimited = space_in(tmp_path, prepared, files_needed(prepared, 0), 0, True, 10**12)
-    settings = options(tmp_path, Manners(max_disk=unlimited.needed + left, data_cache=4.0), stage=0)
+    settings = settings_with(tmp_path, unlimited.needed + left, stage=0)
     space = require_place(settings, prepared, 0, require_fit(settings, prepared))
     credentials: Any = None
     place = Admitted(
