@@ -34,13 +34,12 @@ from watched.node import Node, node, telling
 
 from peer.compute.capacity import family_bytes
 from peer.compute.replica import WholeReplica
-from peer.process import Listeners
 from peer.swarm.node import PULSE_SECONDS
 from peer.telemetry.decisions import Placed, Pulse
 from peer.telemetry.events import Event, Joined, Listener, RoundDone, StepDone
 from peer.telemetry.journal import Journal, LogLines
 from peer.telemetry.prometheus import Metrics, served
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 from peer.telemetry.terminal import PeerScreen
 from protocol.layout import model_layout
 from protocol.manifest import Manifest, check_manifest
@@ -82,7 +81,7 @@ def watchers(folder: Path, manifest: Manifest, node: Node) -> Iterator[tuple[Lis
             assert screen._panel is not None
             return screen._panel
 
-        listeners = Listeners([status, screen, Journal(folder, screen, status), LogLines(status), metrics])
+        listeners = EventStream([screen, Journal(folder, screen, status), LogLines(status), metrics], status)
         yield stack.enter_context(telling(manifest, node, listeners)), panel, url
 
 

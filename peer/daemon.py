@@ -47,7 +47,8 @@ from peer.swarm.group.volunteer import serve_stage
 from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says
 from peer.swarm.whole import observe, serve_datacenter
-from peer.telemetry.events import Listener, Progress
+from peer.telemetry.events import Progress
+from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
 from protocol.errors import RefusedError, ResourceError, UnreachableError
@@ -87,7 +88,7 @@ GRACE_SECONDS = 2.0
 
 
 async def run_peer(
-    settings: PeerSettings, emit: Listener, joined: asyncio.Future[Node], work: RoleWork | None = None
+    settings: PeerSettings, emit: EventStream, joined: asyncio.Future[Node], work: RoleWork | None = None
 ) -> None:
     """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
 
@@ -119,7 +120,7 @@ async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStack, emit: Listener) -> Node:
+async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStack, emit: EventStream) -> Node:
     """A place in the run. Who has had one before tries until the network lets it.
 
     Raises:
@@ -150,7 +151,7 @@ async def _joined(
     remembered: Remembered | None,
     device: torch.device,
     tasks: Children,
-    emit: Listener,
+    emit: EventStream,
 ) -> AsyncIterator[Node]:
     """A place in the run, sockets open and files here; all closed again at the end. `tasks` end afterwards."""
     manifest, directory = descriptor.manifest, settings.directory
@@ -163,7 +164,6 @@ async def _joined(
     card, credentials = place.card, place.credentials
     space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
     emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
-    emit = telling = Reporter(emit)
     bans = Bans(emit)
     authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
     bandwidth = settings.bandwidth()
@@ -182,6 +182,8 @@ async def _joined(
         await server.stop(None)
         raise
     torch_thread = TorchThread(settings.threads, settings.niceness)
+    reporter = Reporter(emit.status)
+    emit.listeners.append(reporter)
     try:
         text = text_sources(settings, descriptor, place, bandwidth, space)
         if isinstance(place, Admitted):
@@ -263,11 +265,12 @@ async def _joined(
         await reached.open()
         write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, manifest, record, remembered is not None, emit)
-        telling.start(contacts, partial(node_of, directory))
+        reporter.start(contacts, partial(node_of, directory))
         yield node
     finally:
         torch_thread.stop()
-        await telling.close(settings.pausing)
+        emit.listeners.remove(reporter)
+        await reporter.close(settings.pausing)
         await contacts.close()
         await server.stop(GRACE_SECONDS)
         await dht.stop()
@@ -294,7 +297,9 @@ def _bind(server: grpc.aio.Server, node: Node) -> None:
         succession_pb2_grpc.add_SuccessionServicer_to_server(node.handover, server)
 
 
-async def run_until(stop: asyncio.Event, settings: PeerSettings, emit: Listener, work: RoleWork | None = None) -> None:
+async def run_until(
+    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, work: RoleWork | None = None
+) -> None:
     """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
     contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
     joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()

@@ -6,10 +6,10 @@ import gc
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 from protocol.errors import HetpeerError
 
 INTERRUPTED = 130
@@ -19,31 +19,19 @@ LINE_BYTES = 2**20
 """The longest line a child prints is an event with a few digests. What is longer is passed over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Terminal:
-    """Who hears a command's events, a program (`json`) or a person, and whether its standard input is its leash.
-    `status` is what the events come to."""
+    """The events of a command: `emit` folds each into the process's status and tells it to the first listener, and to
+    whoever is added. `json`: that is a program. `until_stdin_closes`: the end of standard input stops the command."""
 
-    listener: Listener
+    listener: InitVar[Listener]
     json: bool = False
     until_stdin_closes: bool = False
-    status: Status = field(default_factory=Status)
+    status: InitVar[Status | None] = None
+    emit: EventStream = field(init=False)
 
-    def emit(self, event: Event) -> None:
-        """Tell whoever hears it, once the status has heard it."""
-        self.status(event)
-        self.listener(event)
-
-
-@dataclass(slots=True)
-class Listeners:
-    """Everyone who wants to know. Calling it tells them in turn."""
-
-    all: list[Listener] = field(default_factory=list)
-
-    def __call__(self, event: Event) -> None:
-        for listener in self.all:
-            listener(event)
+    def __post_init__(self, listener: Listener, status: Status | None) -> None:
+        self.emit = EventStream([listener], status or Status())
 
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]

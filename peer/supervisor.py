@@ -15,7 +15,8 @@ from peer.daemon import run_until
 from peer.pausing import Pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
-from peer.telemetry.events import Event, Finished, Listener, Paused, PauseEnded, Progress, Warned
+from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
+from peer.telemetry.status import EventStream
 from protocol.errors import HetpeerError
 from protocol.net.tasks import Children, first_of
 from protocol.wording import size
@@ -25,7 +26,7 @@ MEMORY_SECONDS = 10.0
 
 
 async def serve_as_guest(
-    stop: asyncio.Event, settings: PeerSettings, emit: Listener, now: Callable[[], datetime] = datetime.now
+    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, now: Callable[[], datetime] = datetime.now
 ) -> None:
     """Serve until the last round, or until `stop` is set, but for the pauses. `now` is the local time.
 
@@ -47,14 +48,9 @@ async def serve_as_guest(
             give_memory_back()
 
 
-async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerSettings, emit: Listener) -> bool:
+async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: PeerSettings, emit: EventStream) -> bool:
     """Serve; whether it is a pause that has ended it."""
-    leave, finished = asyncio.Event(), False
-
-    def tell(event: Event) -> None:
-        nonlocal finished
-        finished = finished or isinstance(event, Finished)
-        emit(event)
+    leave = asyncio.Event()
 
     async def watch() -> None:
         await first_of(stop.wait(), pauses.wait_until_due())
@@ -63,13 +59,13 @@ async def _serve_until_paused(stop: asyncio.Event, pauses: Pauses, settings: Pee
     async with Children() as children:
         children.spawn(watch())
         try:
-            await run_until(leave, settings, tell)
+            await run_until(leave, settings, emit)
         except (HetpeerError, BaseExceptionGroup) as error:
             if stop.is_set() or not leave.is_set():
                 raise
             what = error if isinstance(error, HetpeerError) else first_error(error)
             emit(Progress(f"leaving was cut short: {what}"))
-    return leave.is_set() and not (stop.is_set() or finished)
+    return leave.is_set() and not (stop.is_set() or emit.status.over)
 
 
 async def _watch_memory(most: int | None, emit: Listener) -> None:

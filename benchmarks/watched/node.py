@@ -18,7 +18,7 @@ from bootstrap.monitor.metrics import render
 from bootstrap.monitor.watch import Monitor, MonitorService
 from peer.network.contacts import Contacts
 from peer.network.reporter import Reporter
-from peer.telemetry.events import Listener
+from peer.telemetry.status import EventStream
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.net.channels import Credentials, listen, options
@@ -119,9 +119,9 @@ async def _serve(manifest: Manifest, keys: Keys, pipe: Connection) -> None:
 
 
 @contextmanager
-def telling(manifest: Manifest, node: Node, listener: Listener) -> Iterator[Reporter]:
+def telling(manifest: Manifest, node: Node, emit: EventStream) -> Iterator[EventStream]:
     """A peer's telling, in a loop and a thread of its own, as a daemon's loop is not the thread that computes."""
-    teller, loop = Reporter(listener), asyncio.new_event_loop()
+    teller, loop = Reporter(emit.status), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
@@ -130,7 +130,8 @@ def telling(manifest: Manifest, node: Node, listener: Listener) -> Iterator[Repo
 
     try:
         asyncio.run_coroutine_threadsafe(start(), loop).result(WAIT_SECONDS)
-        yield teller
+        with emit.also(teller):
+            yield emit
     finally:
         asyncio.run_coroutine_threadsafe(teller.close(""), loop).result(WAIT_SECONDS)
         loop.call_soon_threadsafe(loop.stop)

@@ -86,21 +86,20 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
         UserError: that is no address, or cannot be listened to.
     """
     from peer.compute.capacity import family_bytes
-    from peer.process import Listeners
-    from peer.telemetry.events import Listener, Progress
+    from peer.telemetry.events import Progress
     from peer.telemetry.journal import Journal
 
     with ExitStack() as stack:
-        listeners: list[Listener] = [terminal.listener, Journal(folder, terminal.emit, terminal.status)]
-        heard = replace(terminal, listener=Listeners(listeners))
+        emit = terminal.emit
+        stack.enter_context(emit.also(Journal(folder, emit, emit.status)))
         if metrics is not None:
             from peer.telemetry.prometheus import Metrics, served
 
-            counting = Metrics(terminal.status, family_bytes)
+            counting = Metrics(emit.status, family_bytes)
             url = stack.enter_context(served(counting.registry, metrics))
-            listeners.append(counting)
-            heard.emit(Progress(f"metrics for Prometheus are at {url}"))
-        yield heard
+            stack.enter_context(emit.also(counting))
+            emit(Progress(f"metrics for Prometheus are at {url}"))
+        yield terminal
 
 
 # Peers that run here

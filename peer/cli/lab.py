@@ -69,7 +69,7 @@ def run(
     from bootstrap.genesis import create_run
     from peer.compute.capacity import cores, find_device
     from peer.lab.reference_run import Lab
-    from peer.process import Listeners, told
+    from peer.process import told
     from peer.telemetry.events import Progress
     from peer.telemetry.run_report import Report
     from protocol import manifest as manifests
@@ -85,7 +85,8 @@ def run(
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = create_run(manifest, folder, data, lambda doing: shown.emit(Progress(doing)), weights)
             swarm = Lab.open(descriptor, folder, find_device(device))
-            swarm.run(Listeners([shown.emit, noted.listener("lab")]))
+            with shown.emit.also(noted.listener("lab")):
+                swarm.run(shown.emit)
         if report is not None:
             noted.write(report)
         return 0

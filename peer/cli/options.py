@@ -265,9 +265,9 @@ def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: boo
         from peer.telemetry.terminal import PeerScreen
 
         first = PeerScreen(status, plain_errors=not log_json)
-    if not log_json:
-        return Terminal(first, json, until_stdin_closes, status)
-    from peer.process import Listeners
-    from peer.telemetry.journal import LogLines
+    made = Terminal(first, json, until_stdin_closes, status)
+    if log_json:
+        from peer.telemetry.journal import LogLines
 
-    return Terminal(Listeners([first, LogLines(status)]), json, until_stdin_closes, status)
+        made.emit.listeners.append(LogLines(status))
+    return made

@@ -10,6 +10,7 @@ from peer.swarm.node import Node
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.events import Event, Failed, Joined, Listener
+from peer.telemetry.status import EventStream
 from protocol.errors import UnreachableError
 from protocol.run.run_files import HELD_OUT, TRAIN
 from protocol.trust.ticket import Ticket
@@ -50,7 +51,7 @@ async def bring_up_to_date(
         if not isinstance(event, Joined | Failed):
             emit(event)
 
-    await run_until(stop, settings, tell, follow)
+    await run_until(stop, settings, EventStream([tell]), follow)
     return held_out
 
 

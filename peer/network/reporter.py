@@ -1,7 +1,7 @@
-"""A peer tells the operator's node what it does, for people to see. Nothing waits for it, and nothing fails with it.
+"""A peer reports to the operator's node what it does, for people to see. Nothing waits for it or fails with it.
 
-Events are noted as they come, which takes microseconds, and told once a second, if there were any, on one stream for
-as long as the node answers. While it does not, the oldest are forgotten.
+The reporter notes events as they come, in microseconds, and sends them once a second, if there were any, on one
+stream for as long as the node answers. While the node does not, the oldest events are forgotten.
 """
 
 import asyncio
@@ -25,10 +25,8 @@ from peer.telemetry.events import (
     Credited,
     Evaluated,
     Event,
-    Finished,
     GroupBroken,
     GroupFormed,
-    Listener,
     Progress,
     RoundDone,
     StepDone,
@@ -73,26 +71,21 @@ LAST_WORDS_SECONDS = 1.0
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """Before it calls again a node that did not answer."""
 
-OVER = "the run is over"
-LEFT = "its owner has stopped it, or it failed"
-
 Noticed = tuple[float, Told]
 """Something that happened, and when, by `time.monotonic`."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reporter:
-    """Stands between a peer and who hears its events: a listener itself."""
+    """A listener of one peer's events, from its joining to its leaving. `status` has heard each event before."""
 
-    listener: Listener
+    status: Status
     waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
-    status: Status = field(default_factory=Status)
-    """What this peer does, since it joined."""
+    """Events that were forgotten, and that the node has not been told of as left out."""
     _sent: tuple[int, int] = (0, 0)
     """Bytes in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
-    _over: bool = False
     _last: Going | None = None
     _began: float = field(default_factory=time.monotonic)
     _contacts: Contacts | None = None
@@ -100,8 +93,6 @@ class Reporter:
     _children: Children = field(default_factory=Children)
 
     def __call__(self, event: Event) -> None:
-        self.listener(event)
-        self.status(event)
         match event:
             case Progress():
                 return
@@ -120,17 +111,16 @@ class Reporter:
         self._children.spawn(self._keep_telling(contacts, node))
 
     async def close(self, paused: str) -> None:
-        """Say last words, if they can be said at once: that this peer pauses, and why; or, if that is empty or the run
-        is over, goes."""
+        """Say last words, if they can be said at once: that this peer pauses, with the reason `paused`; or, where that
+        is empty or the run is over, that it goes."""
         self._closing.set()
-        paused = "" if self._over else paused
-        self._last = Going(name="Left", how="paused" if paused else "gone", why=_cut(paused) or self._why())
+        over = self.status.over
+        paused = "" if over else paused
+        why = _cut(paused) or ("the run is over" if over else "its owner has stopped it, or it failed")
+        self._last = Going(name="Left", how="paused" if paused else "gone", why=why)
         if telling := [*self._children]:
             await asyncio.wait(telling, timeout=LAST_WORDS_SECONDS)
         self._children.cancel()
-
-    def _why(self) -> str:
-        return OVER if self._over else LEFT
 
     async def _keep_telling(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
         failures = 0
@@ -148,12 +138,22 @@ class Reporter:
             await self._wait(pause * random.uniform(0.75, 1.25))
 
     async def _tell(self, stream: Any) -> None:
-        """Tell on a stream until this peer leaves, or the node ends it."""
+        """Send batches on a stream until this peer leaves, or the node ends the stream."""
         self._changed = True  # a node that has just come knows nothing
         while not stream.done():
             closing = self._closing.is_set()
             if self._changed or closing:
-                await self._write(stream)
+                self._changed = False
+                took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
+                message = pb.Batch(batch_json=self._packed(took))
+                try:
+                    async with asyncio.timeout(CALL_SECONDS):
+                        await stream.write(message)
+                except (TimeoutError, *BROKEN):
+                    self.waiting.extendleft(reversed(took))
+                    raise
+                self.left_out = 0
+                self._changed = self._changed or bool(self.waiting)
             if closing:
                 await stream.done_writing()
                 with suppress(*BROKEN):
@@ -161,92 +161,74 @@ class Reporter:
                 return
             await self._wait(BATCH_SECONDS)
 
-    async def _write(self, stream: Any) -> None:
-        self._changed = False
-        took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
-        message = pb.Batch(batch_json=self._packed(took))
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                await stream.write(message)
-        except (TimeoutError, *BROKEN):
-            self.waiting.extendleft(reversed(took))
-            raise
-        self.left_out = 0
-        self._changed = self._changed or bool(self.waiting)
-
     def _packed(self, took: Sequence[Noticed]) -> bytes:
-        """A batch of these events; without the first of them, where all would be too long."""
-        now = time.monotonic()
+        """The status and these events as one batch. Where that is too long, the oldest events are left out."""
+        now, status = time.monotonic(), self.status
         happened = [told.model_copy(update={"ago": min(MOST_SECONDS, now - at)}) for at, told in took]
         happened += [self._last] if self._last is not None else []
-        while len(packed := pack_report(self._batch(happened))) > BATCH_BYTES:
+        last = status.last_step or StepDone(0, -1, None, 0)
+        bandwidth = self._contacts.bandwidth if self._contacts is not None else None
+        while True:
+            report = StepReport(
+                version=_version(),
+                round=last.round,
+                step=last.step + 1,
+                loss=last.loss if last.loss is not None and 0 <= last.loss <= 1e6 else None,
+                tokens=status.tokens,
+                seconds=now - self._began,
+                up=bandwidth.up.frames_carried + bandwidth.up.bulk_carried if bandwidth else 0,
+                down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
+                compression=status.compression,
+                credit=status.credit,
+                happened=happened,
+                left_out=self.left_out,
+            )
+            if len(packed := pack_report(report)) <= BATCH_BYTES:
+                return packed
             self.left_out += 1
             happened.pop(0)
-        return packed
-
-    def _batch(self, happened: list[Told]) -> StepReport:
-        last = self.status.last_step or StepDone(0, -1, None, 0)
-        bandwidth = self._contacts.bandwidth if self._contacts is not None else None
-        return StepReport(
-            version=_version(),
-            round=last.round,
-            step=last.step + 1,
-            loss=last.loss if last.loss is not None and 0 <= last.loss <= 1e6 else None,
-            tokens=self.status.tokens,
-            seconds=time.monotonic() - self._began,
-            up=bandwidth.up.frames_carried + bandwidth.up.bulk_carried if bandwidth else 0,
-            down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
-            compression=self.status.compression,
-            credit=self.status.credit,
-            happened=happened,
-            left_out=self.left_out,
-        )
 
     def _told(self, event: Event) -> Told | None:
-        """What is told of an event; None: nothing. What it says may be another peer's, and is cut as it must be."""
-        said = {"name": event.name, "words": _cut(event.words or "")}
+        """An event as the node is told of it; None: it is not. Where the operator's view has no place for an event of
+        this kind, the node gets the event's words. Texts may be another peer's, and are cut to what the wire allows."""
+        said: dict[str, Any] = {"name": event.name, "words": _cut(event.words or "")}
         try:
-            return self._as_told(event, said)
+            match event:
+                case RoundDone():
+                    before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
+                    since = [max(0, now - then) for now, then in zip(self._sent, before, strict=True)]
+                    return RoundEnded(
+                        **(said | {"words": ""}),
+                        round=event.round,
+                        seconds=event.seconds,
+                        tokens=event.tokens,
+                        contributions={str(part): count for part, count in event.contributions.items()},
+                        pipeline_bytes=since[0],
+                        outer_bytes=since[1],
+                    )
+                case Evaluated(round, loss, plain):
+                    return LossFound(**said, round=round, loss=loss, loss_plain=plain)
+                case Contributed(round, steps):
+                    return ContributionOut(**said, round=round, steps=steps)
+                case GroupFormed(replica, _, members):
+                    return GroupJoined(**said, replica=replica, members=members)
+                case GroupBroken(replica, round, _, reason):
+                    return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
+                case EndedEarly(round, steps, reason):
+                    return EndedShort(**said, round=round, steps=steps, why=_cut(reason))
+                case WentOn(round, without, reason):
+                    return NotAwaited(**said, round=round, peers=without[:16], why=_cut(reason))
+                case Left(_, reason):
+                    return Going(**said, how="leaving", why=_cut(reason))
+                case _:
+                    about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
+                    return Noted(**(said | about)) if said["words"] else None
         except ValidationError:
             self.left_out += 1
             return None
 
-    def _as_told(self, event: Event, said: dict[str, Any]) -> Told | None:
-        """Of anything that the operator's view has no place for its words, if it has some."""
-        match event:
-            case RoundDone():
-                before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
-                since = [max(0, now - then) for now, then in zip(self._sent, before, strict=True)]
-                return RoundEnded(
-                    **(said | {"words": ""}),
-                    round=event.round,
-                    seconds=event.seconds,
-                    tokens=event.tokens,
-                    contributions={str(part): count for part, count in event.contributions.items()},
-                    pipeline_bytes=since[0],
-                    outer_bytes=since[1],
-                )
-            case Evaluated(round, loss, plain):
-                return LossFound(**said, round=round, loss=loss, loss_plain=plain)
-            case Contributed(round, steps):
-                return ContributionOut(**said, round=round, steps=steps)
-            case GroupFormed(replica, _, members):
-                return GroupJoined(**said, replica=replica, members=members)
-            case GroupBroken(replica, round, _, reason):
-                return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
-            case EndedEarly(round, steps, reason):
-                return EndedShort(**said, round=round, steps=steps, why=_cut(reason))
-            case WentOn(round, without, reason):
-                return NotAwaited(**said, round=round, peers=without[:16], why=_cut(reason))
-            case Left(_, reason):
-                return Going(**said, how="leaving", why=_cut(reason))
-            case Finished():
-                self._over = True
-        about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
-        return Noted(**(said | about)) if said["words"] else None
-
     async def _wait(self, seconds: float) -> None:
-        """So long, or until this peer leaves."""
+        """Wait for so many seconds, or until this peer leaves."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()

@@ -1,7 +1,7 @@
 """What a peer decided or judged, and why: events (`peer/telemetry/events.py`), most of them for people who ask
 afterwards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peer.telemetry.event_base import EventBase, Level
 from protocol.wording import so_many, tail, tails
@@ -277,6 +277,13 @@ class Pulse(EventBase):
     lost: int
 
     level = "debug"
+
+    def since(self, before: "Pulse | None") -> "Pulse":
+        """This pulse, with the bytes of the time since the one `before`; None: since the peer joined."""
+        if before is None:
+            return self
+        names = ("frames_sent", "bulk_sent", "frames_received", "bulk_received")
+        return replace(self, **{name: max(0, getattr(self, name) - getattr(before, name)) for name in names})
 
 
 Decision = (

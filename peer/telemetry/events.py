@@ -365,8 +365,6 @@ Event = (
 )
 Listener = Callable[[Event], None]
 
-WARNING = "WARNING"
-
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
@@ -386,6 +384,4 @@ def from_line(line: str) -> Event:
         event: Event = KINDS[str(kind)](**fields)
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]!r}") from None
-    if isinstance(event, Progress) and str(event.doing).startswith(WARNING):  # all that the line has of its type
-        return Warned(**fields)
     return event

@@ -5,7 +5,6 @@ Every number is this peer's own. No label has a value that another peer chooses,
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, start_http_server
@@ -29,33 +28,13 @@ COUNTED: dict[type[Any], tuple[str, str]] = {
 """Events that are counted, by the middle of their metric's name."""
 
 
-@dataclass(slots=True)
 class Metrics:
-    """A listener that counts. `status` hears each event before; `memory` tells the bytes that this process and its
-    children hold."""
+    """A listener that counts events in `registry`. All that `status` has is read from there."""
 
-    status: Status
-    memory: Callable[[], int]
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    place: tuple[int, int] = (0, 0)
-    """The round and the inner steps done in it, after the event before."""
-    back: bool = False
-    """Whether this peer has joined before."""
-    pulse: Pulse = field(default_factory=lambda: Pulse(0, 0, 0, 0, 0, 0))
-    stepped: float | None = None
-    joined: Counter = field(init=False)
-    tokens: Counter = field(init=False)
-    steps: Histogram = field(init=False)
-    rounds: Histogram = field(init=False)
-    sent: Counter = field(init=False)
-    received: Counter = field(init=False)
-    held_out: Gauge = field(init=False)
-    state: Enum = field(init=False)
-    info: Info = field(init=False)
-    counted: dict[type[Any], Counter] = field(init=False)
-
-    def __post_init__(self) -> None:
-        own, status = self.registry, self.status
+    def __init__(self, status: Status, memory: Callable[[], int]) -> None:
+        """`status` hears each event before; `memory` gives the bytes that this process and its children hold."""
+        self.status = status
+        own = self.registry = CollectorRegistry()
         self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=own)
         self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=own)
         self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=own)
@@ -64,9 +43,8 @@ class Metrics:
             "hetpeer_inner_step_seconds", "From one inner step's end to the next", buckets=STEP_SECONDS, registry=own
         )
         self.rounds = Histogram("hetpeer_round_seconds", "Outer rounds", buckets=ROUND_SECONDS, registry=own)
-        kind = ("kind",)
-        self.sent = Counter("hetpeer_sent_bytes", "Bytes sent, by kind", kind, registry=own)
-        self.received = Counter("hetpeer_received_bytes", "Bytes received, by kind", kind, registry=own)
+        self.sent = Counter("hetpeer_sent_bytes", "Bytes sent, by kind", ("kind",), registry=own)
+        self.received = Counter("hetpeer_received_bytes", "Bytes received, by kind", ("kind",), registry=own)
         self.held_out = Gauge("hetpeer_held_out_loss", "Held-out loss in nats per token", ("mode",), registry=own)
         self.counted = {each: Counter(f"hetpeer_{name}", help, registry=own) for each, (name, help) in COUNTED.items()}
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
@@ -82,50 +60,36 @@ class Metrics:
             ("peers_known", "Other peers of the run that this one knows", lambda: status.peers),
             ("peers_silent", "Those of them that do not answer", lambda: status.lost),
             ("credit_tokens", "Tokens of work that receipts show", lambda: status.credit),
-            ("memory_bytes", "Memory of this process and those it has started", self.memory),
+            ("memory_bytes", "Memory of this process and those it has started", memory),
         )
         for name, help, read in gauges:
             Gauge(f"hetpeer_{name}", help, registry=own).set_function(read)
 
     def __call__(self, event: Event) -> None:
-        """Follow what the daemon says."""
-        before, now = self.place, self.status.heard
-        self.place = self.status.round, self.status.step
-        self.state.state(self.status.state)
+        status, moved = self.status, self.status.moved
+        self.state.state(status.state)
         if type(event) in self.counted:
             self.counted[type(event)].inc()
         match event:
             case Joined(peer_id, role, stage, slot):
-                self.joined.inc(self.back)
-                self.back = True
+                self.joined.inc(status.joins > 1)
                 self.info.info({"peer_id": peer_id, "role": role, "stage": str(stage), "slot": str(slot)})
-                self.pulse = Pulse(0, 0, 0, 0, 0, 0)
-            case StepDone(round, step, _, tokens):
+            case StepDone(tokens=tokens):
                 self.tokens.inc(tokens)
-                if self.stepped is not None and before == (round, step):
-                    self.steps.observe(now - self.stepped)
-                self.stepped = now
+                if status.step_seconds is not None:
+                    self.steps.observe(status.step_seconds)
             case RoundDone():
-                self.stepped = None
                 self.rounds.observe(event.seconds)
             case Evaluated(_, loss, plain):
                 self.held_out.labels("compressed").set(loss)
                 self.held_out.labels("plain").set(plain)
-            case Pulse():
-                self._carry(event)
+            case Pulse() if moved is not None:
+                self.sent.labels("pipeline").inc(moved.frames_sent)
+                self.sent.labels("bulk").inc(moved.bulk_sent)
+                self.received.labels("pipeline").inc(moved.frames_received)
+                self.received.labels("bulk").inc(moved.bulk_received)
             case _:
                 pass
-
-    def _carry(self, new: Pulse) -> None:
-        """Counters go up by what has gone over the line since the last pulse."""
-        old, self.pulse = self.pulse, new
-        for counter, kind, bytes_now, bytes_then in (
-            (self.sent, "pipeline", new.frames_sent, old.frames_sent),
-            (self.sent, "bulk", new.bulk_sent, old.bulk_sent),
-            (self.received, "pipeline", new.frames_received, old.frames_received),
-            (self.received, "bulk", new.bulk_received, old.bulk_received),
-        ):
-            counter.labels(kind).inc(max(0, bytes_now - bytes_then))
 
 
 def where(text: str) -> tuple[str, int]:

@@ -1,9 +1,10 @@
-"""What a daemon does now, as its events say. A process folds it once, for its screen, logs and metrics; and the
-reporter from where a peer joined."""
+"""What a peer is doing now, as its events say. A process has one `EventStream` and so one `Status`, which its terminal,
+journal, metrics and reporter read."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,7 @@ from peer.telemetry.events import (
     GroupBroken,
     GroupFormed,
     Joined,
+    Listener,
     Paused,
     PauseEnded,
     Progress,
@@ -34,8 +36,8 @@ STEPS_REMEMBERED = 32
 
 @dataclass(slots=True)
 class Status:
-    """One peer. `step` inner steps of `round` are done; times are seconds by `clock`; rates are bytes a second. It is a
-    listener: it must hear an event before those that read it."""
+    """What one peer is doing. `step` inner steps of `round` are done; times are seconds by `clock`, rates are bytes a
+    second. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
 
     clock: Callable[[], float] = time.monotonic
     heard: float = 0.0
@@ -47,6 +49,9 @@ class Status:
     stage: int = 0
     slot: int = 0
     joined: float | None = None
+    """When the peer joined first."""
+    joins: int = 0
+    """How often it has joined: after each pause once more."""
     rounds: int = 0
     inner_steps: int = 0
     replica: str = ""
@@ -54,21 +59,33 @@ class Status:
     round: int = 0
     step: int = 0
     last_step: StepDone | None = None
+    step_seconds: float | None = None
+    """From the end of the step before to that of the last one; None where a round's end or a lost step lies between."""
     loss: float | None = None
-    """Of the last inner step that told one."""
+    """The mean training loss of the last inner step that told one, in nats per token."""
     held_out: tuple[float, float] | None = None
-    """Through the boundaries, and plain."""
+    """The last held-out losses, through the boundaries and plain, in nats per token."""
     tokens: int = 0
     compression: int = 0
-    """d / k that its group has chosen; 0: the run's own."""
+    """d / k as the peer's group has chosen it; 0: the run's own."""
     up: float = 0.0
     down: float = 0.0
     peers: int = 0
     lost: int = 0
+    pulse: Pulse | None = None
+    """The last pulse since the peer joined."""
+    moved: Pulse | None = None
+    """The last pulse, with the bytes since the one before it."""
+    over: bool = False
+    """Whether the peer has seen the end of the run."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    """When each of the last inner steps ended, and its tokens."""
+    _stepped: float | None = None
+    """When the last inner step of this round ended."""
+    _pulsed: float = 0.0
+    """When `pulse` came."""
     _credited: dict[int, int] = field(default_factory=dict)
-    """Tokens of work that receipts show, by round: each event has all that those of its round before had."""
-    _pulse: tuple[float, Pulse] | None = None
+    """Tokens that receipts show, by round. A round's later event includes all that its earlier ones said."""
 
     @property
     def credit(self) -> int:
@@ -77,23 +94,21 @@ class Status:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the last inner steps; 0 while this peer does not train."""
+        """The rate of the last inner steps; 0 while the peer does not train."""
         if self.state != "training" or len(self._steps) < 2:
             return 0.0
         (began, first), (ended, _) = self._steps[0], self._steps[-1]
         return (sum(tokens for _, tokens in self._steps) - first) / max(ended - began, 1e-3)
 
-    def __call__(self, event: Event) -> None:
-        self.take(event, self.clock())
-
     def take(self, event: Event, now: float) -> None:
-        """Follow what the daemon says."""
+        """Follow an event of the peer's that comes `now`."""
         self.heard = now
         match event:
             case Joined(peer_id, role, stage, slot):
-                self.peer_id, self.role, self.stage, self.slot = peer_id, role, stage, slot
-                self.state, self._pulse = "waiting", None
-                self.joined = now if self.joined is None else self.joined
+                self.peer_id, self.role, self.stage, self.slot, self.state = peer_id, role, stage, slot, "waiting"
+                self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
+                self.last_step, self.tokens, self.compression = None, 0, 0
+                self.pulse, self._stepped = None, None
             case Placed(_, rounds, inner_steps):
                 self.rounds, self.inner_steps = rounds, inner_steps
             case Progress(doing, done, total):
@@ -105,8 +120,10 @@ class Status:
                 self.replica, self.members = "", []
                 self._wait(f"another member: {reason}")
             case StepDone(round, step, loss, tokens):
+                follows = self._stepped is not None and (self.round, self.step) == (round, step)
+                self.step_seconds = now - self._stepped if self._stepped is not None and follows else None
                 self.state, self.waits_for, self.round, self.step = "training", "", round, step + 1
-                self.last_step, self.loss = event, self.loss if loss is None else loss
+                self.last_step, self.loss, self._stepped = event, self.loss if loss is None else loss, now
                 self.tokens += tokens
                 self._steps.append((now, tokens))
             case EndedEarly(round) | Contributed(round):
@@ -114,6 +131,7 @@ class Status:
                 self._wait(f"the others' contributions to round {round}")
             case RoundDone(round) | Resumed(round) | CaughtUp(round):
                 self.round, self.step = min(round + 1, self.rounds or round + 1), 0
+                self._stepped = None
                 self._wait("the next round")
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
@@ -124,12 +142,12 @@ class Status:
             case CompressionChosen(compression):
                 self.compression = compression
             case Pulse():
-                self._feel(event, now)
-            case _:
-                self._end(event)
-
-    def _end(self, event: Event) -> None:
-        match event:
+                moved = event.since(self.pulse)
+                if self.pulse is not None:
+                    seconds = max(now - self._pulsed, 1e-3)
+                    self.up = (moved.frames_sent + moved.bulk_sent) / seconds
+                    self.down = (moved.frames_received + moved.bulk_received) / seconds
+                self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
             case Paused(reason):
                 self.state, self.waits_for = "paused", reason
                 self.replica, self.members, self.up, self.down = "", [], 0.0, 0.0
@@ -138,7 +156,7 @@ class Status:
             case Left():
                 self.state, self.waits_for = "leaving", "the end of the inner step"
             case Finished():
-                self.state, self.waits_for = "finished", ""
+                self.state, self.waits_for, self.over = "finished", "", True
             case Failed(message):
                 self.state, self.waits_for = "failed", message
             case _:
@@ -150,12 +168,24 @@ class Status:
             self.state = "waiting"
             self._steps.clear()
 
-    def _feel(self, pulse: Pulse, now: float) -> None:
-        if self._pulse is not None:
-            then, before = self._pulse
-            seconds = max(now - then, 1e-3)
-            self.up = (pulse.frames_sent + pulse.bulk_sent - before.frames_sent - before.bulk_sent) / seconds
-            self.down = (
-                pulse.frames_received + pulse.bulk_received - before.frames_received - before.bulk_received
-            ) / seconds
-        self.peers, self.lost, self._pulse = pulse.peers, pulse.lost, (now, pulse)
+
+@dataclass(slots=True)
+class EventStream:
+    """All events of a process. Each changes the process's status, once, and is then told to the listeners in turn."""
+
+    listeners: list[Listener] = field(default_factory=list)
+    status: Status = field(default_factory=Status)
+
+    def __call__(self, event: Event) -> None:
+        self.status.take(event, self.status.clock())
+        for listener in tuple(self.listeners):
+            listener(event)
+
+    @contextmanager
+    def also(self, listener: Listener) -> Iterator[None]:
+        """Tell one more listener, for as long as the block lasts."""
+        self.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self.listeners.remove(listener)

@@ -21,6 +21,7 @@ from peer.settings import PeerSettings
 from peer.store.disk import space_in
 from peer.swarm.node import Node, RoleWork
 from peer.telemetry.events import Event
+from peer.telemetry.status import EventStream
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.manifest import Manifest
 from protocol.net.blobs import BlobService
@@ -105,7 +106,7 @@ def join(
         settings.directory.mkdir()
         said: list[Event] = []
         try:
-            await run_peer(settings, said.append, asyncio.get_running_loop().create_future(), work)
+            await run_peer(settings, EventStream([said.append]), asyncio.get_running_loop().create_future(), work)
         except HetpeerError as error:
             return door.registered, endless.fetched, error
         finally:

@@ -96,6 +96,6 @@ def test_a_child_is_heard_to_its_end_and_what_is_no_event_is_passed_over():
 
 def test_a_terminals_status_hears_an_event_before_its_listener():
     rounds: list[int] = []
-    terminal = Terminal(lambda event: rounds.append(terminal.status.round))
+    terminal = Terminal(lambda event: rounds.append(terminal.emit.status.round))
     terminal.emit(StepDone(3, 0, None, 1))
     assert rounds == [3]

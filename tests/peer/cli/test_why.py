@@ -7,7 +7,7 @@ import pytest
 
 from bootstrap.admission.audit_log import AuditEntry, append_entry
 from peer.cli.why import explain
-from peer.process import Listeners, Terminal
+from peer.process import Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import deadline
 from peer.swarm.rounds.own_credit import TOO_LATE
@@ -24,7 +24,7 @@ from peer.telemetry.events import (
     StepDone,
 )
 from peer.telemetry.journal import Journal
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
 from tests.peer.swarm.rounds.test_outer_round import BAD, honest, play, publish
@@ -49,7 +49,7 @@ def logged(folder: Path, events: list[Event]) -> Path:
     status = Status()
     journal = Journal(folder, lambda event: None, status, clock=lambda: float(next(times)))
     for event in events:
-        Listeners([status, journal])(event)
+        EventStream([journal], status)(event)
     return folder
 
 

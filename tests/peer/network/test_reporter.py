@@ -16,12 +16,12 @@ from peer.telemetry.events import (
     Finished,
     GroupBroken,
     GroupFormed,
-    Listener,
     Progress,
     Refused,
     RoundDone,
     StepDone,
 )
+from peer.telemetry.status import EventStream, Status
 from protocol.monitor.telemetry import (
     BATCH_BYTES,
     EndedShort,
@@ -39,8 +39,8 @@ PEER = identity("peer").peer_id
 Scene = Callable[[Watched, Reporter], Awaitable[None]]
 
 
-def deaf(event: Event) -> None:
-    """Hears nothing."""
+def tell(teller: Reporter, event: Event) -> None:
+    EventStream([teller], teller.status)(event)
 
 
 def done(round: int, pipeline: int = 0, outer: int = 0) -> RoundDone:
@@ -59,13 +59,13 @@ def heard(watched: Watched) -> StepReport:
     return known.batch if known else StepReport()
 
 
-def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = deaf) -> None:
+def play(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "BATCH_SECONDS", 0.05)
     monkeypatch.setattr(reporter, "LEAST_PAUSE_SECONDS", 0.05)
 
     async def run() -> None:
         watched, calling = Watched(), contacts("peer", MANIFEST)
-        teller = Reporter(listener)
+        teller = Reporter(Status())
         teller.start(calling, lambda: watched.at)
         try:
             await scene(watched, teller)
@@ -79,9 +79,9 @@ def play(scene: Scene, monkeypatch: pytest.MonkeyPatch, listener: Listener = dea
 def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
-            teller(StepDone(1, 0, 5.5, 96))
-            teller(StepDone(1, 1, 5.25, 96))
-            teller(Refused("Qm", "wrong"))
+            tell(teller, StepDone(1, 0, 5.5, 96))
+            tell(teller, StepDone(1, 1, 5.25, 96))
+            tell(teller, Refused("Qm", "wrong"))
             await watched.until(lambda: heard(watched).step == 2)
             batch = heard(watched)
             assert (batch.round, batch.loss, batch.tokens) == (1, 5.25, 192)
@@ -98,9 +98,9 @@ def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPa
 def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
-            teller(StepDone(1, 0, 5.5, 96))
+            tell(teller, StepDone(1, 0, 5.5, 96))
             await watched.until(lambda: heard(watched).step == 1)
-            teller(Finished(1))
+            tell(teller, Finished(1))
             await teller.close("quiet hours")
             known = watched.monitor.fold.peers[PEER]
             await watched.until(lambda: known.streams == 0)
@@ -112,12 +112,12 @@ def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.Monke
 
 def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Reporter) -> None:
-        teller(StepDone(1, 0, 5.5, 96))
+        tell(teller, StepDone(1, 0, 5.5, 96))
         async with watched.serving():
             await watched.until(lambda: heard(watched).step == 1)
             at = watched.at
         assert at is not None
-        teller(StepDone(1, 1, 5.0, 96))
+        tell(teller, StepDone(1, 1, 5.0, 96))
         async with watched.serving(int(at.address.rpartition(":")[2])):
             await watched.until(lambda: heard(watched).step == 2)
 
@@ -140,7 +140,7 @@ def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch)
         async with watched.serving():
             await watched.until(lambda: heard(watched).seconds > 0)
             watched.objections[PEER] = "the operator has revoked you"
-            teller(StepDone(9, 0, 5.5, 96))
+            tell(teller, StepDone(9, 0, 5.5, 96))
             await watched.until(lambda: watched.monitor.fold.peers[PEER].streams == 0)
             assert heard(watched).round == 0
 
@@ -152,7 +152,7 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
         async with watched.serving():
             await watched.until(lambda: heard(watched).seconds > 0)
             first = heard(watched)
-            teller(Progress("fetching", 1, 2))
+            tell(teller, Progress("fetching", 1, 2))
             for _ in range(5):
                 await teller._wait(reporter.BATCH_SECONDS)
             assert heard(watched) is first
@@ -161,25 +161,16 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
     play(scene, monkeypatch)
 
 
-def test_every_event_goes_on_to_who_listened_before():
-    said: list[Event] = []
-    teller = Reporter(said.append)
-    events = [StepDone(1, 0, None, 96), Progress("x"), done(1), Finished(1)]
-    for event in events:
-        teller(event)
-    assert said == events
-
-
 def test_bytes_of_a_round_are_those_since_the_last():
-    teller = Reporter(deaf)
+    teller = Reporter(Status())
     for number, total in ((1, 100), (2, 150)):
-        teller(done(number, total, 2 * total))
+        tell(teller, done(number, total, 2 * total))
     ended = [each for each in batch_of(teller).happened if isinstance(each, RoundEnded)]
     assert [(each.pipeline_bytes, each.outer_bytes) for each in ended] == [(100, 200), (50, 100)]
 
 
 def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
-    teller = Reporter(deaf)
+    teller = Reporter(Status())
     events = (
         GroupFormed("QmLeader", 0, ["QmLeader", "QmMember"]),
         GroupBroken("QmLeader", 1, 2, "peer QmMember does not answer"),
@@ -189,15 +180,15 @@ def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
         Finished(3),
     )
     for event in events:
-        teller(event)
+        tell(teller, event)
     kinds = [each.kind for each in batch_of(teller).happened]
     assert kinds == ["group", "broken", "contributed", "loss", "noted", "noted"]
 
 
 def test_decisions_are_told_with_their_reasons():
-    teller = Reporter(deaf)
+    teller = Reporter(Status())
     for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
-        teller(each)
+        tell(teller, each)
     went_on, ended, left = batch_of(teller).happened
     assert isinstance(went_on, NotAwaited)
     assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")
@@ -208,17 +199,17 @@ def test_decisions_are_told_with_their_reasons():
 
 
 def test_what_is_no_number_is_not_told_and_harms_nobody():
-    teller = Reporter(deaf)
-    teller(StepDone(1, 0, math.nan, 96))
-    teller(Evaluated(1, math.inf, math.nan))
+    teller = Reporter(Status())
+    tell(teller, StepDone(1, 0, math.nan, 96))
+    tell(teller, Evaluated(1, math.inf, math.nan))
     batch = batch_of(teller)
     assert (batch.loss, batch.happened, batch.left_out) == (None, [], 1)
 
 
 def test_what_cannot_be_told_is_forgotten_the_oldest_first():
-    teller = Reporter(deaf)
+    teller = Reporter(Status())
     for number in range(10 * MOST_WAITING):
-        teller(Refused("Qm", f"number {number}"))
+        tell(teller, Refused("Qm", f"number {number}"))
     assert len(teller.waiting) == MOST_WAITING
     assert teller.left_out == 9 * MOST_WAITING
     assert isinstance(teller.waiting[-1][1], Noted)
@@ -226,10 +217,10 @@ def test_what_cannot_be_told_is_forgotten_the_oldest_first():
 
 
 def test_a_batch_is_never_longer_than_a_node_takes():
-    teller = Reporter(deaf)
+    teller = Reporter(Status())
     for _ in range(60):
-        teller(GroupBroken("QmLeader", 1, 2, "ü" * 300))
-        teller(GroupFormed("QmLeader", 0, ["Q" * 60] * 128))
+        tell(teller, GroupBroken("QmLeader", 1, 2, "ü" * 300))
+        tell(teller, GroupFormed("QmLeader", 0, ["Q" * 60] * 128))
     took = list(teller.waiting)[:64]
     packed = teller._packed(took)
     assert 1000 < len(packed) <= BATCH_BYTES

@@ -2,7 +2,6 @@
 
 import pytest
 
-from peer.process import Listeners
 from peer.telemetry.decisions import Audited, CompressionChosen, Resynchronised, Suspected, Tried
 from peer.telemetry.event_base import EventBase
 from peer.telemetry.events import (
@@ -45,10 +44,10 @@ def test_other_lines_are_no_events(line: str):
         from_line(line)
 
 
-def test_a_warning_is_a_line_of_progress_and_stays_a_warning():
+def test_a_warning_is_a_line_of_progress():
     warned = Warned("WARNING: the disk is full")
     assert to_line(warned) == to_line(Progress("WARNING: the disk is full"))
-    assert from_line(to_line(warned)) == warned
+    assert from_line(to_line(warned)) == Progress("WARNING: the disk is full")
     assert (warned.level, warned.name, warned.words) == ("warning", "Progress", "WARNING: the disk is full")
     with pytest.raises(ValueError):  # noqa: PT011
         from_line('{"event": "Warned", "doing": "x"}')
@@ -77,9 +76,3 @@ def test_an_event_says_nothing_unless_its_class_does():
 )
 def test_an_event_tells_why_it_came_about(event, cause: str):
     assert event.cause == cause
-
-
-def test_every_listener_hears_it():
-    heard: list[object] = []
-    Listeners([heard.append, heard.append])(EVENTS[0])
-    assert heard == [EVENTS[0], EVENTS[0]]

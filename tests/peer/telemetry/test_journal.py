@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse
 from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
@@ -21,7 +20,7 @@ def kept(folder: Path, *events: Event, most_bytes: int = 10_000) -> list[Journal
     status = Status()
     journal = Journal(folder, lambda event: None, status, most_bytes, clock=lambda: float(next(times)))
     for event in events:
-        Listeners([status, journal])(event)
+        EventStream([journal], status)(event)
     return read_journal(folder)
 
 
@@ -96,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path:
 
 def test_log_lines_are_of_every_event_and_show_no_ticket(capsys: pytest.CaptureFixture[str]):
     status = Status()
-    tell: Callable[[Event], None] = Listeners([status, LogLines(status, clock=lambda: 7.5)])
+    tell: Callable[[Event], None] = EventStream([LogLines(status, clock=lambda: 7.5)], status)
     for event in (Serving("hetpeer1-secret", "ab"), StepDone(2, 0, float("nan"), 10), Failed("no port is free", 4)):
         tell(event)
     said = capsys.readouterr()

@@ -6,11 +6,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.process import Listeners
 from peer.telemetry.decisions import Avoided, Placed, Pulse
 from peer.telemetry.events import Evaluated, Event, GroupBroken, GroupFormed, Joined, Refused, RoundDone, StepDone
 from peer.telemetry.prometheus import Metrics, served, where
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 from protocol.errors import ResourceError, UserError
 
 JOINED = Joined("QmAbcdefghij", "volunteer", 1, 0, "h:1")
@@ -30,7 +29,7 @@ def counted(*events: Event) -> Metrics:
     status = Status(lambda: float(next(now)))
     metrics = Metrics(status, lambda: 12345)
     for event in events:
-        Listeners([status, metrics])(event)
+        EventStream([metrics], status)(event)
     return metrics
 
 

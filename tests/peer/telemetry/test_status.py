@@ -1,6 +1,6 @@
 """What a daemon is doing, as its events say."""
 
-from peer.telemetry.decisions import CaughtUp, Left, Pulse, Recalled
+from peer.telemetry.decisions import CaughtUp, CompressionChosen, Left, Pulse, Recalled
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -18,7 +18,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 
 
 def after(*events: Event) -> Status:
@@ -87,3 +87,40 @@ def test_credit_goes_on_from_what_the_peer_had_when_it_was_started():
     for event in (Recalled(9, 1000, [(8, 10), (9, 100)]), Credited(9, 300, ["a"]), Credited(10, 1, ["a"])):
         doing.take(event, 0.0)
     assert doing.credit == 1000 + 10 + 300 + 1
+
+
+def test_what_counts_since_joining_begins_anew_with_each_joining():
+    made = after(JOINED, StepDone(3, 0, 5.0, 100), CompressionChosen(16, "slow links"), JOINED)
+    assert (made.joins, made.last_step, made.tokens, made.compression, made.loss) == (2, None, 0, 0, 5.0)
+    made.take(StepDone(3, 1, 4.0, 10), 9.0)
+    assert (made.tokens, made.step_seconds) == (10, None)
+
+
+def test_a_steps_seconds_are_those_since_the_one_before_it_in_its_round():
+    made = after(StepDone(1, 0, 5.0, 1), StepDone(1, 1, 5.0, 1))
+    assert made.step_seconds == 1.0
+    for event in (StepDone(1, 3, 5.0, 1), RoundDone(1, 2.0, 1, {}, {}, 0, 0), StepDone(2, 0, 5.0, 1)):
+        made.take(event, 9.0)
+        assert made.step_seconds is None or isinstance(event, RoundDone)
+
+
+def test_a_pulse_has_moved_the_bytes_since_the_one_before_it():
+    made = after(JOINED, Pulse(5, 100, 1, 0, 3, 0))
+    assert made.moved == Pulse(5, 100, 1, 0, 3, 0)
+    made.take(Pulse(7, 100, 4, 9, 3, 0), 9.0)
+    assert made.moved == Pulse(2, 0, 3, 9, 3, 0)
+
+
+def test_the_run_stays_over_whatever_the_peer_does_then():
+    made = after(Finished(3), Left("", "its owner stops it"))
+    assert made.over
+
+
+def test_a_stream_folds_an_event_once_and_then_tells_each_listener_while_it_listens():
+    said: list[tuple[str, int]] = []
+    stream = EventStream()
+    stream.listeners.append(lambda event: said.append(("first", stream.status.tokens)))
+    with stream.also(lambda event: said.append(("second", stream.status.tokens))):
+        stream(StepDone(1, 0, None, 10))
+    stream(StepDone(1, 1, None, 10))
+    assert said == [("first", 10), ("second", 10), ("first", 20)]

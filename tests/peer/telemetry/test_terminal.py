@@ -12,7 +12,6 @@ import termios
 import pytest
 from rich.console import Console
 
-from peer.process import Listeners
 from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried
 from peer.telemetry.events import (
     Credited,
@@ -29,7 +28,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.status import Status
+from peer.telemetry.status import EventStream, Status
 from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline
 from tests.peer.telemetry.test_run_report import report
 
@@ -215,7 +214,7 @@ def played(width: int = 100) -> str:
     terminal = Terminal(width)
     status = Status()
     screen = PeerScreen(status, terminal.console)
-    tell = Listeners([status, screen])
+    tell = EventStream([screen], status)
     for event in (*EVENTS[:2], Placed(1, 12, 20, "its owner asked for this stage"), *EVENTS[2:4]):
         tell(event)
     screen._panel.refresh()
