@@ -79,7 +79,7 @@ def app(
 
     async def events(_: Request) -> Response:
         told = _events(latest, until_changed, stopping)
-        return EventStream(
+        return ServerSentEvents(
             told, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening
         )
 
@@ -94,7 +94,7 @@ def app(
     return Starlette(routes=routes, middleware=[Middleware(HostGuard, names=known)])
 
 
-class EventStream(StreamingResponse):
+class ServerSentEvents(StreamingResponse):
     """Events for as long as somebody listens; `others` are those that are told already, by network."""
 
     def __init__(self, *told: Any, others: Counter[str], **how: Any) -> None:
