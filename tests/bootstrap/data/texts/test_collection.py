@@ -247,7 +247,7 @@ def test_progress_tells_what_is_fetched_and_how_much_it_was(tmp_path: Path, shop
     told: list[str] = []
     prepare_collection(tmp_path, "mix", told.append)
     assert told[0] == "Fetching first 1 from PyPI."
-    assert told[1].startswith("first: 2 documents, 0.0 MB")
+    assert told[1].startswith("first: 2 documents, 229 B")
     assert "Fetching third from this system's apt." in told
 
 
