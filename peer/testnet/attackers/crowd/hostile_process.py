@@ -24,6 +24,7 @@ from peer.telemetry.events import Joined, Progress
 from peer.testnet.attackers.crowd.names import CallPace, Name
 from peer.testnet.faults import CrowdKind
 from protocol.errors import HetpeerError, RefusedError
+from protocol.files import write_atomically
 from protocol.identity import Endpoint, ReplicaId
 from protocol.net.channels import Credentials
 from protocol.net.dht import Dht
@@ -167,10 +168,16 @@ class CrowdProcess:
         return {kind: dict(outcomes) for kind, outcomes in by_kind.items()}
 
     async def tell(self) -> None:
-        """Say now and then how it goes."""
+        """Say now and then how it goes, and write it down: a busy process may be killed before it ends in order."""
         while True:
             print_json(Progress(f"attack: {len(self.names)} names; {json.dumps(self.outcomes())}"))
+            self.write_outcomes()
             await asyncio.sleep(TOLD_SECONDS)
+
+    def write_outcomes(self) -> None:
+        """Write how the calls ended, the number of names and the CPU time in seconds to `outcomes.json`."""
+        said = {"names": len(self.names), "outcomes": self.outcomes(), "cpu_seconds": time.process_time()}
+        write_atomically(self.folder / "outcomes.json", json.dumps(said).encode())
 
 
 def attack_of(kind: CrowdKind) -> Attack:
@@ -237,8 +244,7 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
         async with Children() as children:
             attacking = children.spawn(attack(crowd, kinds, names, seconds))
             await first_of(asyncio.wait((attacking,)), stop.wait())
-            said = {"names": len(crowd.names), "outcomes": crowd.outcomes(), "cpu_seconds": time.process_time()}
-            (folder / "outcomes.json").write_text(json.dumps(said))  # before anything that may take its time to end
+            crowd.write_outcomes()  # before anything that may take its time to end
         await crowd.stop()
         if not attacking.cancelled():
             await attacking
