@@ -69,9 +69,11 @@ class Crowds:
                 raise TestnetError(child.obituary())
             yield
         finally:
-            await stop([child])
-            with suppress(OSError, ValueError):
-                self.told[number] = json.loads((folder / "outcomes.json").read_text())
+            try:
+                await stop([child])
+            finally:  # also where the run ends meanwhile, and with it this task
+                with suppress(OSError, ValueError):
+                    self.told[number] = json.loads((folder / "outcomes.json").read_text())
 
     def overhear(self, hostile: Child, event: Event) -> None:
         """What an attacker says, or a crowd's process."""
