@@ -1,4 +1,4 @@
-"""The names of things: runs, peers, replicas, parts of the model, contributions."""
+"""The names of things: runs, peers, replicas, parts of the model and who contributes to them, contributions."""
 
 from dataclasses import dataclass
 from typing import NewType
@@ -23,6 +23,16 @@ EMBEDDING = Part("embedding")
 def stage_part(stage: int) -> Part:
     """The part that holds the layers of one stage (and, for the last, the norm and the head)."""
     return Part(f"stage-{stage}")
+
+
+def parts_authored(stage: int) -> list[Part]:
+    """The parts to which a volunteer of this stage contributes: stage 0 also trains the embedding."""
+    return [EMBEDDING, stage_part(0)] if stage == 0 else [stage_part(stage)]
+
+
+def contributes_to(role: str, stage: int, part: str) -> bool:
+    """Whether a peer of this role and stage makes contributions to a part."""
+    return role == "datacenter" or (role == "volunteer" and part in parts_authored(stage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,16 +100,6 @@ def parts_followed(manifest: Manifest, stage: int) -> list[Part]:
     return [stage_part(stage)]
 
 
-def parts_authored(stage: int) -> list[Part]:
-    """The parts to which a volunteer of this stage contributes: stage 0 also trains the embedding."""
-    return [EMBEDDING, stage_part(0)] if stage == 0 else [stage_part(stage)]
-
-
 def follows(role: str, stage: int, part: Part, manifest: Manifest) -> bool:
     """Whether a peer of this role and stage holds the outer state of a part."""
     return role != "volunteer" or part in parts_followed(manifest, stage)
-
-
-def contributes_to(role: str, stage: int, part: str) -> bool:
-    """Whether a peer of this role and stage makes contributions to a part."""
-    return role == "datacenter" or (role == "volunteer" and part in parts_authored(stage))

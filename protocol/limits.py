@@ -1,7 +1,5 @@
 """Every bound on what another peer can make us hold, wait for or do, each with its reason."""
 
-from protocol.manifest import Manifest
-
 CHUNK_BYTES = 256 * 1024
 """The size of one message of a blob, or of a frame's tensor: large enough for full speed over TLS, small enough not to
 stall the loop (10 ms a MiB)."""
@@ -90,7 +88,7 @@ CALL_SECONDS = 30.0
 
 STREAMS = 64
 """The calls at once on one connection: a peer fetches a few blobs at once from another, compares, tells, and carries a
-pipeline. More calls wait their turn. Each may hold a message of `message_bytes` while it arrives."""
+pipeline. More calls wait their turn. Each may hold a message of `manifest.message_bytes` while it arrives."""
 
 DOOR_STREAMS = 8
 DOOR_MESSAGE_BYTES = CHUNK_BYTES + 16 * 1024
@@ -257,10 +255,3 @@ CLOCK_SLACK_SECONDS = 60.0
 
 HEARTBEAT_SECONDS = 15.0
 """The interval at which a record is renewed: it survives three lost renewals."""
-
-
-def message_bytes(manifest: Manifest | None) -> int:
-    """The largest message of any service of a run: a piece of a frame's tensor with a microbatch's token ids and slack,
-    or a descriptor."""
-    tokens = manifest.inner.microbatch * (manifest.model.context + 1) if manifest else 0
-    return max(CHUNK_BYTES + 4 * tokens + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES)

@@ -6,19 +6,19 @@ digest is refused with the name of the field that differs.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from protocol.errors import ManifestError
-from protocol.presets import OUTER_PRESETS, PRESETS, filled
+from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES, MESSAGE_SLACK_BYTES
 from protocol.tensor_formats import Codec, NumberFormatName
 from protocol.toml_tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
 """The largest microbatch of activations, uncompressed in fp32: a stage holds several."""
-
 
 MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
 """The most tokens of a microbatch, whose ids are in one message of 4 MiB, and of an inner step or an evaluation, whose
@@ -27,6 +27,41 @@ ids take 128 MiB where they are read: the largest batches that were published.""
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """The compressions among which a group chooses where a run leaves that to its groups. Bases are nested, so groups of
 all of them train one model."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    name: dict(zip(("layers", "d", "heads", "kv_heads", "ffn", "context", "vocabulary"), sizes, strict=True))
+    for name, sizes in {
+        "nano": (4, 128, 4, 4, 384, 128, 2048),
+        "mini": (4, 192, 6, 6, 512, 128, 2048),
+        "micro": (6, 256, 8, 4, 704, 256, 4096),
+        "tiny": (8, 512, 8, 4, 1408, 512, 8192),
+        "178m": (9, 1024, 8, 8, 2688, 2048, 32000),
+        "512m": (12, 1536, 12, 12, 5440, 2048, 32000),
+        "1b": (16, 2048, 8, 8, 8192, 1024, 32000),
+    }.items()
+}
+"""Named sizes of models. 178m, 512m and 1b are the paper's, its Tables 6 and 9, with the two errata that make the
+stated parameter counts come out (1B has d = 2048; 512M has an FFN of 5440). The small ones are for one machine."""
+
+OUTER_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
+}
+"""Named settings of the outer exchange."""
+
+
+def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Fill in, from the preset that a table names, the fields that the table does not give.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if not isinstance(given, dict) or "preset" not in given:
+        return given
+    fields = dict(given)
+    name = fields.pop("preset")
+    if not isinstance(name, str) or name not in presets:
+        raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(presets)}")
+    return {**presets[name], **fields}
 
 
 class Run(Section):
@@ -298,3 +333,10 @@ def difference(ours: Manifest, theirs: Manifest) -> str | None:
             if other[table][field] != value:
                 return f"{table}.{field}: ours is {value!r}, theirs is {other[table][field]!r}"
     return None
+
+
+def message_bytes(manifest: Manifest | None) -> int:
+    """The size in bytes of the largest message of any service of a run: a piece of a frame's tensor with a microbatch's
+    token ids and slack, or a descriptor; the latter alone at the door, where there is no manifest yet."""
+    tokens = manifest.inner.microbatch * (manifest.model.context + 1) if manifest else 0
+    return max(CHUNK_BYTES + 4 * tokens + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES)

@@ -11,8 +11,8 @@ from peer.cli.tables import TableRow, show
 from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
 from peer.planning.model import work_of
 from peer.process import Terminal
-from protocol.identity import EMBEDDING
-from protocol.layout import elements, layers_of_stage, model_layout, parameter_count, parts_authored
+from protocol.identity import EMBEDDING, parts_authored
+from protocol.layout import elements, layers_of_stage, model_layout, parameter_count
 from protocol.manifest import Manifest
 from protocol.wording import millions, size
 

@@ -17,8 +17,8 @@ from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
 from peer.planning.model import work_of
 from protocol.codec.contribution import decode
-from protocol.identity import EMBEDDING, Part, PeerId, stage_part
-from protocol.layout import elements, layers_of_stage, part_layout, parts_authored, parts_followed
+from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_part
+from protocol.layout import elements, layers_of_stage, part_layout, parts_followed
 from protocol.manifest import Manifest, check_manifest
 
 SECONDS = 8.0

@@ -19,8 +19,7 @@ from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress
 from protocol.errors import FormatError, HetpeerError, ResourceError
-from protocol.identity import EMBEDDING, Part, PeerId, stage_part
-from protocol.layout import contributes_to
+from protocol.identity import EMBEDDING, Part, PeerId, contributes_to, stage_part
 from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc

@@ -19,8 +19,8 @@ from typing import Literal
 
 from protocol.codec.contribution import expected_bytes
 from protocol.codec.payloads import Payload
-from protocol.identity import EMBEDDING
-from protocol.layout import model_layout, operations_per_token, parts_authored
+from protocol.identity import EMBEDDING, parts_authored
+from protocol.layout import model_layout, operations_per_token
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 

@@ -15,8 +15,8 @@ from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES
-from protocol.identity import Part
-from protocol.layout import elements, model_layout, parts_authored, parts_followed
+from protocol.identity import Part, parts_authored
+from protocol.layout import elements, model_layout, parts_followed
 from protocol.manifest import Manifest
 from protocol.outer.window import SKEW, Window
 from protocol.run.run_files import Descriptor

@@ -1,7 +1,6 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
-from protocol.identity import Part, ReplicaId
-from protocol.layout import contributes_to
+from protocol.identity import Part, ReplicaId, contributes_to
 from protocol.trust.records import PeerRecord, Peers
 
 

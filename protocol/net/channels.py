@@ -27,8 +27,8 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import PeerId
-from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS, message_bytes
-from protocol.manifest import Manifest, difference, parse_manifest
+from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS
+from protocol.manifest import Manifest, difference, message_bytes, parse_manifest
 from protocol.net.lenient import AnyAnswer
 from protocol.trust import certificates
 from protocol.trust.certificates import Caller, dns_name

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.errors import FormatError
-from protocol.identity import PeerId
-from protocol.layout import elements, model_layout, parts_authored
+from protocol.identity import PeerId, parts_authored
+from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority

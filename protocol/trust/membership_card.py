@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from protocol.errors import FormatError
-from protocol.identity import NO_PEER, PeerId, RunId
-from protocol.layout import contributes_to
+from protocol.identity import NO_PEER, PeerId, RunId, contributes_to
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 

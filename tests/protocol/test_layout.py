@@ -4,16 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.identity import EMBEDDING, stage_part
-from protocol.layout import (
-    contributes_to,
-    follows,
-    layers_of_stage,
-    model_layout,
-    parameter_count,
-    parts_authored,
-    parts_followed,
-)
+from protocol.identity import EMBEDDING, parts_authored, stage_part
+from protocol.layout import follows, layers_of_stage, model_layout, parameter_count, parts_followed
 from protocol.manifest import check_manifest
 from tests.reference.small_manifest import small_manifest
 
@@ -58,11 +50,3 @@ def test_a_compressed_groups_stages_all_follow_the_embedding(compression: int, n
     assert follows("volunteer", 1, EMBEDDING, manifest) == needs_embedding
     assert follows("datacenter", 0, EMBEDDING, manifest)
     assert not follows("volunteer", 1, stage_part(0), manifest)
-
-
-def test_a_volunteer_contributes_to_its_stage_a_datacenter_to_all_and_nobody_else_to_any():
-    assert contributes_to("volunteer", 1, stage_part(1))
-    assert not contributes_to("volunteer", 1, EMBEDDING)
-    assert contributes_to("volunteer", 0, EMBEDDING)
-    assert all(contributes_to("datacenter", 0, part) for part in (EMBEDDING, stage_part(0), stage_part(1)))
-    assert not any(contributes_to(role, 0, stage_part(0)) for role in ("observer", "gateway"))

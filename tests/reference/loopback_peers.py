@@ -31,8 +31,8 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
-from protocol.identity import Part, PeerId, RunId
-from protocol.layout import model_layout, part_layout, parts_authored, parts_followed
+from protocol.identity import Part, PeerId, RunId, parts_authored
+from protocol.layout import model_layout, part_layout, parts_followed
 from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, BlobService
 from protocol.net.channels import listen, options

@@ -9,8 +9,7 @@ from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Tried
 from protocol.codec.contribution import Contribution, decode
-from protocol.identity import Part, PeerId
-from protocol.layout import contributes_to
+from protocol.identity import Part, PeerId, contributes_to
 
 TrialBlobs = dict[Part, bytes]
 """What one author on trial sent in one round."""

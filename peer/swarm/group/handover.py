@@ -17,8 +17,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.events import HandedOver, Inherited, Progress
 from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError
-from protocol.identity import Part, PeerId
-from protocol.layout import parts_authored
+from protocol.identity import Part, PeerId, parts_authored
 from protocol.trust.bequests import Bequest, Handovers
 from protocol.trust.records import PeerRecord
 

@@ -8,7 +8,7 @@ from peer.swarm.group.leader import Leader
 from peer.swarm.group.member import Member
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.node import Node
-from protocol.layout import parts_authored
+from protocol.identity import parts_authored
 
 
 async def serve_stage(node: Node) -> None:

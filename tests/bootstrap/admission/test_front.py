@@ -17,7 +17,8 @@ from bootstrap.admission import front as fronts
 from bootstrap.admission.front import Front
 from bootstrap.node import as_operator
 from protocol.errors import ResourceError, UnreachableError
-from protocol.limits import DOOR_CONNECTIONS_OF_NETWORK, DOOR_MESSAGE_BYTES, DOOR_STREAMS, message_bytes
+from protocol.limits import DOOR_CONNECTIONS_OF_NETWORK, DOOR_MESSAGE_BYTES, DOOR_STREAMS
+from protocol.manifest import message_bytes
 from protocol.net.channels import door_options, knock, listen
 from protocol.net.tls_probe import anybody
 from protocol.net.token_bucket import RateLimit

@@ -18,7 +18,7 @@ from peer.testnet.faults import CrowdKind
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
 from protocol.identity import Endpoint
-from protocol.limits import message_bytes
+from protocol.manifest import message_bytes
 from protocol.net import dht
 from protocol.net.channels import listen, options
 from protocol.schemas import reconciliation_pb2 as pb
