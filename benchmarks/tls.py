@@ -50,9 +50,9 @@ from protocol.codec.frames import (
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest, check_manifest
+from protocol.net.allowances import RateLimit
 from protocol.net.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
 from protocol.net.guard import Guard
-from protocol.net.token_bucket import RateLimit
 from protocol.run.run_files import Descriptor, RunFile, describe, file_names
 from protocol.schemas import pipeline_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates

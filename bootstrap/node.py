@@ -23,7 +23,6 @@ from protocol.addresses import LOOPBACK, join, moved
 from protocol.files import write_atomically
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.net import dht as dhts
-from protocol.net import known_peers
 from protocol.net.blobs import BlobService
 from protocol.net.channels import Credentials, door_options, listen, options
 from protocol.net.dht import Dht
@@ -36,7 +35,7 @@ from protocol.trust import certificates
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
-from protocol.trust.ticket import Ticket
+from protocol.trust.ticket import ADDRESSES_KEPT, Ticket, recall_addresses, remember_addresses
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the node stops."""
@@ -140,7 +139,7 @@ async def serve_node(
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
-        acquainted = list(await asyncio.to_thread(known_peers.recall, directory))
+        acquainted = list(await asyncio.to_thread(recall_addresses, directory))
         following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)
         attached = dht.keep_attached(lambda: [*known, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
@@ -160,10 +159,10 @@ async def _follow(
         records = register.read(await dht.read_all())
         pace.see(records, register.manifest.outer.liars, time.time())
         monitor.see_records(records)
-        there = sorted(record.libp2p for record in records if record.libp2p)[: known_peers.KEPT]
+        there = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
         if there and there != acquainted:
             acquainted[:] = there
-            await asyncio.to_thread(known_peers.remember, directory, there)
+            await asyncio.to_thread(remember_addresses, directory, there)
         await asyncio.sleep(LOOK_SECONDS)
         await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
 

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote
 
 from protocol.errors import RefusedError
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 
 ADDRESS_BURST, ADDRESS_SECONDS = 64, 1.0
 """A lecture hall behind one address joins at once; signing a certificate a second is no load."""

@@ -55,7 +55,7 @@ from protocol.errors import RefusedError, ResourceError, UnreachableError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net import dht as dhts
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.blobs import Blob, BlobService
 from protocol.net.channels import listen, options
 from protocol.net.guard import Guard

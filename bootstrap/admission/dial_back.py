@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from bootstrap.rate_limit import host_of, network_of
 from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, RefusedError
+from protocol.net.allowances import RateLimit
 from protocol.net.tls_probe import probe
-from protocol.net.token_bucket import RateLimit
 from protocol.trust.certificates import shown_by
 
 DIAL_SECONDS = 5.0

@@ -24,8 +24,8 @@ from protocol.limits import (
     DOOR_WAITING,
     DOOR_WAITING_OF_NETWORK,
 )
+from protocol.net.allowances import RateLimit
 from protocol.net.tasks import Children
-from protocol.net.token_bucket import RateLimit
 
 BUFFER = 2**16
 BACKLOG = 256

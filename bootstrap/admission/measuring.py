@@ -14,7 +14,7 @@ from bootstrap.monitor.pace import SwarmPace
 from bootstrap.rate_limit import network_of
 from protocol.errors import RefusedError
 from protocol.limits import CHUNK_BYTES
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 
 NETWORK_BURST, NETWORK_SECONDS = 320, 1.0
 """Pieces for one network: four `hetpeer doctor` at once (75 each), and another after a minute or so."""

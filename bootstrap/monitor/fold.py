@@ -26,7 +26,7 @@ from protocol.monitor.telemetry import (
     Told,
 )
 from protocol.monitor.view import MOST_LINES, LineView, RoundView, View
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 from protocol.trust.records import PeerRecord, common_round
 
 MOST_PEERS = 2048

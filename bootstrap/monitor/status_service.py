@@ -9,7 +9,7 @@ from bootstrap.rate_limit import network_of
 from protocol.errors import RefusedError
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.monitor.view import View
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 
 VIEW_BYTES = DESCRIPTOR_BYTES - 4096
 """A message at the door has 1 MiB at most."""

@@ -19,10 +19,10 @@ from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor.telemetry import unpack_report
 from protocol.monitor.view import LineView, RoundView, View
+from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
 from protocol.net.tasks import Children, Notifier, first_of
-from protocol.net.token_bucket import RateLimit
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
 from protocol.trust.certificates import Caller

@@ -18,7 +18,7 @@ from peer.telemetry.events import Progress
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.tasks import first_of
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create

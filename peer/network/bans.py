@@ -9,7 +9,7 @@ from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Listener, Refused
 from protocol.errors import HetpeerError, PeerError
 from protocol.identity import NO_PEER, PeerId
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 
 FIRST_SECONDS = 10.0
 """The time of a first ban: a moment, for a peer that has a broken link or memory, or another version."""

@@ -11,11 +11,11 @@ from peer.network.gossip_policy import read_seconds, some
 from protocol.identity import NO_PEER, PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
-from protocol.net import known_peers
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
+from protocol.trust.ticket import remember_addresses
 
 WRITE_SECONDS = 5.0
 """The shortest interval at which the addresses of others are written down."""
@@ -150,6 +150,6 @@ async def keep_remembering(folder: Path, discovery: Discovery) -> None:
     while True:
         known = [peer.libp2p for peer in discovery.others() if peer.libp2p]
         if known and known != written:
-            await asyncio.to_thread(known_peers.remember, folder, known)
+            await asyncio.to_thread(remember_addresses, folder, known)
             written = known
         await (asyncio.sleep(WRITE_SECONDS) if written else discovery.news.wait(WRITE_SECONDS))

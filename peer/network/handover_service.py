@@ -7,9 +7,9 @@ from typing import Any
 from peer.network.gossip import Reconciler
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
+from protocol.net.allowances import Places
 from protocol.net.blobs import fetch
 from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
-from protocol.net.quotas import Places
 from protocol.net.tasks import Children
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc

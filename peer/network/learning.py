@@ -15,8 +15,8 @@ from protocol.errors import HetpeerError, PeerError, ResourceError
 from protocol.identity import Part, PeerId
 from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_FEW, ENTRIES_OF_ONE, ENTRIES_TAKEN, LEARNING_OF_ONE
 from protocol.manifest import Manifest
+from protocol.net.allowances import Places
 from protocol.net.channels import handshake
-from protocol.net.quotas import Places
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import lacking
 from protocol.schemas import reconciliation_pb2 as pb

@@ -17,7 +17,7 @@ from peer.network.web import Client, header
 from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
 from protocol.manifest import Manifest
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch, take_turns
 from protocol.net.channels import Credentials, Reachable, connect

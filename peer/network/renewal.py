@@ -12,7 +12,7 @@ from peer.network.admission import Admitted
 from peer.network.discovery import Discovery
 from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.errors import HetpeerError
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.channels import Credentials
 from protocol.wording import lasting
 

@@ -52,7 +52,7 @@ from protocol.monitor.telemetry import (
     Told,
     pack_report,
 )
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
 from protocol.schemas import monitor_pb2 as pb

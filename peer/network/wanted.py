@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from peer.network.gossip_policy import Chance, some
 from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
-from protocol.net.backoff import pause_after
-from protocol.net.quotas import Places
+from protocol.net.allowances import Places, pause_after
 
 FETCHES = 8
 """The blobs that come in at the same time."""

@@ -2,7 +2,7 @@
 
 membership.json    what the operator's node told when it last admitted this peer, or renewed its certificate
 run.json           the descriptor, which the ticket's run id pins; the run's other files lie beside it
-peers              libp2p addresses of others (`protocol/net/known_peers.py`), which change at other times
+peers              libp2p addresses of others (`protocol/trust/ticket.py`), which change at other times
 identity.key       this peer's key (`protocol/trust/keys.py`)
 """
 
@@ -17,7 +17,6 @@ from protocol.addresses import join, split
 from protocol.errors import FormatError
 from protocol.files import write_atomically
 from protocol.identity import Endpoint, PeerId
-from protocol.net import known_peers
 from protocol.net.blobs import is_file
 from protocol.net.channels import Credentials, Reachable
 from protocol.run.dataset import base_urls
@@ -25,7 +24,7 @@ from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse_d
 from protocol.trust.certificates import private_key, public_key, read_certificate
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Role
-from protocol.trust.ticket import Ticket
+from protocol.trust.ticket import Ticket, recall_addresses
 
 MEMBERSHIP = "membership.json"
 
@@ -125,7 +124,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     names = files_needed(descriptor, card.stage if role == "volunteer" else None)
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
-    addresses = (*ticket.addresses, *known_peers.recall(folder))
+    addresses = (*ticket.addresses, *recall_addresses(folder))
     return Remembered(descriptor, card, membership.card, credentials, addresses)
 
 

@@ -15,9 +15,9 @@ from protocol.errors import FormatError, ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES, FLOOR_BYTES_PER_SECOND, SERVED, SERVED_TO_FEW, SERVED_TO_ONE, STALL_SECONDS
 from protocol.manifest import Manifest
+from protocol.net.allowances import Places
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import EOF, caller, handshake, refuse, require_manifest
-from protocol.net.quotas import Places
 from protocol.run.run_files import RunFile, check_file
 from protocol.schemas import blobs_pb2 as pb
 from protocol.schemas import blobs_pb2_grpc

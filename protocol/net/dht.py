@@ -17,10 +17,9 @@ from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import LIBP2P_BYTES, RECORDS_READ
 from protocol.net import libp2p
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.net.dht_calls import Calls
-from protocol.net.dht_checks import Checks
-from protocol.net.dht_rules import Rules
+from protocol.net.dht_checks import Checks, Rules
 from protocol.net.streams import BROKEN, Streams
 from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import Identity

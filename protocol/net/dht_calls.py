@@ -2,8 +2,8 @@
 
 hivemind checks signatures where it runs, which is the loop that training runs on, takes calls of any number of records
 from anybody, and believes much of an answer that is not signed. So libp2p's handlers are given to it with this in
-between: what others ask for and offer is counted against what they may cost (`protocol.net.dht_costs`), new records are
-checked on a thread of their own, and what is passed on, either way, has been checked. Dictionaries, which hivemind
+between: what others ask for and offer is counted against what they may cost, new records are checked on a thread of
+their own (`protocol.net.dht_checks`), and what is passed on, either way, has been checked. Dictionaries, which hivemind
 passes around whole, come apart here: one bad record costs itself, and no other.
 """
 
@@ -30,8 +30,7 @@ from protocol.limits import (
     DHT_REFUSED,
     RECORDS_READ,
 )
-from protocol.net.dht_checks import Checks
-from protocol.net.dht_rules import DhtEntry, is_plausible, packed, unpacked
+from protocol.net.dht_checks import Checks, DhtEntry, is_plausible, packed, unpacked
 from protocol.net.tasks import Children
 
 KEY_BYTES = 20

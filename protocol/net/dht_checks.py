@@ -1,18 +1,190 @@
-"""Checks of the DHT's records, on a thread of their own: each record once, and as many as its source may cost."""
+"""Checks of what lies in the DHT: a run's rules for it, and what the clock lets pass whatever they say; and the costs
+that others may cause a node, in calls and in records that it has not seen before.
+
+Anybody can call a node, under as many names as he likes. So each name has an allowance, those without a record of their
+own have one together, and all have one. Who is of the run is served while strangers have used theirs up. Each record is
+checked once, on a thread for it, and as many as its source may cost.
+"""
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import NamedTuple, Protocol
 
-from protocol.limits import CALLERS_KEPT
-from protocol.net.dht_costs import Costs
-from protocol.net.dht_rules import DhtEntry, Rules, digest, is_plausible, is_valid
+import msgpack
+
+from protocol.errors import FormatError
+from protocol.limits import (
+    CALLERS_KEPT,
+    CLOCK_SLACK_SECONDS,
+    DHT_MEMBER_PER_SECOND,
+    DHT_MEMBER_SAVED,
+    DHT_PER_SECOND,
+    DHT_SAVED,
+    DHT_STRANGER_PER_SECOND,
+    DHT_STRANGER_SAVED,
+    DHT_STRANGERS_PER_SECOND,
+    DHT_STRANGERS_SAVED,
+    RECORD_BYTES,
+    RECORD_SECONDS,
+    RECORDS_READ,
+)
+from protocol.net.allowances import RateLimit, TokenBucket
+
+SUBKEY_BYTES = 66
+"""The longest subkey: a peer id of 64 characters in msgpack."""
+
+VALUE_BYTES = RECORD_BYTES + 3
+"""The longest value: a record in msgpack."""
+
+_DICTIONARY_CODE = 0x50
+"""The code of hivemind's dictionaries among msgpack's extensions."""
 
 VERIFIED_KEPT = 16384
 """The hashes of checked records that are kept, those of some minutes: these are not checked again."""
+
+
+class Rules(Protocol):
+    """A run's rules for the contents of the DHT. Our nodes neither store nor pass on nor read anything else, whoever
+    sends it."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """All keys that there are."""
+
+    def expiration(self, key: str, subkey: str, value: object) -> float:
+        """Check a value. Returns when it expires, in seconds since 1970.
+
+        Raises:
+            FormatError: it may not lie there.
+        """
+
+
+class DhtEntry(NamedTuple):
+    """An entry of the DHT: what lies, or is to lie, under one subkey. `subkey` and `value` are msgpack, as nodes send
+    them."""
+
+    key: str
+    subkey: bytes
+    value: bytes
+    expiration: float
+
+    @property
+    def owner(self) -> str:
+        """The subkey of an entry, if it may be valid; else empty."""
+        try:
+            return str(_scalar(self.subkey))
+        except (ValueError, msgpack.UnpackException):
+            return ""
+
+
+def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: float, now: float) -> bool:
+    """Whether the rules, and the clock, let a value lie under a key. `subkey` and `value` are msgpack, as nodes send
+    them; a value without subkey has nil there."""
+    if not is_plausible(DhtEntry(key, subkey, value, expiration), now):
+        return False
+    try:
+        owner = _scalar(subkey)
+        due = rules.expiration(key, owner, _scalar(value)) if isinstance(owner, str) else None
+    except (ValueError, msgpack.UnpackException, FormatError):
+        return False
+    return expiration == due
+
+
+def is_plausible(entry: DhtEntry, now: float) -> bool:
+    """Whether an entry may be valid, by what can be seen without reading it."""
+    short = isinstance(entry.value, bytes) and len(entry.value) <= VALUE_BYTES and len(entry.subkey) <= SUBKEY_BYTES
+    return short and entry.expiration <= latest(now)  # nan is not
+
+
+def latest(now: float) -> float:
+    """The latest expiry that is still believed, in seconds since 1970 like `now`.
+
+    It moves in steps, so that nodes whose clocks differ by seconds agree at nearly all times: a record that its holder
+    believes and a reader does not would be there for some and not for others.
+    """
+    return (now // CLOCK_SLACK_SECONDS + 2) * CLOCK_SLACK_SECONDS + RECORD_SECONDS
+
+
+def digest(entry: DhtEntry) -> bytes:
+    """The hash by which an entry that was checked is known again."""
+    return sha256(msgpack.packb(entry)).digest()
+
+
+def unpacked(value: bytes) -> list[tuple[bytes, bytes, float]]:
+    """Read a dictionary as hivemind sends it: the subkey, in msgpack again, the value and the expiry of each entry;
+    nothing, if it is none.
+
+    hivemind's own reader follows dictionaries in dictionaries for as long as they last, and believes their sizes.
+    """
+    try:
+        whole = _scalar(value)
+        if not isinstance(whole, msgpack.ExtType) or whole.code != _DICTIONARY_CODE:
+            return []
+        _, _, items = msgpack.unpackb(whole.data, max_array_len=2 * RECORDS_READ, max_map_len=0)
+        return [
+            (msgpack.packb(subkey), value, expiration)
+            for subkey, value, expiration in items
+            if isinstance(subkey, str) and isinstance(value, bytes) and isinstance(expiration, float)
+        ]
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return []
+
+
+def _scalar(data: bytes) -> object:
+    """Read a single value. Arrays in arrays are refused: msgpack takes memory for as many elements as each says
+    it has."""
+    return msgpack.unpackb(data, max_array_len=0, max_map_len=0)
+
+
+def packed(entries: Iterable[DhtEntry]) -> bytes:
+    """Write a dictionary as hivemind sends it."""
+    items = [[each.owner, each.value, each.expiration] for each in entries]
+    last = max((each.expiration for each in entries), default=0.0)
+    data = msgpack.packb([float("inf"), last, items])
+    return bytes(msgpack.packb(msgpack.ExtType(_DICTIONARY_CODE, data)))
+
+
+@dataclass(slots=True)
+class Costs:
+    """What each source may still cost this node. `is_member` tells whether a source has a record in the run."""
+
+    is_member: Callable[[str], bool]
+    clock: Callable[[], float] = time.monotonic
+    members: RateLimit = field(init=False)
+    strangers: RateLimit = field(init=False)
+    all_strangers: TokenBucket = field(init=False)
+    all: TokenBucket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = RateLimit(DHT_MEMBER_SAVED, 1 / DHT_MEMBER_PER_SECOND, CALLERS_KEPT)
+        self.strangers = RateLimit(DHT_STRANGER_SAVED, 1 / DHT_STRANGER_PER_SECOND, CALLERS_KEPT)
+        self.all_strangers = TokenBucket(DHT_STRANGERS_PER_SECOND, DHT_STRANGERS_SAVED)
+        self.all = TokenBucket(DHT_PER_SECOND, DHT_SAVED)
+
+    def spend(self, source: str, cost: float) -> bool:
+        """Take so much from what a source has left; whether there was enough."""
+        now, buckets = self.clock(), self._buckets(source)
+        if any(bucket.wait_seconds(cost, now) for bucket in buckets):
+            return False
+        for bucket in buckets:
+            bucket.take(cost, now)
+        return True
+
+    def charge(self, source: str, cost: float) -> None:
+        """Take what has been spent already: it may be owed."""
+        for bucket in self._buckets(source):
+            bucket.take(cost, self.clock())
+
+    def _buckets(self, source: str) -> tuple[TokenBucket, ...]:
+        """All from which a source has to pay."""
+        if self.is_member(source):
+            return self.members.bucket(source), self.all
+        return self.strangers.bucket(source), self.all_strangers, self.all
 
 
 @dataclass(slots=True)

@@ -28,9 +28,9 @@ from protocol.limits import (
     CALLS_SAVED,
     CERTIFICATE_SLACK_SECONDS,
 )
+from protocol.net.allowances import TokenBucket
 from protocol.net.channels import caller, refuse
 from protocol.net.tasks import Children
-from protocol.net.token_bucket import TokenBucket
 from protocol.trust.certificates import Caller
 
 Handler = Callable[[Any, Any], Awaitable[Any]]

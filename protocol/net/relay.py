@@ -38,10 +38,10 @@ from protocol.limits import (
     RELAY_STREAMS_OF_PAIR,
     RELAY_STREAMS_OF_PEER,
 )
+from protocol.net.allowances import TokenBucket
 from protocol.net.guard import Objection, nobody
 from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
 from protocol.net.tasks import Children
-from protocol.net.token_bucket import TokenBucket
 from protocol.trust.membership_card import Authority
 
 RELAY = "hetpeer/relay/1"

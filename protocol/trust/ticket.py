@@ -1,4 +1,5 @@
-"""The ticket: the one line that a volunteer pastes. It names the run, and where to knock.
+"""The ticket: the one line that a volunteer pastes. It names the run, and where to knock. A peer that was away finds
+the run again by the addresses at which others were last, too.
 
     hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, authority, [doors], [libp2p addresses], token]>
 
@@ -11,6 +12,7 @@ import binascii
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import msgpack
 
 from protocol.addresses import split
 from protocol.errors import FormatError, TicketError
+from protocol.files import write_atomically
 from protocol.identity import RunId
 from protocol.trust.keys import PUBLIC_BYTES, peer_id_of_public
 
@@ -27,6 +30,12 @@ TOKEN_BYTES = 64
 MOST_CHARACTERS = 2**16
 MOST_ADDRESSES = 1024
 """The most addresses in a ticket; a bootstrap node has a few."""
+
+PEERS = "peers"
+"""The file of a folder that has the libp2p addresses at which others were last, one a line."""
+
+ADDRESSES_KEPT = 32
+"""The number of addresses in that file: one that still answers is enough."""
 
 _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
@@ -112,6 +121,24 @@ def find(given: str | None, directory: Path) -> Ticket:
             f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
         ) from None
     return parse_ticket(text)
+
+
+def remember_addresses(folder: Path, addresses: Sequence[str]) -> None:
+    """Write down the libp2p addresses at which others are now, instead of those that were there.
+
+    Raises:
+        ResourceError: the file cannot be written, as on a full disk.
+    """
+    write_atomically(folder / PEERS, "".join(f"{address}\n" for address in addresses[:ADDRESSES_KEPT]).encode())
+
+
+def recall_addresses(folder: Path) -> tuple[str, ...]:
+    """Read the addresses that were remembered; none, if the file is not there or no text. Nothing is promised of the
+    addresses."""
+    try:
+        return tuple((folder / PEERS).read_text(encoding="ascii").split()[:ADDRESSES_KEPT])
+    except (OSError, ValueError):
+        return ()
 
 
 def _is_key(authority: bytes) -> bool:

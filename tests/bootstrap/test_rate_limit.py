@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bootstrap.rate_limit import Rates, host_of, network_of
 from protocol.errors import RefusedError
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 
 
 @pytest.mark.parametrize(

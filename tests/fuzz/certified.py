@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from protocol.limits import RECORD_BYTES
-from protocol.net import dht_rules
+from protocol.net import dht_checks
 from protocol.trust import certificates, records
 from protocol.trust.certificates import Caller
 from protocol.trust.keys import Identity, peer_id_of
@@ -85,7 +85,7 @@ OWNER, VALUE = (msgpack.packb(each) for each in (AUTHOR.peer_id, LIES))
 def may_lie(subkey: bytes, value: bytes) -> bool:
     """Whether our node of the DHT would store it, or believe it of another."""
     until = records.expiration(RECORD)
-    return dht_rules.is_valid(REGISTER, REGISTER.key(AUTHOR.peer_id), subkey, value, until, until)
+    return dht_checks.is_valid(REGISTER, REGISTER.key(AUTHOR.peer_id), subkey, value, until, until)
 
 
 def found(data: bytes) -> tuple[records.PeerRecord, ...]:
@@ -135,8 +135,8 @@ CERTIFICATES = (
     ),
     Reader(
         "dictionary in the DHT",
-        dht_rules.unpacked,
-        ((dht_rules.packed([dht_rules.DhtEntry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
+        dht_checks.unpacked,
+        ((dht_checks.packed([dht_checks.DhtEntry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
         "msgpack",
         (),
     ),

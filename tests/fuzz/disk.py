@@ -34,7 +34,6 @@ from protocol.codec.snapshot import pieces_of
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, RunId
 from protocol.layout import EMBEDDING_TENSOR
-from protocol.net.known_peers import PEERS
 from protocol.net.tasks import Notifier
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
@@ -47,7 +46,7 @@ from protocol.trust import certificates
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import KIND, Card, issue
 from protocol.trust.proofs import revoke
-from protocol.trust.ticket import Ticket
+from protocol.trust.ticket import PEERS, Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
 from tests.fuzz.reader import Reader

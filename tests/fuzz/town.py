@@ -23,10 +23,10 @@ from peer.network.pipeline import Attempt, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor.telemetry import Noted, StepReport, pack_report
+from protocol.net.allowances import RateLimit
 from protocol.net.channels import channel_to, knock, listen, options
 from protocol.net.guard import Guard, nobody
 from protocol.net.lenient import AnyBytes
-from protocol.net.token_bucket import RateLimit
 from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
 from protocol.outer.window import Window

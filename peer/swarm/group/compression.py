@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from protocol.manifest import Manifest
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 
 START = 8
 """Where a group begins: what the paper has for most of its tables."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from peer.swarm.roles import free
 from protocol.identity import PeerId
-from protocol.net.backoff import pause_after
+from protocol.net.allowances import pause_after
 from protocol.trust.records import PeerRecord, Peers
 
 ALIKE = math.log(1.5)

@@ -10,7 +10,7 @@ from bootstrap.admission import dial_back
 from bootstrap.admission.dial_back import NOBODY, Dialler
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, RefusedError
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 from tests.reference.admitted import identity
 
 ANN = identity("ann")

@@ -19,9 +19,9 @@ from bootstrap.node import as_operator
 from protocol.errors import ResourceError, UnreachableError
 from protocol.limits import DOOR_CONNECTIONS_OF_NETWORK, DOOR_MESSAGE_BYTES, DOOR_STREAMS
 from protocol.manifest import message_bytes
+from protocol.net.allowances import RateLimit
 from protocol.net.channels import door_options, knock, listen
 from protocol.net.tls_probe import anybody
-from protocol.net.token_bucket import RateLimit
 from protocol.schemas import run_pb2, run_pb2_grpc
 from protocol.trust import certificates
 from tests.reference.admitted import identity

@@ -5,7 +5,7 @@ import pytest
 from bootstrap.admission.measuring import NETWORK_BURST, Measuring
 from protocol.errors import RefusedError
 from protocol.limits import CHUNK_BYTES
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 
 ANN, BOB = "ipv4:192.0.2.1:5000", "ipv4:198.51.100.1:5000"
 

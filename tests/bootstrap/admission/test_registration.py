@@ -34,10 +34,10 @@ from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.identity import RunId
+from protocol.net.allowances import RateLimit
 from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import Credentials, connect, door_options, handshake, knock, listen, options
 from protocol.net.guard import Guard
-from protocol.net.token_bucket import RateLimit
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.trust import certificates

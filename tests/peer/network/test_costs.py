@@ -24,10 +24,10 @@ from protocol.limits import (
     REVOCATIONS_NAMED,
     ROUNDS_NAMED,
 )
+from protocol.net.allowances import Places
 from protocol.net.channels import handshake
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
-from protocol.net.quotas import Places
 from protocol.net.tasks import Turns
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb

@@ -20,15 +20,13 @@ from peer.store.membership import (
     write_membership,
 )
 from protocol.identity import Endpoint, PeerId, RunId
-from protocol.net import known_peers
-from protocol.net.known_peers import PEERS, remember
 from protocol.run.run_files import DESCRIPTOR, Descriptor, genesis_file
 from protocol.trust.certificates import authority
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import PeerRecord
-from protocol.trust.ticket import Ticket
+from protocol.trust.ticket import PEERS, Ticket, remember_addresses
 from tests.reference.admitted import certified, identity
 from tests.reference.loopback_peers import NoDht
 from tests.reference.processes import TEXT
@@ -60,7 +58,7 @@ def folder(made: tuple[Descriptor, Identity, Path], tmp_path: Path) -> Path:
     me = load_or_create(tmp_path).peer_id
     card = issue(operator, descriptor.run_id, Card(me, "volunteer", 1, 3))
     write_membership(tmp_path, card, certified(load_or_create(tmp_path), operator), MIRRORS, NODE)
-    remember(tmp_path, [MEETING])
+    remember_addresses(tmp_path, [MEETING])
     return tmp_path
 
 
@@ -142,10 +140,10 @@ def test_where_others_are_is_kept_and_the_last_of_it_when_all_are_gone(tmp_path:
         loop, written = asyncio.get_running_loop(), asyncio.Event()
 
         def write(folder: Path, addresses: list[str]) -> None:
-            remember(folder, addresses)
+            remember_addresses(folder, addresses)
             loop.call_soon_threadsafe(written.set)
 
-        monkeypatch.setattr(known_peers, "remember", write)
+        monkeypatch.setattr("peer.network.discovery.remember_addresses", write)
 
         def record(name: str, libp2p: str = "") -> PeerRecord:
             return PeerRecord(peer_id=PeerId(name), address="h:1", libp2p=libp2p, role="volunteer", stage=0, slot=0)

@@ -24,8 +24,7 @@ from protocol.identity import RunId
 from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
-from protocol.net.dht_checks import Checks
-from protocol.net.dht_rules import DhtEntry, Rules, is_valid, latest
+from protocol.net.dht_checks import Checks, DhtEntry, Rules, is_valid, latest
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer

@@ -34,8 +34,7 @@ from protocol.limits import (
 from protocol.net import dht as dhts
 from protocol.net import libp2p
 from protocol.net.dht import Dht
-from protocol.net.dht_costs import Costs
-from protocol.net.dht_rules import DhtEntry, packed, unpacked
+from protocol.net.dht_checks import Costs, DhtEntry, packed, unpacked
 from protocol.net.streams import Stream
 from tests.protocol.net.test_dht import nodes
 

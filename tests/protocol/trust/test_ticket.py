@@ -3,6 +3,7 @@
 import base64
 import string
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,17 @@ from hypothesis import strategies as st
 
 from protocol.errors import TicketError
 from protocol.identity import RunId
-from protocol.trust.ticket import ENVIRONMENT, PREFIX, Ticket, find, parse_ticket
+from protocol.trust.ticket import (
+    ADDRESSES_KEPT,
+    ENVIRONMENT,
+    PEERS,
+    PREFIX,
+    Ticket,
+    find,
+    parse_ticket,
+    recall_addresses,
+    remember_addresses,
+)
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ("/ip4/127.0.0.1/tcp/7701/p2p/QmSomebody",))
 ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
@@ -97,3 +108,19 @@ def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp
     monkeypatch.delenv(ENVIRONMENT)
     (tmp_path / "ticket").write_text(f"{TICKET}\n")
     assert find(None, tmp_path) == TICKET
+
+
+def test_the_first_addresses_of_others_are_kept_in_order(tmp_path: Path):
+    addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/QmPeer" for port in range(4000, 4000 + ADDRESSES_KEPT + 3)]
+    remember_addresses(tmp_path, addresses)
+    assert recall_addresses(tmp_path) == tuple(addresses[:ADDRESSES_KEPT])
+    remember_addresses(tmp_path, addresses[5:7])
+    assert recall_addresses(tmp_path) == tuple(addresses[5:7])
+
+
+def test_a_file_of_addresses_that_is_not_there_or_no_text_names_nobody(tmp_path: Path):
+    assert recall_addresses(tmp_path) == ()
+    (tmp_path / PEERS).write_bytes(b"\xff\xfe")
+    assert recall_addresses(tmp_path) == ()
+    (tmp_path / PEERS).write_text("/ip4/127.0.0.1/tcp/1/p2p/QmPeer\n" * 10_000)
+    assert len(recall_addresses(tmp_path)) == ADDRESSES_KEPT

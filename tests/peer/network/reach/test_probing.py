@@ -21,7 +21,7 @@ from peer.network.reach.probing import (
     shake_hands,
     usual_round_trip,
 )
-from protocol.net.token_bucket import RateLimit
+from protocol.net.allowances import RateLimit
 from tests.bootstrap.admission.test_registration import House, play
 from tests.reference.admitted import credentials
 

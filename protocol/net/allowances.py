@@ -1,18 +1,27 @@
-"""Token buckets: how much may be used at once, and how fast that comes back. Pure: the clock is an argument.
+"""Allowances: how much others may use at once and how fast that comes back, how many places they may take, and how long
+somebody who failed pauses. Pure: the clock is an argument.
 
-The guard of calls, the DHT's costs, relays, and the doors and the monitor of a node hold others to such limits.
-(`protocol/net/bandwidth.py` does not: it orders the pieces of two queues, of which one goes first.)
+Token buckets hold others to rates: the guard of calls, the DHT's costs, relays, and the doors and the monitor of a node
+have them. (`protocol/net/bandwidth.py` does not: it orders the pieces of two queues, of which one goes first.) Places
+bound what others make a peer hold, for each source and in all.
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 ROUNDING_SECONDS = 1e-6
 """Sums of floats may be off by so much, and nobody waits for that."""
 
 KEYS_KEPT = 2**14
 """Buckets that a limit remembers at once, of addresses for example: some 3 MiB."""
+
+MOST_DOUBLINGS = 64
+"""Beyond these any pause has reached its maximum, and a power of two would be too large for a float."""
+
+Source = TypeVar("Source", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -67,3 +76,44 @@ class RateLimit:
     def wait_seconds(self, key: str, now: float) -> float:
         """Take one token of a key. Return 0; or, if there is none, how many seconds to wait."""
         return self.bucket(key).spend(1.0, now)
+
+
+@dataclass(slots=True)
+class Places(Generic[Source]):
+    """Places of which one source takes `of_one` at most, and all together take `in_all`. When these are taken, a source
+    with fewer than `of_few` still gets one: so a few sources that take all they can keep nobody out."""
+
+    of_one: int
+    in_all: int
+    of_few: int
+    taken: Counter[Source] = field(default_factory=Counter)
+    total: int = 0
+
+    def free(self, source: Source) -> int:
+        """The number of places that a source may still take now."""
+        own = self.taken[source]
+        return max(0, min(self.of_one - own, max(self.in_all - self.total, self.of_few - own)))
+
+    def take(self, source: Source, count: int = 1) -> bool:
+        """Take `count` places, or none. Returns whether there were as many."""
+        if self.free(source) < count:
+            return False
+        self.taken[source] += count
+        self.total += count
+        return True
+
+    def give_back(self, source: Source, count: int = 1) -> None:
+        """Give `count` places of a source back."""
+        self.total -= count
+        self.taken[source] -= count
+        if not self.taken[source]:
+            del self.taken[source]
+
+
+def pause_after(failures: float, first: float, most: float) -> float:
+    """How long to pause after so many failures in a row, in the unit of `first` and `most`: not at all after none,
+    `first` after one, then twice as long each time, `most` at most. A failure that was forgiven in part counts as a
+    fraction."""
+    if failures <= 0:
+        return 0.0
+    return min(most, first * math.pow(2.0, min(failures - 1, MOST_DOUBLINGS)))

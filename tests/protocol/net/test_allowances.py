@@ -1,4 +1,4 @@
-"""How much may be used at once, how fast it comes back, and how many users are remembered."""
+"""How much may be used at once, how fast it comes back, how many users are remembered, and how long one pauses."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.net.token_bucket import RateLimit, TokenBucket
+from protocol.net.allowances import RateLimit, TokenBucket, pause_after
 
 
 def plain_bucket(burst: int, seconds: float, times: list[float]) -> list[bool]:
@@ -65,3 +65,15 @@ def test_what_is_owed_has_to_come_back_before_anything_is_spent():
     assert bucket.spend(1.0, 2.5) == 0.0
     assert bucket.left(2.5) == 0.0
     assert bucket.left(1e9) == 10.0
+
+
+def test_each_failure_doubles_the_pause_up_to_the_most():
+    assert [pause_after(failures, 1.0, 10.0) for failures in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_a_failure_forgiven_in_part_counts_for_less():
+    assert pause_after(1.0, 4.0, 60.0) < pause_after(1.75, 4.0, 60.0) < pause_after(2.0, 4.0, 60.0)
+
+
+def test_any_number_of_failures_has_a_pause():
+    assert pause_after(10**9, 0.25, 3600.0) == 3600.0
