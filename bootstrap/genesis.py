@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from bootstrap.data import corpus, published_text
-from protocol.codec.fixed_point import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
@@ -38,6 +37,7 @@ from protocol.run.run_files import (
     require_sizes,
 )
 from protocol.run.tokenizer import read_tokenizer
+from protocol.tensor_formats import to_units
 from protocol.trust.keys import load_or_create
 
 STANDARD_DEVIATION = 0.02

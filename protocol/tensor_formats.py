@@ -2,13 +2,18 @@
 
 A format serves what crosses the boundaries of a pipeline, the values of contributions, the weights of a checkpoint that
 a run begins from, or several of these. Names and numbers are the protocol's: they never change.
+
+The outer state has a format of its own: weights and pseudo-gradients are integers in units of 2⁻²⁶.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 NumberFormatName = Literal["bf16", "fp32", "int8", "int4"]
-"""A format of activations and gradients (`replicas.wire`); `protocol/codec/payloads.py` lays their bytes out."""
+"""A format of activations and gradients (`replicas.wire`); `protocol/codec/frames.py` lays their bytes out."""
 
 Codec = Literal["bf16", "2bit"]
 """A format of a contribution's values (`outer.values`); `protocol/codec/quantize.py` lays their bytes out."""
@@ -40,3 +45,20 @@ FORMATS: dict[str, TensorFormat] = {
     "2bit": TensorFormat(2, contribution=1),
 }
 """By the names that manifests use. Checkpoints alone have fp16."""
+
+UNITS_PER_ONE = 2**26
+"""The number of units in 1.0. An int32 then holds ±32, far beyond any weight, in steps of 1.5e-8: finer than float32
+from 0.25 on."""
+
+
+def to_units(values: NDArray[np.floating]) -> NDArray[np.int32]:
+    """Convert a float array of any shape to int32 units of the same shape, rounded half to even.
+
+    Raises:
+        OverflowError: a value is outside ±32, or is not a number.
+    """
+    scaled = values.astype(np.result_type(values, np.float32)) * UNITS_PER_ONE
+    np.rint(scaled, out=scaled)
+    if scaled.size and not (scaled.min() > -(2**31) and scaled.max() < 2**31):
+        raise OverflowError("a weight is outside ±32, or is not a number")
+    return scaled.astype(np.int32)

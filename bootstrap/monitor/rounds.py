@@ -5,7 +5,7 @@ from functools import cache
 from statistics import median_low
 
 from protocol.codec.contribution import expected_bytes
-from protocol.codec.payloads import Payload
+from protocol.codec.frames import Payload
 from protocol.identity import PeerId
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest

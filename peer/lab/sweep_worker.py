@@ -15,7 +15,7 @@ from peer.lab.record import Point, Record
 from peer.lab.reference_run import Lab
 from peer.lab.state import load_lab, save_lab
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
-from protocol.codec.payloads import Payload
+from protocol.codec.frames import Payload
 from protocol.errors import HetpeerError
 from protocol.layout import operations_per_token
 from protocol.manifest import Manifest, check_manifest

@@ -1,7 +1,7 @@
 """Numbers as they cross a boundary: rounded to floats of fewer bits, or to integers with a scale for each token.
 
 Rounding is part of the mathematics, so that a run in one process rounds as a swarm does: what is packed here is what
-the wire carries (`protocol/codec/payloads.py`), and what is unpacked is what the receiver computes with.
+the wire carries (`protocol/codec/frames.py`), and what is unpacked is what the receiver computes with.
 
 Letters of shapes: B sequences, L tokens, k values of a token, w bytes of one.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.codec.payloads import SCALE_BYTES, Payload
+from protocol.codec.frames import SCALE_BYTES, Payload
 from protocol.tensor_formats import FORMATS
 
 SMALLEST = 1e-30

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from peer.optim.inner import learning_rate
 from protocol.codec.contribution import Contribution
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
 from protocol.layout import Shape
 from protocol.manifest import Manifest
+from protocol.tensor_formats import UNITS_PER_ONE
 
 ADAM_STEP = 2.0
 """|m̂ / √v̂| is at most 1 but for the first steps with these betas (Kingma and Ba, section 2.1); twice that is ample."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import DivergedError
+from protocol.tensor_formats import UNITS_PER_ONE
 
 INT32_MAX = 2**31 - 1
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from protocol.codec.chunks import ChunkGrid, Offsets
 from protocol.codec.compiled import compiled
-from protocol.codec.fixed_point import UNITS_PER_ONE
+from protocol.tensor_formats import UNITS_PER_ONE
 
 Units = NDArray[np.int32]
 Positions = NDArray[np.int64]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from protocol.codec.contribution import expected_bytes
-from protocol.codec.payloads import Payload
+from protocol.codec.frames import Payload
 from protocol.identity import EMBEDDING, parts_authored
 from protocol.layout import model_layout, operations_per_token
 from protocol.manifest import Manifest

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.codec.fixed_point import to_units
 from protocol.codec.stored_tensors import STORED, Stored, read_json, tensors_in
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
 from protocol.manifest import Model
 from protocol.run.run_files import BASIS, TOKENIZER
+from protocol.tensor_formats import to_units
 from protocol.toml_tables import MOST_CHARACTERS, validated
 
 CONFIG = "config.json"

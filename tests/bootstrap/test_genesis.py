@@ -10,13 +10,13 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from bootstrap.genesis import basis, create_run, genesis_tensor, load_run
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import ManifestError, ResourceError
 from protocol.identity import Part
 from protocol.layout import model_layout
 from protocol.run import run_files
 from protocol.run.hugging_face import open_checkpoint
 from protocol.run.run_files import file_names, genesis_file, parse_descriptor
+from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.checkpoints import CONFIG, by_hand, llama
 from tests.reference.small_manifest import small_manifest
 

@@ -20,7 +20,6 @@ MOST_BYTES = 4096
 RSS_MIB = 2048
 COMPILED = [
     "protocol.codec.bitstream",
-    "protocol.codec.levels",
     "protocol.codec.quantize",
     "protocol.codec.rice",
     "peer.optim.kernels",

@@ -18,11 +18,11 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
+    Payload,
     pack_frame,
     unpack_backward,
     unpack_forward,
 )
-from protocol.codec.payloads import Payload
 from protocol.codec.snapshot import Header, parse_header, pieces_of, tensors_of
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout

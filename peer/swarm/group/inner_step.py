@@ -26,11 +26,11 @@ from protocol.codec.frames import (
     ForwardFrame,
     FramePosition,
     FrameRules,
+    Payload,
     pack_frame,
     unpack_backward,
     unpack_forward,
 )
-from protocol.codec.payloads import Payload
 from protocol.errors import DivergedError
 from protocol.net.tasks import Children
 from protocol.schemas import pipeline_pb2 as pb

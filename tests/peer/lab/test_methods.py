@@ -18,10 +18,10 @@ from peer.model.subspace import nested
 from peer.optim.grid import to_float, to_units
 from peer.telemetry.events import Event, StepDone
 from protocol.codec.contribution import grids
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest
+from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.boundary import orthonormal, through
 from tests.reference.one_process import OneProcess
 from tests.reference.small_lab import play, small_lab

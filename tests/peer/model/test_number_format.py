@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.model.number_format import Floats, Integers, from_bytes, number_format, to_bytes
-from protocol.codec.payloads import Payload
+from protocol.codec.frames import Payload
 from protocol.tensor_formats import FORMATS
 from tests.reference.boundary import quantized
 

@@ -10,9 +10,9 @@ from peer.optim import inner
 from peer.optim.bounds import check_magnitudes, check_moments, largest_value
 from peer.optim.inner import learning_rate
 from protocol.codec.contribution import Contribution, SparseTensor
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
+from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.small_manifest import small_manifest
 
 

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec.frames import (
+    LARGEST,
     BackwardFrame,
     ForwardFrame,
     FramePosition,
     FrameRules,
+    Payload,
     pack_frame,
     unpack_backward,
     unpack_forward,
 )
-from protocol.codec.payloads import LARGEST, Payload
 from protocol.errors import FormatError
 from protocol.limits import CHUNK_BYTES
 from protocol.schemas import pipeline_pb2 as pb

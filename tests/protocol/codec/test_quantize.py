@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec.levels import absolute, fit_levels
-from protocol.codec.quantize import LARGEST, dequantize, payload_bytes, quantize
+from protocol.codec.quantize import LARGEST, absolute, dequantize, fit_levels, payload_bytes, quantize
 from protocol.errors import FormatError
 
 values_lists = st.lists(st.integers(-LARGEST, LARGEST), min_size=1, max_size=40)

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from protocol.codec.fixed_point import UNITS_PER_ONE
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, whole_layout
 from protocol.manifest import Model
 from protocol.run.hugging_face import config, open_checkpoint
+from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.checkpoints import CONFIG, by_hand, by_transformers, llama
 
 SIZES = Model(

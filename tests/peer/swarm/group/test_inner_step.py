@@ -80,7 +80,6 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
 
     loss, whole, frames = asyncio.run(asyncio.wait_for(scene(), 60))
     monkeypatch.setattr("protocol.codec.frames.CHUNK_BYTES", 48)
-    monkeypatch.setattr("protocol.codec.payloads.CHUNK_BYTES", 48)
     assert FrameRules.of(RUN).activations.messages > 3
     again, in_pieces, messages = asyncio.run(asyncio.wait_for(scene(), 60))
     assert (again, messages) == (loss, frames * FrameRules.of(RUN).activations.messages)
