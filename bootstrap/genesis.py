@@ -19,7 +19,7 @@ from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
 from protocol.manifest import Manifest, difference
-from protocol.run.hugging_face import ModelFolder, open_checkpoint
+from protocol.run.hugging_face import ModelFolder, open_checkpoint, read_tokenizer
 from protocol.run.prepared import is_prepared, link, require_same
 from protocol.run.run_files import (
     BASIS,
@@ -36,7 +36,6 @@ from protocol.run.run_files import (
     read_kept,
     require_sizes,
 )
-from protocol.run.tokenizer import read_tokenizer
 from protocol.tensor_formats import to_units
 from protocol.trust.keys import load_or_create
 

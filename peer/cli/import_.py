@@ -38,8 +38,7 @@ def import_(
     from peer.telemetry.events import Progress
     from protocol import manifest as manifests
     from protocol.files import write_atomically
-    from protocol.run.hugging_face import open_checkpoint
-    from protocol.run.tokenizer import read_tokenizer
+    from protocol.run.hugging_face import open_checkpoint, read_tokenizer
 
     shown = terminal(json)
 

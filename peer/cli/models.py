@@ -254,7 +254,7 @@ def sample(options: SampleOptions) -> None:
     from peer.compute.capacity import cores
     from peer.model.language_model import Sampling, generate
     from peer.process import told
-    from protocol.run.tokenizer import encode
+    from protocol.run.hugging_face import encode
 
     shown = terminal(options.json)
 
@@ -313,9 +313,8 @@ def _load(options: SampleOptions) -> tuple["LanguageModel", "Tokenizer"]:
     """
     from peer.compute.capacity import find_device
     from peer.model.language_model import LanguageModel
-    from protocol.run.hugging_face import CONFIG
+    from protocol.run.hugging_face import CONFIG, read_tokenizer
     from protocol.run.run_files import DESCRIPTOR
-    from protocol.run.tokenizer import read_tokenizer
 
     folder = options.checkpoint.expanduser()
     of_a_peer = (folder / DESCRIPTOR).exists() and not (folder / CONFIG).exists()

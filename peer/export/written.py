@@ -18,9 +18,8 @@ from peer.optim.grid import to_float
 from peer.telemetry.events import Listener, Progress
 from protocol.errors import ResourceError, UserError
 from protocol.files import sync_folder
-from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config
+from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config, read_tokenizer
 from protocol.run.run_files import BASIS, TOKENIZER
-from protocol.run.tokenizer import read_tokenizer
 
 CARD = "README.md"
 

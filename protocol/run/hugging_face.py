@@ -6,24 +6,28 @@
     tokenizer.json                  Hugging Face `tokenizers` format
     hetpeer/basis.safetensors       U of the run it comes from, if it comes from one that compresses
 
-A checkpoint is a stranger's: sizes are checked before anything is read by them, and nothing is unpickled.
+A checkpoint is a stranger's, and so is its tokenizer: sizes are checked before anything is read by them, and nothing
+is unpickled.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
-from protocol.codec.stored_tensors import STORED, Stored, read_json, tensors_in
-from protocol.errors import UserError
-from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, whole_layout
+from protocol.errors import ResourceError, UserError
+from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
 from protocol.manifest import Model
-from protocol.run.run_files import BASIS, TOKENIZER
-from protocol.tensor_formats import to_units
+from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
+from protocol.tensor_formats import FORMATS, to_units
 from protocol.toml_tables import MOST_CHARACTERS, validated
 
 CONFIG = "config.json"
@@ -46,6 +50,43 @@ LIKE_LLAMA: dict[str, Any] = {
 
 ORTHONORMAL_TOLERANCE = 1e-5
 """Largest |UᵀU − 1| of a basis."""
+
+JSON_BYTES = 2**25
+"""The largest config, index or header: those of a model of 1024 layers have 1 MiB."""
+
+STORED = {each.stored: each for each in FORMATS.values() if each.stored}
+"""Number formats of weights, by the names that safetensors has for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a safetensors file: `start` is its first byte there."""
+
+    path: Path
+    dtype: str
+    shape: Shape
+    start: int
+
+    def read(self) -> NDArray[np.float32]:
+        """Read the tensor's values.
+
+        Raises:
+            UserError: the file cannot be read, or is shorter than it was.
+        """
+        kind = "u" if self.dtype == "BF16" else "f"  # bf16, which numpy has not, is the upper half of a float32
+        count, dtype = math.prod(self.shape), np.dtype(f"<{kind}{STORED[self.dtype].bits // 8}")
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(count * dtype.itemsize)
+        except OSError as error:
+            raise UserError(f"cannot read {self.path}: {error.strerror}") from None
+        if len(data) != count * dtype.itemsize:
+            raise UserError(f"{self.path} ends within a tensor")
+        values = np.frombuffer(data, dtype).reshape(self.shape)
+        if self.dtype == "BF16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +276,96 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
 
 def _shown(value: object) -> str:
     return json.dumps(value)[:MOST_CHARACTERS]
+
+
+def tensors_in(path: Path) -> dict[str, Stored]:
+    """Find the tensors of one safetensors file. The library checks that the file's header is well-formed, and that
+    tensors neither overlap nor leave the file; it has no way to tell where they are.
+
+    Raises:
+        UserError: the file cannot be read, or is no safetensors file.
+    """
+    try:
+        with safe_open(path, "np"):
+            pass
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > JSON_BYTES:
+                raise UserError(f"{path} has a header of {length} bytes, more than {JSON_BYTES}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())  # it may quote the file
+        raise UserError(f"{path} is no safetensors file: {said}"[:MOST_CHARACTERS]) from None
+    header.pop("__metadata__", None)
+    return {
+        name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + length + said["data_offsets"][0])
+        for name, said in header.items()
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the one JSON object that a file holds.
+
+    Raises:
+        UserError: the file cannot be read, or holds none, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(JSON_BYTES + 1)
+        document = json.loads(data) if len(data) <= JSON_BYTES else None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}"[:MOST_CHARACTERS]) from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} holds no JSON object of {JSON_BYTES} bytes at most")
+    return document
+
+
+def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
+    """Read a tokenizer whose tokens are all below `vocabulary`; it neither cuts texts off nor fills them up.
+
+    Raises:
+        ResourceError: there is none, it cannot be read, is larger than one of this vocabulary, or has tokens beyond it.
+    """
+    most = tokenizer_bytes(vocabulary)
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise ResourceError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+    if len(data) > most:
+        raise ResourceError(f"{path} has more than {most} bytes, too many for a vocabulary of {vocabulary}")
+    with _told(f"{path} is no tokenizer"):
+        tokenizer = Tokenizer.from_str(data.decode())
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last >= vocabulary:
+        raise ResourceError(f"{path} has a token {last}, and the vocabulary of the model is {vocabulary}")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, with those that the tokenizer puts around each.
+
+    Raises:
+        ResourceError: the tokenizer cannot take it, as one whose regular expression explodes.
+    """
+    with _told("the tokenizer cannot take this text"):
+        ids: list[int] = tokenizer.encode(text).ids
+        return ids
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise as ours what the library raises: Exception, and where Rust panics something that is none."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | GeneratorExit):
+            raise
+        said = " ".join(str(error).split())  # it may quote the file
+        raise ResourceError(f"{what}: {said}"[:MOST_CHARACTERS]) from None

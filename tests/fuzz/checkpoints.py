@@ -13,9 +13,8 @@ from bootstrap.data.corpus import train_tokenizer
 from peer.store.checkpoint import SETTLED, Settled, last_settled
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
-from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, INDEX, WEIGHTS, config, open_checkpoint
+from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, INDEX, WEIGHTS, config, open_checkpoint, read_tokenizer
 from protocol.run.run_files import TOKENIZER
-from protocol.run.tokenizer import read_tokenizer
 from tests.fuzz.material import MANIFEST, folder, from_file
 from tests.fuzz.reader import Reader
 
