@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from peer.cli.__main__ import app
 from protocol.manifest import load_manifest
-from protocol.monitor.view import RoundView, View
+from protocol.monitor import RoundView, View
 
 ROOT = Path(__file__).parents[1]
 DOCKER, EXAMPLES = ROOT / "examples/docker", ROOT / "examples"

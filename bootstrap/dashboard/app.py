@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import is_ip, read_host
 from protocol.errors import FormatError
-from protocol.monitor.view import View
+from protocol.monitor import View
 from protocol.net.tasks import first_of
 
 PAGE = Path(__file__).with_name("page")

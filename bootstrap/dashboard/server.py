@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from bootstrap.dashboard.app import EVENTS, app
 from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
-from protocol.monitor.view import View
+from protocol.monitor import View
 
 MOST_CONNECTIONS = 256
 """When there are more, the oldest that is no stream of events makes way: nobody keeps others out by saying nothing."""

@@ -12,20 +12,23 @@ from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor.telemetry import (
+from protocol.monitor import (
+    MOST_LINES,
     ContributionOut,
     EndedShort,
     Going,
     GroupJoined,
     GroupLost,
+    LineView,
     LossFound,
     NotAwaited,
     Noted,
     RoundEnded,
+    RoundView,
     StepReport,
     Told,
+    View,
 )
-from protocol.monitor.view import MOST_LINES, LineView, RoundView, View
 from protocol.net.allowances import RateLimit
 from protocol.trust.records import PeerRecord, common_round
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.monitor.view import PeerState, PeerView, RoundView, View
+from protocol.monitor import PeerState, PeerView, RoundView, View
 
 HERE: tuple[PeerState, ...] = tuple(each for each in get_args(PeerState) if each not in ("gone", "lost"))
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
-from protocol.monitor.telemetry import Going, StepReport
-from protocol.monitor.view import GroupView, PeerState, PeerView
+from protocol.monitor import Going, GroupView, PeerState, PeerView, StepReport
 from protocol.trust.records import PeerRecord
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS

@@ -9,7 +9,7 @@ from protocol.codec.frames import Payload
 from protocol.identity import PeerId
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
-from protocol.monitor.view import RoundView
+from protocol.monitor import RoundView
 
 JUDGE_SECONDS = 5.0
 """After the end of a round, when all who were there have told of it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bootstrap.rate_limit import network_of
 from protocol.errors import RefusedError
 from protocol.limits import DESCRIPTOR_BYTES
-from protocol.monitor.view import View
+from protocol.monitor import View
 from protocol.net.allowances import RateLimit
 
 VIEW_BYTES = DESCRIPTOR_BYTES - 4096

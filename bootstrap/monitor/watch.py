@@ -17,8 +17,7 @@ from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor.telemetry import unpack_report
-from protocol.monitor.view import LineView, RoundView, View
+from protocol.monitor import LineView, RoundView, View, unpack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.monitor.view import RoundView, View
+from protocol.monitor import RoundView, View
 from protocol.wording import printable, size
 
 ROUNDS_SHOWN = 6

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from peer.process import Terminal
-    from protocol.monitor.view import View
+    from protocol.monitor import View
     from protocol.trust.ticket import Ticket
 
 WATCH_SECONDS = 2.0

@@ -17,7 +17,7 @@ from protocol.addresses import is_ip, join, split
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
-from protocol.monitor.view import View
+from protocol.monitor import View
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock

@@ -34,7 +34,7 @@ from peer.telemetry.events import (
 from peer.telemetry.status import Status
 from protocol.errors import HetpeerError
 from protocol.limits import CALL_SECONDS
-from protocol.monitor.telemetry import (
+from protocol.monitor import (
     BATCH_BYTES,
     MOST_HAPPENED,
     MOST_SECONDS,

@@ -22,7 +22,7 @@ from peer.network.group import GroupService
 from peer.network.pipeline import Attempt, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.monitor.telemetry import Noted, StepReport, pack_report
+from protocol.monitor import Noted, StepReport, pack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import channel_to, knock, listen, options
 from protocol.net.guard import Guard, nobody

@@ -10,7 +10,7 @@ from peer.network.duplex import BreachError
 from peer.network.gossip_wire import summary_of
 from peer.optim import handover_state as bequests
 from peer.swarm.group.control import Gradients, MemberControl
-from protocol import manifest
+from protocol import manifest, monitor
 from protocol.codec import bitstream, frames, quantize, rice
 from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
@@ -20,7 +20,6 @@ from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, Fr
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.manifest import Manifest, check_manifest
-from protocol.monitor import telemetry
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
 from protocol.outer.ledger import Ledger
@@ -229,15 +228,15 @@ def read_legacy(data: bytes) -> object:
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
-TOLD = telemetry.StepReport(
+TOLD = monitor.StepReport(
     round=2,
     step=1,
     loss=5.5,
     tokens=96,
     version="0.1.0",
     happened=[
-        telemetry.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
-        telemetry.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
+        monitor.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
+        monitor.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
     ],
 )
 
@@ -278,6 +277,6 @@ WIRE = (
         "json",
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
-    Reader("what a peer tells", telemetry.unpack_report, ((telemetry.pack_report(TOLD), TOLD),), "json"),
+    Reader("what a peer tells", monitor.unpack_report, ((monitor.pack_report(TOLD), TOLD),), "json"),
     Reader("bequest's tensors", read_legacy, (legacy(),)),
 )

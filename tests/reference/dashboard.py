@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootstrap.dashboard.server import serve_dashboard, taken
-from protocol.monitor.view import View
+from protocol.monitor import View
 
 
 class Shown:

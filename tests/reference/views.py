@@ -2,7 +2,7 @@
 
 import math
 
-from protocol.monitor.view import GroupView, LineView, PeerState, PeerView, RoundView, View
+from protocol.monitor import GroupView, LineView, PeerState, PeerView, RoundView, View
 
 STAGES, GROUPS, ROUNDS, STEPS = 4, 3, 24, 30
 BEGAN = 1_795_000_000.0

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from peer.telemetry.events import Joined, RoundDone, Serving
-from protocol.monitor.view import View
+from protocol.monitor import View
 from protocol.trust.ticket import Ticket
 from tests.fuzz.material import OPERATOR
 from tests.fuzz.material import RUN as RUN_ID

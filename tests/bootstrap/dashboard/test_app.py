@@ -13,7 +13,7 @@ import pytest
 
 from bootstrap.dashboard import app, server
 from bootstrap.dashboard.app import PAGE, Latest
-from protocol.monitor.view import View
+from protocol.monitor import View
 from tests.reference.dashboard import Shown
 from tests.reference.views import LOST, view
 

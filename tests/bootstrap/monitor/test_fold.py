@@ -10,7 +10,8 @@ from bootstrap.monitor.fold import AHEAD, MOST_PEERS, MOST_ROUNDS, Fold
 from bootstrap.monitor.peers import CUT_SECONDS, LOST_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
-from protocol.monitor.telemetry import (
+from protocol.monitor import (
+    MOST_LINES,
     ContributionOut,
     Going,
     GroupJoined,
@@ -18,11 +19,11 @@ from protocol.monitor.telemetry import (
     LossFound,
     NotAwaited,
     Noted,
+    PeerView,
     RoundEnded,
     StepReport,
     Told,
 )
-from protocol.monitor.view import MOST_LINES, PeerView
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootstrap.monitor.metrics import render
-from protocol.monitor.view import GroupView, PeerView, RoundView, View
+from protocol.monitor import GroupView, PeerView, RoundView, View
 
 NOW = 1000.0
 

@@ -4,7 +4,7 @@ import pytest
 
 from bootstrap.monitor.status_service import NETWORK_BURST, StatusAnswers, fitting
 from protocol.errors import RefusedError
-from protocol.monitor.view import LineView, PeerView, RoundView, View
+from protocol.monitor import LineView, PeerView, RoundView, View
 from protocol.net.allowances import RateLimit
 
 ANN, BOB = "ipv4:192.0.2.1:5000", "ipv4:198.51.100.1:5000"

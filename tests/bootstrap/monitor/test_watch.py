@@ -10,7 +10,7 @@ from bootstrap.monitor import watch
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
-from protocol.monitor.telemetry import Noted, StepReport, pack_report
+from protocol.monitor import Noted, StepReport, pack_report
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from peer.cli.run_tables import drawn
-from protocol.monitor.view import GroupView, LineView, PeerView, RoundView, View
+from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
 

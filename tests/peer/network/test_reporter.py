@@ -22,7 +22,7 @@ from peer.telemetry.events import (
     StepDone,
 )
 from peer.telemetry.status import EventStream, Status
-from protocol.monitor.telemetry import (
+from protocol.monitor import (
     BATCH_BYTES,
     EndedShort,
     Going,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import FormatError
-from protocol.monitor.telemetry import (
+from protocol.monitor import (
     BATCH_BYTES,
     MOST_HAPPENED,
     ContributionOut,
