@@ -7,15 +7,14 @@ from pathlib import Path
 from protocol.codec.contribution import grids
 from protocol.identity import Part, RunId
 from protocol.manifest import Manifest
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.window import Window
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust import statement
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.records import PeerRecord, sign
+from protocol.trust.records import PeerRecord, make_statement, sign
 
 CALL_BYTES = 200
 """Of a message beside its content: HTTP/2 and gRPC headers, TCP/IP headers and acknowledgements. An estimate."""
@@ -62,7 +61,7 @@ def sizes(manifest: Manifest, part: Part) -> Sizes:
             contributed=1001,
             sequence=1_700_000_000_000,
         )
-        said = statement.make_statement(signer, record, {part: [Claim(1000, "ab" * 32, 10**6, True)] * 3})
+        said = make_statement(signer, record, {part: [Claim(1000, "ab" * 32, 10**6, True)] * 3})
     rounds = [pb.RoundCheck(round=1000 + n, check=2**63) for n in range(Window(outer.grace, outer.liars).width + 1)]
     summary = pb.PartSummary(part=part, clock=1000, folded=993, rounds=rounds)
     return Sizes(

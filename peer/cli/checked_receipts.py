@@ -16,11 +16,10 @@ from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.outer.window import Window
 from protocol.run.run_files import Descriptor, read_kept
-from protocol.trust.credit import RoundCredit, by_round, microbatch_tokens
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
-from protocol.trust.receipts import Receipt, Verifier, from_line
+from protocol.trust.receipts import Receipt, RoundCredit, Verifier, by_round, from_line, microbatch_tokens
 
 KEY_FILE = "identity.key"
 

@@ -58,8 +58,7 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     from peer.cli.checked_receipts import check_receipts, draw, to_json
     from peer.process import told
     from protocol.files import write_atomically
-    from protocol.trust.credit import standing
-    from protocol.trust.receipts import to_line
+    from protocol.trust.receipts import standing, to_line
 
     def work() -> int:
         given = tuple(options.verify or ())

@@ -11,7 +11,7 @@ from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import Part, PeerId
 from protocol.limits import PEERS_KEPT
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.trust import attestations
 from protocol.trust.attestations import GRANTED, KEPT, Attestation
 from protocol.trust.proofs import Signer

@@ -44,15 +44,13 @@ from protocol.limits import (
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake
 from protocol.net.tasks import Children
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import summary
 from protocol.outer.window import Window
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
-from protocol.trust import statement
-from protocol.trust.records import PeerRecord, require_rounds
-from protocol.trust.statement import Claims
+from protocol.trust.records import Claims, PeerRecord, make_statement, read_statement, require_rounds
 
 ANSWER_SECONDS = 3.0
 """The time within which a peer has to answer a comparison, which is also its heartbeat."""
@@ -96,7 +94,7 @@ class Reconciler:
 
     def statement(self) -> bytes:
         """Sign this peer's statement: its record and its closed rounds."""
-        return statement.make_statement(self.intake.signer, self.discovery.record, self.claims)
+        return make_statement(self.intake.signer, self.discovery.record, self.claims)
 
     async def publish(self, part: Part, round: int, blob: bytes) -> None:
         """Keep and announce this peer's own contribution."""
@@ -111,7 +109,7 @@ class Reconciler:
         Raises:
             FormatError: it is none, or another's.
         """
-        heard = statement.read_statement(said, self.intake.signer.authority)
+        heard = read_statement(said, self.intake.signer.authority)
         require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
         if heard.record.peer_id != speaker:
             raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")

@@ -1,9 +1,11 @@
-"""The messages between a leader and its members: invitations, and one control stream to each member."""
+"""The messages between a leader and its members: invitations, and one control stream to each member; and the lease of a
+volunteer to one group, a state machine without I/O."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from peer.network.contacts import Contacts
@@ -11,11 +13,11 @@ from peer.network.duplex import Duplex
 from peer.network.pipeline import REPLICA_KEY
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
+from protocol.limits import LEASE_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake, refuse, require_manifest, speaks
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
-from protocol.trust.group_lease import Lease, LeaseEvent
 
 INVITE_SECONDS = 3.0
 """The time within which a volunteer has to answer an invitation: a slower one is no use to a group."""
@@ -44,6 +46,57 @@ class Membership:
 
     replica: ReplicaId
     slot: int
+
+
+class LeaseState(Enum):
+    """The state of a volunteer's lease to one group.
+
+    FREE ──invited──▶ LEASED ──leader calls──▶ MEMBER ──leader's stream ends──▶ FREE
+                      LEASED ──the lease runs out──▶ FREE
+    """
+
+    FREE = "free"
+    LEASED = "leased"
+    MEMBER = "member"
+
+
+class LeaseEvent(Enum):
+    """An act of a leader, which may change the lease of a volunteer."""
+
+    INVITED = "invited"
+    CALLED = "called"
+    LEFT = "left"
+
+
+TRANSITIONS = {
+    (LeaseState.FREE, LeaseEvent.INVITED): LeaseState.LEASED,
+    (LeaseState.LEASED, LeaseEvent.INVITED): LeaseState.LEASED,  # by the same leader: the lease begins anew
+    (LeaseState.LEASED, LeaseEvent.CALLED): LeaseState.MEMBER,
+    (LeaseState.MEMBER, LeaseEvent.LEFT): LeaseState.FREE,
+}
+
+
+@dataclass(slots=True)
+class Lease:
+    """A volunteer's engagement. Times are seconds on any monotonic clock."""
+
+    state: LeaseState = LeaseState.FREE
+    leader: ReplicaId | None = None
+    until: float = 0.0
+
+    def take(self, event: LeaseEvent, leader: ReplicaId, now: float) -> bool:
+        """Apply what `leader` did; False if it may not do that now, and then nothing changes."""
+        if self.state is LeaseState.LEASED and now >= self.until:
+            self.state, self.leader = LeaseState.FREE, None
+        if self.leader not in (None, leader):
+            return False
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            return False
+        self.state = following
+        self.leader = None if following is LeaseState.FREE else leader
+        self.until = now + LEASE_SECONDS
+        return True
 
 
 class GroupService(group_pb2_grpc.GroupServicer):

@@ -23,8 +23,7 @@ from protocol.identity import EMBEDDING, Part, PeerId, contributes_to, stage_par
 from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
-from protocol.trust.credit import by_round, standing
-from protocol.trust.receipts import CountedReceipt, Receipt, Work, read_receipt
+from protocol.trust.receipts import CountedReceipt, Receipt, Work, by_round, read_receipt, standing
 
 WITNESSES = 2
 """The number of peers that are asked to sign that a contribution counted. With two neighbours, a round brings four

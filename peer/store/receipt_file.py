@@ -13,9 +13,8 @@ from pathlib import Path
 
 from protocol.errors import FormatError, ResourceError
 from protocol.files import sync_folder, write_atomically
-from protocol.trust.credit import standing
 from protocol.trust.membership_card import Authority
-from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read_receipt, to_line
+from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read_receipt, standing, to_line
 
 RECEIPTS = "credit"
 """The folder, in the peer's."""

@@ -3,7 +3,7 @@ take the past from a majority.
 
 Such an observer closes every round itself, from contributions whose authors have signed them, and signs what each part
 was then. The operator has named it (`grant`). Of all attestations the newest is kept and passed on; what it says of a
-state stands against any number of claims (`protocol/outer/claims.py`).
+state stands against any number of claims (`protocol/outer/history.py`).
 """
 
 from collections.abc import Collection, Mapping
@@ -12,11 +12,11 @@ from typing import Any
 
 from protocol.errors import FormatError
 from protocol.identity import Part, PeerId
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
-from protocol.trust.statement import CLAIMS_TOLD
+from protocol.trust.records import CLAIMS_TOLD
 
 KIND, GRANT = "attestation", "attester"
 

@@ -1,5 +1,5 @@
-"""Receipts: what others sign of a peer's work, for the peer to keep. With the run's id and its operator anybody can
-check them without asking.
+"""Receipts: what others sign of a peer's work, for the peer to keep; and credit: what its receipts show together. With
+the run's id and its operator anybody can check them without asking.
 
 - *Work*, by a neighbour in a pipeline: the microbatches that the two exchanged in a round, in inner steps that were
   taken; what was rolled back is none. One receipt has all of a round since the signer's process began, so that a later
@@ -11,12 +11,13 @@ Nobody's receipt for itself is one, nor that of who is on trial. `docs/design/cr
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import FormatError
 from protocol.identity import Part, PeerId, ReplicaId, RunId
+from protocol.manifest import Manifest
 from protocol.trust import signed
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES
 from protocol.trust.membership_card import Authority, Card
@@ -240,3 +241,82 @@ def from_line(line: bytes) -> bytes:
     if base64.b64encode(data) != line.removesuffix(b"\n"):
         raise FormatError("not the base64 of a receipt, but another that means the same")
     return data
+
+
+# Credit
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCredit:
+    """The credit of one round. With two neighbours both sign the same work: `tokens` and `microbatches` are what the
+    receipts of one side show, the side that says more; `tokens_of_both` what those of both sides show. `contradicted`:
+    of one part, signers name different contributions."""
+
+    round: int
+    tokens: int = 0
+    microbatches: int = 0
+    tokens_of_both: int = 0
+    neighbours: tuple[PeerId, ...] = ()
+    counted_by: tuple[PeerId, ...] = ()
+    steps: int = 0
+    contradicted: bool = False
+
+    @property
+    def signers(self) -> tuple[PeerId, ...]:
+        """The peers that signed any of the receipts."""
+        return tuple(sorted({*self.neighbours, *self.counted_by}))
+
+    @property
+    def counts(self) -> bool:
+        """Whether somebody says that the contribution counted, and nobody that another one did."""
+        return bool(self.counted_by) and not self.contradicted
+
+
+def standing(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Select the receipts that no later one has replaced, each once, in order."""
+    kept: dict[tuple[object, ...], Receipt] = {}
+    for each in receipts:
+        known = kept.get(each.stands_for)
+        if known is None or each.amount > known.amount:
+            kept[each.stands_for] = each
+    return sorted(kept.values(), key=lambda each: (each.round, isinstance(each, CountedReceipt), each.signer))
+
+
+def by_round(receipts: Iterable[Receipt]) -> list[RoundCredit]:
+    """Sum up the receipts of one receiver, by round."""
+    rounds: dict[int, list[Receipt]] = {}
+    for each in standing(receipts):
+        rounds.setdefault(each.round, []).append(each)
+    return [_sum(round, found) for round, found in sorted(rounds.items())]
+
+
+def _sum(round: int, receipts: list[Receipt]) -> RoundCredit:
+    work = [each for each in receipts if isinstance(each, Work)]
+    counted = [each for each in receipts if isinstance(each, CountedReceipt)]
+    tokens = microbatches = of_both = 0
+    for stage in {each.stage for each in work}:
+        sides = [(0, 0), (0, 0)]
+        for side, beside in enumerate((stage - 1, stage + 1)):
+            seen = [each for each in work if (each.stage, each.beside) == (stage, beside)]
+            pairs = sum(min(each.forward, each.backward) for each in seen)
+            sides[side] = sum(each.tokens for each in seen), pairs
+        more = max(sides)
+        tokens, microbatches, of_both = tokens + more[0], microbatches + more[1], of_both + min(sides)[0]
+    named: dict[Part, set[str]] = {}
+    for each in counted:
+        named.setdefault(each.part, set()).add(each.sha256)
+    return RoundCredit(
+        round,
+        tokens,
+        microbatches,
+        of_both,
+        tuple(sorted({each.signer for each in work})),
+        tuple(sorted({each.signer for each in counted})),
+        max((each.steps for each in counted), default=0),
+        any(len(digests) > 1 for digests in named.values()),
+    )
+
+
+def microbatch_tokens(manifest: Manifest) -> int:
+    """The number of tokens of one microbatch."""
+    return manifest.inner.microbatch * manifest.model.context

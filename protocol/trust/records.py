@@ -1,4 +1,5 @@
-"""Records: what peers tell about themselves, in the DHT and in person.
+"""Records: what peers tell about themselves, in the DHT; and statements, in person: a record with its peer's digests of
+the last closed rounds.
 
 A record travels as a signed message that carries the operator's word, or a gateway's, that its peer is of the run:
 whoever holds or reads it checks it without asking anybody.
@@ -23,14 +24,21 @@ from pydantic import (
 )
 
 from protocol.errors import FormatError
-from protocol.identity import NO_PEER, PeerId, ReplicaId, RunId
+from protocol.identity import NO_PEER, Part, PeerId, ReplicaId, RunId
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
+from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority, Role
 from protocol.trust.proofs import Signer
 
-KIND = "record"
+RECORD, STATEMENT = "record", "statement"
+
+CLAIMS_TOLD = 3
+"""The number of closed rounds of which a statement tells. Peers close rounds within a round or two of each other, so
+that some closed round is in both their statements."""
+
+Claims = Mapping[Part, list[Claim]]
 
 RECORDS_UNDER_A_KEY = 64
 """The number of records that are expected under each of a large run's keys."""
@@ -109,7 +117,7 @@ Peers = tuple[PeerRecord, ...]
 
 def sign(signer: Signer, record: PeerRecord) -> bytes:
     """Sign a record as it lies in the DHT."""
-    return signed.sign(signer.identity, KIND, [signer.authority.run, pack_record(record), signer.card])
+    return signed.sign(signer.identity, RECORD, [signer.authority.run, pack_record(record), signer.card])
 
 
 def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
@@ -120,7 +128,7 @@ def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
     """
     if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
         raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
-    signer, fields = signed.read_signed(data, KIND)
+    signer, fields = signed.read_signed(data, RECORD)
     if signer != owner:
         raise FormatError(f"peer {signer[-8:]} signed a record of {owner}")
     match fields:
@@ -188,6 +196,59 @@ def require_rounds(record: PeerRecord, manifest: Manifest, closed: Iterable[int]
     """
     if (last := max(record.round, record.contributed, *closed)) > manifest.outer.rounds:
         raise FormatError(f"peer {record.peer_id[-8:]} speaks of round {last}, and the run has {manifest.outer.rounds}")
+
+
+# Statements
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement, checked. `claims` are by part, of the last closed rounds in rising order."""
+
+    record: PeerRecord
+    claims: Claims
+
+
+def make_statement(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
+    """Sign a statement of what this peer is and holds now."""
+    told = {
+        part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
+        for part, last in claims.items()
+    }
+    return signed.sign(signer.identity, STATEMENT, [signer.authority.run, pack_record(record), told, signer.card])
+
+
+def read_statement(data: bytes, authority: Authority) -> Statement:
+    """Check a statement.
+
+    Raises:
+        FormatError: it is malformed, of another run, or its record is none that its signer may tell.
+    """
+    signer, fields = signed.read_signed(data, STATEMENT, again=False)
+    match fields:
+        case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
+            record = unpack_record(packed, signer, card, authority)
+            trains = bool(record.replica) and not record.on_trial
+            return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
+    raise FormatError(f"peer {signer[-8:]} made no statement of this run")
+
+
+def _claims(told: object, signer: PeerId, author: bool) -> list[Claim]:
+    if not isinstance(told, list) or len(told) > CLAIMS_TOLD:
+        raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    claims = []
+    for each in told:
+        match each:
+            case [int(folded), bytes(digest), int(contributions)] if (
+                type(folded) is type(contributions) is int and folded >= 0 and len(digest) == 32
+            ):
+                claims.append(Claim(folded, digest.hex(), contributions, author))
+            case _:
+                raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
+    return claims
+
+
+# Where records lie
 
 
 @dataclass(frozen=True, slots=True)

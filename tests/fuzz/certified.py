@@ -119,7 +119,7 @@ CERTIFICATES = (
     behind_signature(
         "record in the DHT",
         AUTHOR,
-        records.KIND,
+        records.RECORD,
         lambda data: records.read_record(data, AUTHOR.peer_id, AUTHORITY),
         LIES,
         RECORD,
@@ -128,8 +128,8 @@ CERTIFICATES = (
     Reader("subkey in the DHT", lambda data: may_lie(data, VALUE), ((OWNER, True),), "msgpack", ()),
     Reader(
         "signed value in the DHT",
-        lambda data: may_lie(OWNER, msgpack.packb(sealed(AUTHOR, records.KIND, data))),
-        ((LIES[97 + len(records.KIND) + 1 :], True),),
+        lambda data: may_lie(OWNER, msgpack.packb(sealed(AUTHOR, records.RECORD, data))),
+        ((LIES[97 + len(records.RECORD) + 1 :], True),),
         "msgpack",
         (),
     ),

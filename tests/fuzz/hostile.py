@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from hypothesis import strategies as st
 
-from peer.network.group import GroupService, Membership
+from peer.network.group import GroupService, Lease, LeaseEvent, Membership
 from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY, Attempt, PipelineService, link
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import HANDSHAKE_KEY, handshake
@@ -28,7 +28,6 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
-from protocol.trust.group_lease import Lease, LeaseEvent
 from tests.fuzz.messages import messages
 from tests.reference.loopback_peers import LoopbackPeer
 from tests.reference.small_manifest import small_manifest

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from protocol.identity import EMBEDDING, ReplicaId, stage_part
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2
 from protocol.trust import attestations, bequests, membership_card, proofs, receipts, records, signed
-from protocol.trust import statement as statements
 from protocol.trust.bequests import Bequest
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Card
@@ -90,10 +89,10 @@ SIGNED = (
     behind_signature(
         "statement",
         AUTHOR,
-        statements.KIND,
-        lambda data: statements.read_statement(data, AUTHORITY),
-        statements.make_statement(signer(AUTHOR), RECORD, CLAIMS),
-        statements.Statement(RECORD, CLAIMS),
+        records.STATEMENT,
+        lambda data: records.read_statement(data, AUTHORITY),
+        records.make_statement(signer(AUTHOR), RECORD, CLAIMS),
+        records.Statement(RECORD, CLAIMS),
     ),
     behind_signature(
         "entry", AUTHOR, proofs.CONTRIBUTION, lambda data: proofs.read_entry(data, [], AUTHORITY), ENTRY.proof, ENTRY

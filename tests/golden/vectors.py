@@ -27,12 +27,11 @@ from protocol.codec.snapshot import Header, parse_header, pieces_of, tensors_of
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest, check_manifest
-from protocol.outer.claims import Claim
 from protocol.outer.data_plan import Plan, Reading
-from protocol.outer.history import History
+from protocol.outer.history import Claim, History
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
-from protocol.trust import bequests, proofs, receipts, records, signed, statement, ticket
+from protocol.trust import bequests, proofs, receipts, records, signed, ticket
 from protocol.trust.keys import Identity, peer_id_of, peer_id_of_public
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.records import PeerRecord
@@ -130,7 +129,7 @@ def encode(vector: Vector) -> bytes:
                 Part(part): [Claim(folded, digest, count, True) for folded, digest, count in told]
                 for part, told in values["claims"].items()
             }
-            return statement.make_statement(_signer(vector, record.peer_id, values["card"]), record, claims)
+            return records.make_statement(_signer(vector, record.peer_id, values["card"]), record, claims)
         case "ticket":
             authority = bytes.fromhex(values["authority"])
             where = tuple(values["doors"]), tuple(values["addresses"])
@@ -255,7 +254,7 @@ def read(vector: Vector, data: bytes) -> Values:
             card = _read_card(signed.read_signed(data, "record")[1][-1])
             return {"run": run, "record": record.model_dump(), "card": card}
         case "statement":
-            found = statement.read_statement(data, _authority(values["card"], run))
+            found = records.read_statement(data, _authority(values["card"], run))
             card = _read_card(signed.read_signed(data, "statement")[1][-1])
             claims = {
                 part: [[c.folded, c.digest, c.contributions] for c in told] for part, told in found.claims.items()

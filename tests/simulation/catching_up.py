@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import trait
 
 from protocol.identity import ContributionName, PeerId
-from protocol.outer.claims import Claim, prevailing
-from protocol.outer.history import History
+from protocol.outer.history import Claim, History, prevailing
 from protocol.outer.ledger import Entry, Revocation
 from tests.simulation.arithmetic import Vector, digest
 from tests.simulation.disk import copied

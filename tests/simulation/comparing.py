@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import trait
 
 from protocol.identity import PeerId
-from protocol.outer.claims import Claim, outvoted
+from protocol.outer.history import Claim, outvoted
 from protocol.outer.ledger import Revocation
 from protocol.outer.set_difference import Summary, different, entries, lacking, summary
 from protocol.outer.window import SKEW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.set_difference import Authored
 from tests.simulation.arithmetic import State, Vector

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from protocol.identity import ContributionName, PeerId
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import Summary
 from tests.simulation.arithmetic import Vector

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from protocol.outer import claims
+from protocol.outer import history
 from protocol.outer.history import History
 from protocol.outer.ledger import Ledger, Revocation
 from protocol.outer.set_difference import Authored
@@ -138,7 +138,8 @@ MUTANTS: dict[str, list[Change]] = {
         Change(CatchingUp, "trusts", "donor.digest() == standing", "True"),
     ],
     "the state with the most contributions claimed stands": [
-        Change(claims, "_weight", "-sum(claim.author for claim in claims), ", "0, "),
+        Change(history, "prevailing", "-sum(claim.author for claim in claims), ", "0, "),
+        Change(catching_up, "prevailing", "-sum(claim.author for claim in claims), ", "0, "),
     ],
     "one liar's word is enough to doubt": [
         Change(comparing, "outvoted", "prevailing([mine, *others])", "([mine, *others])[-1].digest"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.outer.claims import Claim
-from protocol.outer.history import History
+from protocol.outer.history import Claim, History
 from protocol.outer.ledger import Entry, Ledger, Standing
 from protocol.outer.set_difference import Authored
 from tests.simulation.arithmetic import ZERO, State, Vector, add, digest, subtract, term

@@ -14,7 +14,7 @@ from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Resumed
 from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import ContributionName, Part, PeerId
-from protocol.outer.claims import Claim, outvoted, prevailing
+from protocol.outer.history import Claim, outvoted, prevailing
 from protocol.outer.window import SKEW
 from protocol.trust.records import PeerRecord
 from protocol.wording import size

@@ -18,8 +18,8 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId
 from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
-from protocol.outer.claims import Claim
 from protocol.outer.data_plan import Reading
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.set_difference import Authored
 

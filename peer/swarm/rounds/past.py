@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.identity import Part
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.trust.attestations import contradicted, vague
 from protocol.trust.records import PeerRecord
 

@@ -12,11 +12,10 @@ from peer.telemetry.events import Failed
 from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, describe, file_names
-from protocol.trust.credit import microbatch_tokens
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer, revoke
-from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, sign, to_line
+from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, microbatch_tokens, sign, to_line
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 

@@ -9,7 +9,7 @@ from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.telemetry.events import Event, Refused
 from protocol.identity import EMBEDDING, Part, PeerId, RunId, stage_part
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read_attestation
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer

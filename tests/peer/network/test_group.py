@@ -1,4 +1,4 @@
-"""Invitations and the control stream, over real sockets."""
+"""Invitations and the control stream, over real sockets; and the lease: whose group a volunteer is in."""
 
 import asyncio
 import time
@@ -9,9 +9,10 @@ import grpc
 import pytest
 
 from peer.network.duplex import Duplex
-from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
+from peer.network.group import GroupService, Lease, LeaseEvent, LeaseState, Membership, Seat, invite, lead, orders_to
 from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
+from protocol.limits import LEASE_SECONDS
 from protocol.net.channels import listen, options
 from protocol.schemas import group_pb2 as pb
 from protocol.schemas import group_pb2_grpc
@@ -19,6 +20,7 @@ from tests.reference.admitted import contacts, credentials, identity
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
+A, B = ReplicaId("a"), ReplicaId("b")
 
 
 @asynccontextmanager
@@ -157,3 +159,41 @@ def test_the_end_of_a_conversation_stays_the_end():
                     await reports.receive()
 
     asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+# The lease
+
+
+def test_a_free_peer_becomes_a_member_when_its_leader_calls():
+    lease = Lease()
+    assert lease.take(LeaseEvent.INVITED, A, now=0.0)
+    assert lease.take(LeaseEvent.CALLED, A, now=1.0)
+    assert lease.state is LeaseState.MEMBER
+
+
+def test_a_second_leader_is_declined_while_the_lease_lasts():
+    lease = Lease()
+    lease.take(LeaseEvent.INVITED, A, now=0.0)
+    assert not lease.take(LeaseEvent.INVITED, B, now=1.0)
+    assert not lease.take(LeaseEvent.CALLED, B, now=1.0)
+    assert lease.leader == A
+
+
+def test_a_lease_that_ran_out_frees_the_peer():
+    lease = Lease()
+    lease.take(LeaseEvent.INVITED, A, now=0.0)
+    assert not lease.take(LeaseEvent.CALLED, A, now=LEASE_SECONDS)
+    assert lease.take(LeaseEvent.INVITED, B, now=LEASE_SECONDS)
+
+
+def test_a_member_stays_until_its_leaders_stream_ends():
+    lease = Lease()
+    lease.take(LeaseEvent.INVITED, A, now=0.0)
+    lease.take(LeaseEvent.CALLED, A, now=1.0)
+    assert not lease.take(LeaseEvent.INVITED, B, now=10 * LEASE_SECONDS)
+    assert lease.take(LeaseEvent.LEFT, A, now=3.0)
+    assert lease.state is LeaseState.FREE
+
+
+def test_nobody_is_called_without_an_invitation():
+    assert not Lease().take(LeaseEvent.CALLED, A, now=0.0)

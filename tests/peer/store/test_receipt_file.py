@@ -8,10 +8,9 @@ import peer.store.receipt_file as module
 from peer.store.receipt_file import KeptReceipts, files
 from protocol.errors import ResourceError
 from protocol.identity import PeerId, ReplicaId, RunId
-from protocol.trust.credit import by_round
 from protocol.trust.membership_card import Authority, Card, issue
 from protocol.trust.proofs import Signer
-from protocol.trust.receipts import Work, sign, to_line
+from protocol.trust.receipts import Work, by_round, sign, to_line
 from tests.reference.admitted import identity
 
 RUN, OPERATOR, BY = RunId("ab" * 32), identity("operator"), identity("leader")

@@ -13,7 +13,7 @@ from peer.telemetry.decisions import CaughtUp
 from peer.telemetry.events import Progress
 from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING, Part
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, moved, village

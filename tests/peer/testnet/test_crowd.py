@@ -22,11 +22,10 @@ from protocol.manifest import message_bytes
 from protocol.net import dht
 from protocol.net.channels import listen, options
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust import statement
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer, read_entry
-from protocol.trust.records import PeerRecord, Register
+from protocol.trust.records import PeerRecord, Register, read_statement
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -154,9 +153,7 @@ def test_a_false_clock_is_a_few_rounds_ahead_then_at_the_end_then_beyond_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     name, heard = said(tmp_path, words.clock, 3, monkeypatch)
-    told = [
-        statement.read_statement(pb.News.FromString(each).statement, name.signer.authority).record for each in heard
-    ]
+    told = [read_statement(pb.News.FromString(each).statement, name.signer.authority).record for each in heard]
     last = MANIFEST.outer.rounds
     assert [each.round for each in told] == [min(5, last), last, 2**31 - 2]
     assert len({each.sequence for each in told}) == 3
@@ -180,11 +177,11 @@ def test_a_flood_is_of_nothing_of_valid_entries_of_far_rounds_and_of_keys_each_a
 def test_spam_is_not_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name, heard = said(tmp_path, words.spam, 3, monkeypatch)
     valid, wrong_entry, wrong_statement = [pb.News.FromString(each) for each in heard]
-    statement.read_statement(valid.statement, name.signer.authority)
+    read_statement(valid.statement, name.signer.authority)
     with pytest.raises(FormatError):
         read_entry(wrong_entry.entries[0].proof, [], name.signer.authority)
     with pytest.raises(FormatError):
-        statement.read_statement(wrong_statement.statement, name.signer.authority)
+        read_statement(wrong_statement.statement, name.signer.authority)
 
 
 def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(tmp_path: Path):

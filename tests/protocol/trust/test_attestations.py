@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, RunId, stage_part
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.attestations import (
     GRANT,

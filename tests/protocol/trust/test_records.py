@@ -1,8 +1,10 @@
-"""Records: read only when their peer signed them, was admitted, and says of itself what its card says."""
+"""Records: read only when their peer signed them, was admitted, and says of itself what its card says;
+and statements: what a peer says of its closed rounds, and whether that decides anything."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -10,24 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import FormatError
-from protocol.identity import EMBEDDING, PeerId, RunId
+from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS
-from protocol.outer.claims import Claim
-from protocol.trust import signed, statement
+from protocol.outer.history import Claim
+from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, Role, issue
 from protocol.trust.proofs import Signer
 from protocol.trust.records import (
     RECORDS_UNDER_A_KEY,
+    STATEMENT,
     PeerRecord,
     Register,
     expiration,
+    make_statement,
     pack_record,
     peers_key,
     peers_keys,
     read_record,
+    read_statement,
     sign,
 )
+from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
@@ -56,13 +62,13 @@ def record_of(peer: Signer, **changes: object) -> PeerRecord:
 
 
 def signed_as(way: str, signer: Signer, record: PeerRecord) -> bytes:
-    return sign(signer, record) if way == "record" else statement.make_statement(signer, record, {})
+    return sign(signer, record) if way == "record" else make_statement(signer, record, {})
 
 
 def read_as(way: str, data: bytes, peer: Signer) -> PeerRecord:
     if way == "record":
         return read_record(data, peer.identity.peer_id, peer.authority)
-    return statement.read_statement(data, peer.authority).record
+    return read_statement(data, peer.authority).record
 
 
 in_both_ways = pytest.mark.parametrize("way", ["record", "statement"])
@@ -225,7 +231,7 @@ def test_a_field_out_of_its_range_is_refused(way: str, me: Signer, fields: dict[
 def test_claims_come_with_a_statement_and_not_more_than_three(me: Signer):
     claims = {EMBEDDING: [Claim(round, "ab" * 32, 3 * round, True) for round in range(1, 6)]}
     record = record_of(me, replica="x")
-    assert statement.read_statement(statement.make_statement(me, record, claims), me.authority).claims == {
+    assert read_statement(make_statement(me, record, claims), me.authority).claims == {
         EMBEDDING: claims[EMBEDDING][-3:]
     }
 
@@ -288,3 +294,61 @@ def test_the_peers_of_a_small_run_share_one_key_and_those_of_a_large_one_spread_
     under = [peers_key(RUN, large, f"Qm{number}") for number in range(1024)]
     assert set(under) == set(keys)
     assert max(map(under.count, keys)) < 2 * RECORDS_UNDER_A_KEY
+
+
+# Statements
+
+OPERATOR, ME = identity("operator"), identity("me")
+AUTHORITY = Authority(RUN, OPERATOR.peer_id)
+DIGEST = "ef" * 32
+
+
+def speaker(role: Role = "volunteer", on_trial: bool = False) -> Signer:
+    return Signer(ME, AUTHORITY, issue(OPERATOR, RUN, Card(ME.peer_id, role, 0, 3, on_trial)))
+
+
+def spoken(role: Role = "volunteer", on_trial: bool = False, trains: bool = True) -> PeerRecord:
+    replica = ReplicaId(ME.peer_id) if trains else ReplicaId("")
+    place: dict[str, Any] = {"role": role, "stage": 0, "slot": 3, "on_trial": on_trial}
+    return PeerRecord(peer_id=ME.peer_id, address="10.0.0.1:4000", replica=replica, **place)
+
+
+@pytest.mark.parametrize(
+    ("role", "on_trial", "trains", "votes"),
+    [
+        ("volunteer", False, True, True),
+        ("volunteer", False, False, False),
+        ("volunteer", True, True, False),
+        ("datacenter", False, True, True),
+        ("datacenter", True, True, False),
+        ("observer", False, False, False),
+    ],
+)
+def test_only_who_trains_and_counts_has_a_vote(role: Role, on_trial: bool, trains: bool, votes: bool):
+    claims = {EMBEDDING: [Claim(4, DIGEST, 9, True)], stage_part(0): []}
+    told = read_statement(make_statement(speaker(role, on_trial), spoken(role, on_trial, trains), claims), AUTHORITY)
+    assert told.claims == {EMBEDDING: [Claim(4, DIGEST, 9, votes)], stage_part(0): []}
+
+
+def test_the_last_three_closed_rounds_are_told():
+    claims = {EMBEDDING: [Claim(round, DIGEST, round, True) for round in range(1, 7)]}
+    told = read_statement(make_statement(speaker(), spoken(), claims), AUTHORITY)
+    assert [claim.folded for claim in told.claims[EMBEDDING]] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [[4, bytes(32), 9]] * 4,
+        [[-1, bytes(32), 9]],
+        [[4, bytes(31), 9]],
+        [[4, bytes(32), True]],
+        [[True, bytes(32), 9]],
+        [[4, bytes(32)]],
+        "none",
+    ],
+)
+def test_claims_that_cannot_be_are_refused(claims: object):
+    fields = [RUN, pack_record(spoken()), {EMBEDDING: claims}, speaker().card]
+    with pytest.raises(FormatError, match="claims nothing that can be read"):
+        read_statement(signed.sign(ME, STATEMENT, fields), AUTHORITY)

@@ -16,7 +16,7 @@ from protocol.limits import RECORD_SECONDS
 from protocol.net.dht import Dht, start
 from protocol.trust import signed
 from protocol.trust.keys import load_or_create
-from protocol.trust.records import KIND, Register
+from protocol.trust.records import RECORD, Register
 
 SIGNATURES = 3_000
 LARGE_BYTES = 3_900_000
@@ -35,7 +35,7 @@ async def meet(folder: Path, nodes: Sequence[str], register: Register) -> Dht | 
 async def dht(here: Dht, folder: Path, register: Register) -> None:
     """Store what is no peer's record at every node that can be found, as fast as it is answered."""
     me = load_or_create(folder / "stranger")
-    body = signed.sign(me, KIND, [register.authority.run, os.urandom(300), b""])
+    body = signed.sign(me, RECORD, [register.authority.run, os.urandom(300), b""])
     key = register.keys[0]
     name = type(here.node.node_id).generate(key)
     found = await here.read(key)

@@ -23,9 +23,8 @@ from protocol.net.channels import Credentials, channel_to, handshake, listen, op
 from protocol.outer.ledger import Entry
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust import statement
 from protocol.trust.proofs import Signer, read_entry
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, make_statement, read_statement
 
 ASKED = 64
 """Entries in one question, as many as peers answer."""
@@ -95,7 +94,7 @@ class Name:
         """Its signed word, newer than the last."""
         sequence = max(self.record.sequence + 1, time.time_ns() // 1_000_000)
         self.record = self.record.model_copy(update={**changes, "sequence": sequence})
-        return statement.make_statement(self.signer, self.record, {})
+        return make_statement(self.signer, self.record, {})
 
     def news(self, entries: Iterable[pb.Entry] = (), held: Iterable[pb.PartKeys] = (), **changes: object) -> pb.News:
         """A message for `Tell`."""
@@ -147,7 +146,7 @@ class Name:
             return []
         told = pb.Differences.FromString(answer)
         with suppress(FormatError):
-            said = statement.read_statement(told.statement, self.signer.authority)
+            said = read_statement(told.statement, self.signer.authority)
             self.known[said.record.peer_id] = said.record
         return list(told.parts)
 

@@ -24,7 +24,7 @@ from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, stage_p
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake
-from protocol.outer.claims import Claim
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Revocation
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
