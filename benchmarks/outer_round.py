@@ -94,8 +94,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from protocol.schemas import blobs_pb2_grpc, reconciliation_pb2_grpc
     from protocol.trust import certificates
     from protocol.trust.keys import load_or_create
-    from protocol.trust.membership_card import Authority, Card, issue
-    from protocol.trust.proofs import Signer
+    from protocol.trust.membership_card import Authority, Card, Signer, issue
     from protocol.trust.records import PeerRecord
 
     torch_thread = TorchThread(1)

@@ -55,8 +55,7 @@ from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.schemas import blobs_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register
 
 RUN = RunId("ab" * 32)

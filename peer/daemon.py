@@ -72,8 +72,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord, Register
 from protocol.wording import size
 

@@ -12,8 +12,8 @@ from protocol.outer.window import Window
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import sign_contribution, sign_receipt
 from protocol.trust.records import PeerRecord, make_statement, sign
 
 CALL_BYTES = 200
@@ -48,8 +48,8 @@ def sizes(manifest: Manifest, part: Part) -> Sizes:
         operator, author = load_or_create(Path(folder, "operator")), load_or_create(Path(folder, "author"))
         card = issue(operator, RUN, Card(author.peer_id, "volunteer", 0, 500))
         signer = Signer(author, Authority(RUN, operator.peer_id), card)
-        entry = signer.contribution(part, 1000, "ab" * 32, blob)
-        receipts = [signer.receipt(entry)] * Window(outer.grace, outer.liars).most_receipts
+        entry = sign_contribution(signer, part, 1000, "ab" * 32, blob)
+        receipts = [sign_receipt(signer, entry)] * Window(outer.grace, outer.liars).most_receipts
         record = PeerRecord(
             peer_id=author.peer_id,
             address="203.0.113.200:40000",

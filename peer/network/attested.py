@@ -14,7 +14,7 @@ from protocol.limits import PEERS_KEPT
 from protocol.outer.history import Claim
 from protocol.trust import attestations
 from protocol.trust.attestations import GRANTED, KEPT, Attestation
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Signer
 
 MyClaims = dict[Part, list[Claim]]
 

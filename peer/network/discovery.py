@@ -13,7 +13,7 @@ from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Signer
 from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
 from protocol.trust.ticket import remember_addresses
 

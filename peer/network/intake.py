@@ -19,7 +19,8 @@ from protocol.net.tasks import Notifier, Turns
 from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation, Standing
 from protocol.outer.set_difference import lacking
 from protocol.outer.window import SKEW, Window
-from protocol.trust.proofs import Signer, claimed, read_entry, read_revocation, read_trial
+from protocol.trust.membership_card import Signer
+from protocol.trust.proofs import claimed, read_entry, read_revocation, read_trial, sign_contribution, sign_receipt
 from protocol.trust.records import PeerRecord
 
 MOST_TRIALS = 16
@@ -102,7 +103,7 @@ class Intake:
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution. Returns None if it is too late for it, or was made in another slot than
         this peer has now. A contribution on trial is kept to be looked at."""
-        entry = self.signer.contribution(part, round, digest(blob), len(blob))
+        entry = sign_contribution(self.signer, part, round, digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
             if (
                 self.contribution_store.lookup(entry.sha256) is None
@@ -225,7 +226,7 @@ class Intake:
     async def _keep(self, entry: Entry, blob: bytes = b"") -> bytes:
         """Write an entry down, and with it this peer's receipt, which is returned: it may go out from now on. Empty, if
         this peer gives none now. Without `blob`, the bytes that are here already are kept, if they are."""
-        receipt = self.signer.receipt(entry) if self.attests else b""
+        receipt = sign_receipt(self.signer, entry) if self.attests else b""
         receipts = entry.receipts | ({self.signer.identity.peer_id: receipt} if receipt else {})
         async with self.keeping.setdefault(entry.sha256, asyncio.Lock()):
             if not blob and self.contribution_store.lookup(entry.sha256) is not None:

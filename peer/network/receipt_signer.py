@@ -12,8 +12,7 @@ from protocol.net.channels import caller, refuse, require_manifest
 from protocol.net.guard import charge
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
-from protocol.trust.membership_card import Card
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Card, Signer
 from protocol.trust.receipts import CountedReceipt, Work, microbatch_tokens, sign
 
 ROUNDS_KEPT = 16

@@ -15,8 +15,7 @@ from protocol.identity import PeerId, parts_authored
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
 from protocol.trust import signed
-from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Signer
 
 KIND, ANSWER = "bequest", "inheritance"
 

@@ -1,4 +1,4 @@
-"""Cards: the operator's signed word that a key has a place in the run.
+"""Cards: the operator's signed word that a key has a place in the run; and who reads and who shows them.
 
 A gateway (another node of the operator's) may give out cards, too; each then carries the gateway's own card, which the
 operator signed. Only the operator itself can make gateways, and revoke: with a gateway fall the cards that it gave.
@@ -93,6 +93,16 @@ class Authority:
         if gateway is None or gateway.role != "gateway" or gateway.peer != issuer or card.role == "gateway":
             raise FormatError(f"the card of {card.peer} is signed by nobody who may admit")
         return replace(card, issuer=issuer)
+
+
+@dataclass(slots=True)
+class Signer:
+    """The signer of this peer: its key and card, and the run it signs for. A peer that has stood its trial gets another
+    card."""
+
+    identity: Identity
+    authority: Authority
+    card: bytes
 
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:

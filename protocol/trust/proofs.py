@@ -1,7 +1,6 @@
 """Proofs: what authors and holders sign about contributions, and the operator about authors. Each carries its signer's
 card."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import FormatError
@@ -9,31 +8,23 @@ from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.ledger import Entry, Revocation
 from protocol.trust import signed
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import Authority, Card
+from protocol.trust.membership_card import Authority, Card, Signer
 
 CONTRIBUTION, RECEIPT, REVOCATION = "contribution", "receipt", "revocation"
 
 
-@dataclass(slots=True)
-class Signer:
-    """The signer of this peer: its key and card, and the run it signs for. A peer that has stood its trial gets another
-    card."""
+def sign_contribution(signer: Signer, part: Part, round: int, sha256: str, size: int) -> Entry:
+    """Sign a contribution of this peer's."""
+    name = ContributionName(part, round, signer.identity.peer_id)
+    fields = [signer.authority.run, part, round, bytes.fromhex(sha256), size, signer.card]
+    return Entry(name, sha256, size, signed.sign(signer.identity, CONTRIBUTION, fields))
 
-    identity: Identity
-    authority: Authority
-    card: bytes
 
-    def contribution(self, part: Part, round: int, sha256: str, size: int) -> Entry:
-        """Sign a contribution of this peer's."""
-        name = ContributionName(part, round, self.identity.peer_id)
-        fields = [self.authority.run, part, round, bytes.fromhex(sha256), size, self.card]
-        return Entry(name, sha256, size, signed.sign(self.identity, CONTRIBUTION, fields))
-
-    def receipt(self, entry: Entry) -> bytes:
-        """Sign that this peer has accepted an entry."""
-        name = entry.name
-        fields = [self.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), self.card]
-        return signed.sign(self.identity, RECEIPT, fields)
+def sign_receipt(signer: Signer, entry: Entry) -> bytes:
+    """Sign that this peer has accepted an entry."""
+    name = entry.name
+    fields = [signer.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), signer.card]
+    return signed.sign(signer.identity, RECEIPT, fields)
 
 
 def claimed(proof: bytes, authority: Authority) -> Entry:

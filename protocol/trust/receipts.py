@@ -20,8 +20,7 @@ from protocol.identity import Part, PeerId, ReplicaId, RunId
 from protocol.manifest import Manifest
 from protocol.trust import signed
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES
-from protocol.trust.membership_card import Authority, Card
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer
 
 WORK, COUNTED = "work", "counted"
 

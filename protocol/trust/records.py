@@ -29,8 +29,7 @@ from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.outer.history import Claim
 from protocol.trust import signed
-from protocol.trust.membership_card import Authority, Role
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Role, Signer
 
 RECORD, STATEMENT = "record", "statement"
 

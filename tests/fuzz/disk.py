@@ -45,7 +45,7 @@ from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_fil
 from protocol.trust import certificates
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import KIND, Card, issue
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import revoke, sign_contribution
 from protocol.trust.ticket import PEERS, Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
@@ -53,7 +53,7 @@ from tests.fuzz.reader import Reader
 from tests.fuzz.signatures import RECEIPT, REVOCATION, behind_signature
 
 BLOB = b"the bytes of a contribution"
-SHELVED = signer(AUTHOR).contribution(EMBEDDING, 2, hashlib.sha256(BLOB).hexdigest(), len(BLOB))
+SHELVED = sign_contribution(signer(AUTHOR), EMBEDDING, 2, hashlib.sha256(BLOB).hexdigest(), len(BLOB))
 NOTHING: tuple[type[Exception], ...] = ()
 
 # Contributions

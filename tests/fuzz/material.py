@@ -10,8 +10,7 @@ from pathlib import Path
 
 from protocol.identity import PeerId, RunId
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from tests.golden.vectors import identity
 from tests.reference.small_manifest import small_manifest
 

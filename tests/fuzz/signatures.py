@@ -10,6 +10,7 @@ from protocol.trust import attestations, bequests, membership_card, proofs, rece
 from protocol.trust.bequests import Bequest
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Card
+from protocol.trust.proofs import sign_contribution, sign_receipt
 from tests.fuzz.material import (
     AUTHOR,
     AUTHORITY,
@@ -53,8 +54,8 @@ RECORD = records.PeerRecord(
 CARD = Card(AUTHOR.peer_id, "volunteer", 0, 0)
 VIA_GATEWAY = membership_card.issue(GATEWAY, RUN, CARD, card(GATEWAY, "gateway"))
 CLAIMS = {EMBEDDING: [Claim(1, SHA256, 3, False), Claim(2, SHA256, 5, False)], stage_part(0): []}
-ENTRY = signer(AUTHOR).contribution(EMBEDDING, 2, SHA256, 100)
-RECEIPT = signer(HOLDER).receipt(ENTRY)
+ENTRY = sign_contribution(signer(AUTHOR), EMBEDDING, 2, SHA256, 100)
+RECEIPT = sign_receipt(signer(HOLDER), ENTRY)
 REVOCATION = Revocation(PEER, 2, 17)
 GRANTED = attestations.grant(OPERATOR, AUTHORITY, HOLDER.peer_id)
 ATTESTATION = attestations.Attestation(HOLDER.peer_id, 7, 2, {EMBEDDING: (SHA256, 30), stage_part(0): (SHA256, 29)})

@@ -49,6 +49,7 @@ from protocol.schemas import (
 from protocol.trust import bequests, certificates, proofs
 from protocol.trust.bequests import Bequest, Handovers
 from protocol.trust.keys import load_or_create
+from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import Register
 from tests.fuzz.hostile import MANIFEST, Town
 from tests.reference.loopback_peers import LoopbackPeer, NoDht, Village
@@ -139,7 +140,7 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
     snapshots = victim.outer.followed.snapshots
     known = [PART, EMBEDDING, caller.id, victim.id, *snapshots.headers, *snapshots.pieces, "ab" * 32]
     known += [entry.sha256 for entry in entries]
-    made = [caller.signer.contribution(PART, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
+    made = [sign_contribution(caller.signer, PART, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
     proofs_made = [each.proof for each in (*entries, *made)]
     offers = [Bequest(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
     revoked = proofs.revoke(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))

@@ -33,7 +33,8 @@ from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
 from protocol.trust import bequests, proofs, receipts, records, signed, ticket
 from protocol.trust.keys import Identity, peer_id_of, peer_id_of_public
-from protocol.trust.membership_card import Authority, Card, issue
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import sign_contribution, sign_receipt
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
 
@@ -186,14 +187,14 @@ def _card(vector: Vector, values: Values) -> bytes:
 def _entry(vector: Vector) -> bytes:
     values = vector.values
     author = _signer(vector, values["author"], values["card"])
-    entry = author.contribution(values["part"], values["round"], values["sha256"], values["size"])
-    receipts = [_signer(vector, each["holder"], each["card"]).receipt(entry) for each in values["receipts"]]
+    entry = sign_contribution(author, values["part"], values["round"], values["sha256"], values["size"])
+    receipts = [sign_receipt(_signer(vector, each["holder"], each["card"]), entry) for each in values["receipts"]]
     return reconciliation_pb2.Entry(proof=entry.proof, receipts=receipts).SerializeToString()
 
 
-def _signer(vector: Vector, peer: str, card: Values | None = None) -> proofs.Signer:
+def _signer(vector: Vector, peer: str, card: Values | None = None) -> Signer:
     authority = Authority(vector.values["run"], PeerId(""))
-    return proofs.Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
+    return Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
 
 
 def _bequest(values: Values) -> bequests.Bequest:

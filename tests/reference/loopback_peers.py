@@ -47,8 +47,7 @@ from protocol.schemas import (
     succession_pb2_grpc,
 )
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, Role, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.records import PeerRecord
 from tests.reference.admitted import by_gateway, certified
 

@@ -10,6 +10,7 @@ from peer.testnet.child import ATTACK
 from protocol.codec.contribution import digest
 from protocol.identity import Part
 from protocol.outer.ledger import Entry
+from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import PeerRecord
 
 
@@ -26,7 +27,7 @@ def replace(where: object, name: str, by: object) -> None:
 
 async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> Entry:
     """To be fetched from here; the entry that stands for it."""
-    entry = reconciler.intake.signer.contribution(part, round, digest(blob), len(blob))
+    entry = sign_contribution(reconciler.intake.signer, part, round, digest(blob), len(blob))
     await asyncio.to_thread(reconciler.intake.contribution_store.put, entry, blob)
     return entry
 

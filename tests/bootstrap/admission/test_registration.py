@@ -43,8 +43,7 @@ from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.attestations import KEPT
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import Authority, Card, Role, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.records import PeerRecord, Register, sign
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import certified, identity

@@ -13,8 +13,8 @@ from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, describe, file_names
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer, revoke
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import revoke
 from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, microbatch_tokens, sign, to_line
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest

@@ -23,8 +23,8 @@ from protocol.net import dht as dhts
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import Descriptor
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer, read_revocation
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord, Register, expiration, sign
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity

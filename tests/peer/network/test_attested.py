@@ -11,8 +11,7 @@ from peer.telemetry.events import Event, Refused
 from protocol.identity import EMBEDDING, Part, PeerId, RunId, stage_part
 from protocol.outer.history import Claim
 from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read_attestation
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from tests.reference.admitted import identity
 
 RUN = RunId("ab" * 32)

@@ -33,7 +33,7 @@ from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import read_trial
+from protocol.trust.proofs import read_trial, sign_contribution
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
@@ -80,7 +80,7 @@ def checked(by: LoopbackPeer) -> int:
 
 
 def signed(author: LoopbackPeer, round: int, number: int = 0) -> pb.Entry:
-    return pb.Entry(proof=author.signer.contribution(EMBEDDING, round, f"{number:064x}", 10).proof)
+    return pb.Entry(proof=sign_contribution(author.signer, EMBEDDING, round, f"{number:064x}", 10).proof)
 
 
 def random_keys(count: int) -> list[int]:
@@ -159,7 +159,7 @@ def test_of_one_name_more_versions_than_void_each_other_are_not_checked(tmp_path
     async def scene(made: Village) -> None:
         a, b, liar = made.peers
         b.outer.reconciler.bans.emit = lambda event: None
-        versions = [liar.signer.contribution(EMBEDDING, 1, f"{number:064x}", 10) for number in range(3)]
+        versions = [sign_contribution(liar.signer, EMBEDDING, 1, f"{number:064x}", 10) for number in range(3)]
         for entry in versions[:2]:  # both in time
             b.intake.ledgers[EMBEDDING].take(entry)
         before = checked(b)
@@ -275,8 +275,8 @@ def test_answers_have_bounds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async def scene(made: Village) -> None:
         _, b, liar = made.peers
         me, honest = liar.outer.discovery.record.peer_id, service.entries
-        own = [liar.signer.contribution(EMBEDDING, 1, f"{number:064x}", 10) for number in range(100)]
-        far = liar.signer.contribution(EMBEDDING, 51, "ab" * 32, 10)
+        own = [sign_contribution(liar.signer, EMBEDDING, 1, f"{number:064x}", 10) for number in range(100)]
+        far = sign_contribution(liar.signer, EMBEDDING, 51, "ab" * 32, 10)
         for entry in own:
             entry.receipts = {PeerId(str(number)): b"x" for number in range(20)} if answer == "receipts" else {}
         shown = {"others": own[1:2], "more": own, "receipts": own[:1], "far": [far]}[answer]

@@ -13,8 +13,7 @@ from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register
 from tests.reference.loopback_peers import NoDht
 from tests.reference.small_manifest import small_manifest

@@ -14,8 +14,8 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust.membership_card import Card, issue
-from protocol.trust.proofs import Signer, revoke
+from protocol.trust.membership_card import Card, Signer, issue
+from protocol.trust.proofs import revoke, sign_contribution
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -37,7 +37,7 @@ async def written(author: LoopbackPeer, seed: int) -> Entry:
     moved = {name: torch.full_like(tensor, seed * 1e-7, dtype=torch.float32) for name, tensor in state.grid.items()}
     record = author.outer.discovery.record
     blob, _ = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)
-    entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 
@@ -119,7 +119,9 @@ def test_a_contribution_is_valid_by_the_card_that_gives_its_author_the_place_it_
         a, b, c = made.peers
         entry = await written(c, 1)
         another = issue(made.operator, RUN, Card(c.signer.identity.peer_id, "datacenter", 0, 7))
-        moved = Signer(c.signer.identity, made.authority, another).contribution(EMBEDDING, 1, entry.sha256, entry.size)
+        moved = sign_contribution(
+            Signer(c.signer.identity, made.authority, another), EMBEDDING, 1, entry.sha256, entry.size
+        )
         proofs = [entry.proof, moved.proof] if first == "the old card" else [moved.proof, entry.proof]
         for proof in proofs:
             with suppress(FormatError):
@@ -161,7 +163,7 @@ def test_what_is_invalid_is_its_authors_fault_and_not_that_of_who_passes_it_on(t
     async def scene(made: Village) -> None:
         author, between, third = made.peers
         blob = b"no contribution"
-        entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+        entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
         between.intake.contribution_store.put(entry, blob)
         passed_on = pb.Entry(proof=entry.proof)
         assert await third.outer.reconciler.learner.receive([passed_on], between.outer.discovery.record)
@@ -202,13 +204,13 @@ def test_what_is_invalid_or_larger_than_possible_is_not_fetched_again_or_at_all(
         a, b = made.peers
         monkeypatch.setattr(BlobFetcher, "bring", watched)
         blob = b"no contribution"
-        wrong = a.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+        wrong = sign_contribution(a.signer, EMBEDDING, 1, digest(blob), len(blob))
         a.intake.contribution_store.put(wrong, blob)
         with pytest.raises(FormatError):
             await b.intake.take(wrong.proof, [], a.outer.discovery.record)
         assert await b.intake.take(wrong.proof, [], a.outer.discovery.record) == []
         assert fetched == [wrong.sha256]
-        large = a.signer.contribution(EMBEDDING, 2, "ab" * 32, max_bytes(MANIFEST, EMBEDDING) + 1)
+        large = sign_contribution(a.signer, EMBEDDING, 2, "ab" * 32, max_bytes(MANIFEST, EMBEDDING) + 1)
         with pytest.raises(FormatError, match="more than possible"):
             await b.intake.take(large.proof, [], a.outer.discovery.record)
         assert fetched == [wrong.sha256]

@@ -23,7 +23,7 @@ from protocol.outer.window import Window
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust import receipts
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Signer
 from protocol.trust.receipts import CountedReceipt, Receipt, Verifier, Work, by_round, microbatch_tokens
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest

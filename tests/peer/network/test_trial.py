@@ -10,8 +10,7 @@ from peer.network.discovery import Discovery
 from peer.network.renewal import stand_trial
 from peer.telemetry.events import Event, Progress
 from protocol.errors import UnreachableError
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, read_record
 from tests.reference.admitted import identity
 from tests.reference.loopback_peers import RUN

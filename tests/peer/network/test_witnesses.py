@@ -11,6 +11,7 @@ from peer.swarm.rounds.catch_up import agree, catch_up
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING
 from protocol.outer.window import SKEW
+from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -110,7 +111,7 @@ def test_a_round_that_the_run_does_not_have_is_a_breach(tmp_path: Path):
         assert one.outer.discovery.records[other.outer.discovery.record.peer_id].round == 0
         await other.outer.reconciler.compare(one.outer.discovery.record)
         assert one.outer.reconciler.bans.objection(other.id)
-        far = other.signer.contribution(EMBEDDING, LAST + 1, "ab" * 32, 100)
+        far = sign_contribution(other.signer, EMBEDDING, LAST + 1, "ab" * 32, 100)
         with pytest.raises(FormatError, match="the run ends with round"):
             await one.intake.take(far.proof, [], other.outer.discovery.record)
 
@@ -127,7 +128,7 @@ def test_signed_contributions_that_nobody_can_show_move_nobody(tmp_path: Path):
         await say(two, made.peers, LAST)
         for peer in made.peers:
             for liar in two:
-                far = liar.signer.contribution(EMBEDDING, LAST, "ab" * 32, 100)
+                far = sign_contribution(liar.signer, EMBEDDING, LAST, "ab" * 32, 100)
                 assert not await peer.intake.take(far.proof, [], liar.outer.discovery.record)
             witnesses = peer.outer.reconciler.witnesses
             assert witnesses.shown_at() == LAST

@@ -23,8 +23,7 @@ from protocol.identity import Endpoint, PeerId, RunId
 from protocol.run.run_files import DESCRIPTOR, Descriptor, genesis_file
 from protocol.trust.certificates import authority
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import PEERS, Ticket, remember_addresses
 from tests.reference.admitted import certified, identity

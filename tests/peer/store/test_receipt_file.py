@@ -8,8 +8,7 @@ import peer.store.receipt_file as module
 from peer.store.receipt_file import KeptReceipts, files
 from protocol.errors import ResourceError
 from protocol.identity import PeerId, ReplicaId, RunId
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.receipts import Work, by_round, sign, to_line
 from tests.reference.admitted import identity
 

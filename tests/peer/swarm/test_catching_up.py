@@ -15,6 +15,7 @@ from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING, Part
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
+from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
@@ -35,7 +36,7 @@ async def keep_secret(author: LoopbackPeer, round: int, seed: int) -> Entry:
     """A contribution to the embedding that its author accepts, and tells nobody of."""
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, round, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
-    entry = author.signer.contribution(EMBEDDING, round, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, round, digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Entry
+from protocol.trust.proofs import sign_contribution, sign_receipt
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
 
@@ -26,13 +27,13 @@ async def version(author: LoopbackPeer, seed: int) -> Entry:
     """A contribution to round 1 of which its author has told nobody."""
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, 1, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
-    entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 
 
 async def show(victim: LoopbackPeer, author: LoopbackPeer, entry: Entry, *colluders: LoopbackPeer) -> None:
-    receipts = [each.signer.receipt(entry) for each in colluders]
+    receipts = [sign_receipt(each.signer, entry) for each in colluders]
     told = await victim.intake.take(entry.proof, receipts, author.outer.discovery.record)
     victim.outer.reconciler._spread(told)
 

@@ -23,8 +23,8 @@ from protocol.net import dht
 from protocol.net.channels import listen, options
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, Role, issue
-from protocol.trust.proofs import Signer, read_entry
+from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
+from protocol.trust.proofs import read_entry
 from protocol.trust.records import PeerRecord, Register, read_statement
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village

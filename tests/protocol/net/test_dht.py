@@ -26,8 +26,7 @@ from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.dht_checks import Checks, DhtEntry, Rules, is_valid, latest
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register, expiration, pack_record, sign
 from tests.reference.small_manifest import small_manifest
 

@@ -19,8 +19,7 @@ from protocol.trust.bequests import (
     sign_bequest,
 )
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from tests.reference.small_manifest import small_manifest
 
 RUN = RunId("ab" * 32)

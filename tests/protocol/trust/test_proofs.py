@@ -9,8 +9,16 @@ from protocol.identity import PeerId, RunId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import CONTRIBUTION, Signer, read_entry, read_revocation, read_trial, revoke
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import (
+    CONTRIBUTION,
+    read_entry,
+    read_revocation,
+    read_trial,
+    revoke,
+    sign_contribution,
+    sign_receipt,
+)
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 
@@ -81,9 +89,9 @@ def test_an_entry_comes_with_the_receipts_that_hold_for_it(tmp_path: Path, opera
         signer(tmp_path / "h", operator, authority),
         signer(tmp_path / "e", operator, authority, stage=0),
     )
-    entry = author.contribution(stage_part(1), 3, "cd" * 32, 100)
-    other = author.contribution(stage_part(1), 4, "cd" * 32, 100)
-    receipts = [holder.receipt(entry), holder.receipt(other), elsewhere.receipt(entry), b"nonsense"]
+    entry = sign_contribution(author, stage_part(1), 3, "cd" * 32, 100)
+    other = sign_contribution(author, stage_part(1), 4, "cd" * 32, 100)
+    receipts = [sign_receipt(holder, entry), sign_receipt(holder, other), sign_receipt(elsewhere, entry), b"nonsense"]
     read = read_entry(entry.proof, receipts, authority)
     assert (read.name, read.sha256, read.size) == (entry.name, entry.sha256, entry.size)
     assert read.receipts == {holder.identity.peer_id: receipts[0]}
@@ -95,18 +103,22 @@ def test_a_receipt_is_for_one_version_of_one_contribution(tmp_path: Path, operat
         signer(tmp_path / name, operator, authority, role, 0)
         for name, role in (("a", "datacenter"), ("b", "datacenter"), ("h", "datacenter"))
     )
-    entry = author.contribution(stage_part(1), 3, "cd" * 32, 100)
+    entry = sign_contribution(author, stage_part(1), 3, "cd" * 32, 100)
     others = [
-        author.contribution(stage_part(1), 3, "ef" * 32, 100),
-        author.contribution(stage_part(1), 4, "cd" * 32, 100),
-        author.contribution(stage_part(0), 3, "cd" * 32, 100),
-        another.contribution(stage_part(1), 3, "cd" * 32, 100),
+        sign_contribution(author, stage_part(1), 3, "ef" * 32, 100),
+        sign_contribution(author, stage_part(1), 4, "cd" * 32, 100),
+        sign_contribution(author, stage_part(0), 3, "cd" * 32, 100),
+        sign_contribution(another, stage_part(1), 3, "cd" * 32, 100),
     ]
     elsewhere = Signer(holder.identity, Authority(OTHER, operator.peer_id), holder.card)
     borrowed = Signer(holder.identity, authority, another.card)
-    receipts = [*map(holder.receipt, others), elsewhere.receipt(entry), borrowed.receipt(entry)]
+    receipts = [
+        *(sign_receipt(holder, each) for each in others),
+        sign_receipt(elsewhere, entry),
+        sign_receipt(borrowed, entry),
+    ]
     assert read_entry(entry.proof, receipts, authority).receipts == {}
-    assert read_entry(entry.proof, [*receipts, holder.receipt(entry)], authority).receipts.keys() == {
+    assert read_entry(entry.proof, [*receipts, sign_receipt(holder, entry)], authority).receipts.keys() == {
         holder.identity.peer_id
     }
 
@@ -136,7 +148,9 @@ def test_nobody_is_taken_out_from_before_the_first_round(operator: Identity, aut
 def test_only_those_with_a_place_in_a_part_contribute_to_it(
     tmp_path: Path, operator: Identity, authority: Authority, role: str, stage: int
 ):
-    entry = signer(tmp_path / "a", operator, authority, role, stage).contribution(stage_part(1), 3, "cd" * 32, 100)
+    entry = sign_contribution(
+        signer(tmp_path / "a", operator, authority, role, stage), stage_part(1), 3, "cd" * 32, 100
+    )
     with pytest.raises(FormatError, match="no place that contributes to stage-1"):
         read_entry(entry.proof, [], authority)
 
@@ -145,22 +159,22 @@ def test_what_is_contributed_on_trial_counts_nowhere_and_with_the_next_card_it_d
     tmp_path: Path, operator: Identity, authority: Authority
 ):
     newcomer = signer(tmp_path / "n", operator, authority, on_trial=True)
-    entry = newcomer.contribution(stage_part(1), 3, "cd" * 32, 100)
+    entry = sign_contribution(newcomer, stage_part(1), 3, "cd" * 32, 100)
     with pytest.raises(FormatError, match="on trial"):
         read_entry(entry.proof, [], authority)
     tried = read_trial(entry.proof, authority)
     assert tried is not None
     assert (tried.name, tried.sha256, tried.size) == (entry.name, entry.sha256, entry.size)
     newcomer.card = issue(operator, RUN, Card(newcomer.identity.peer_id, "volunteer", 1, 0))
-    later = newcomer.contribution(stage_part(1), 3, "cd" * 32, 100)
+    later = sign_contribution(newcomer, stage_part(1), 3, "cd" * 32, 100)
     assert read_trial(later.proof, authority) is None
     assert read_entry(later.proof, [], authority).key == entry.key
 
 
 def test_a_receipt_of_who_is_on_trial_is_none(tmp_path: Path, operator: Identity, authority: Authority):
-    entry = signer(tmp_path / "a", operator, authority).contribution(stage_part(1), 3, "cd" * 32, 100)
+    entry = sign_contribution(signer(tmp_path / "a", operator, authority), stage_part(1), 3, "cd" * 32, 100)
     newcomer = signer(tmp_path / "n", operator, authority, on_trial=True)
-    assert read_entry(entry.proof, [newcomer.receipt(entry)], authority).receipts == {}
+    assert read_entry(entry.proof, [sign_receipt(newcomer, entry)], authority).receipts == {}
 
 
 def test_a_revocation_is_the_operators(tmp_path: Path, operator: Identity, authority: Authority):

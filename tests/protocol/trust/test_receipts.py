@@ -7,8 +7,7 @@ from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.outer.ledger import Revocation
 from protocol.trust import proofs, receipts, signed
-from protocol.trust.membership_card import Authority, Card, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.receipts import (
     COUNTED,
     WORK,

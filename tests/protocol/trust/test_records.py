@@ -17,8 +17,7 @@ from protocol.limits import RECORD_BYTES, RECORD_SECONDS
 from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, Role, issue
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.records import (
     RECORDS_UNDER_A_KEY,
     STATEMENT,

@@ -8,7 +8,7 @@ from protocol.codec.contribution import Contribution, SparseTensor, compose, dec
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust.proofs import read_entry
+from protocol.trust.proofs import read_entry, sign_contribution
 
 PAUSE_SECONDS = 1.0
 
@@ -63,7 +63,7 @@ def _keep(name: Name, made: Contribution, sign: int) -> pb.Entry:
     picked = {tensor: SparseTensor(each.offsets, sign * each.values) for tensor, each in made.tensors.items()}
     mine = ContributionName(made.name.part, made.name.round, name.peer_id)
     blob, _ = compose(mine, made.run, made.steps, picked, name.manifest, made.slot)
-    known = name.signer.contribution(mine.part, mine.round, digest(blob), len(blob))
+    known = sign_contribution(name.signer, mine.part, mine.round, digest(blob), len(blob))
     name.blobs[known.sha256] = blob
     entry = name.entries[mine.part, key_of(known)] = pb.Entry(proof=known.proof)
     return entry

@@ -32,8 +32,7 @@ from protocol.net.tasks import Children, first_of
 from protocol.run.run_files import Descriptor
 from protocol.trust import certificates, membership_card
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority, Card, Role
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Card, Role, Signer
 from protocol.trust.records import PeerRecord, Register
 from protocol.trust.ticket import Ticket, find
 

@@ -23,7 +23,8 @@ from protocol.net.channels import Credentials, channel_to, handshake, listen, op
 from protocol.outer.ledger import Entry
 from protocol.schemas import blobs_pb2
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.trust.proofs import Signer, read_entry
+from protocol.trust.membership_card import Signer
+from protocol.trust.proofs import read_entry
 from protocol.trust.records import PeerRecord, make_statement, read_statement
 
 ASKED = 64

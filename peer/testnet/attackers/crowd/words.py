@@ -9,6 +9,7 @@ from protocol.codec.contribution import max_bytes
 from protocol.identity import Part
 from protocol.layout import model_layout
 from protocol.schemas import reconciliation_pb2 as pb
+from protocol.trust.proofs import sign_contribution
 
 LAST = 2**31 - 1
 """The last round that a record can name."""
@@ -50,7 +51,9 @@ async def flood(name: Name) -> None:
 def _far_entries(name: Name, part: Part) -> list[pb.Entry]:
     """Contributions to rounds that are far from here, each rightly signed."""
     rounds = range(LAST - FAR_ENTRIES, LAST)
-    return [pb.Entry(proof=name.signer.contribution(part, round, f"{round:064x}", 1000).proof) for round in rounds]
+    return [
+        pb.Entry(proof=sign_contribution(name.signer, part, round, f"{round:064x}", 1000).proof) for round in rounds
+    ]
 
 
 async def slow(name: Name) -> None:
@@ -64,7 +67,7 @@ async def slow(name: Name) -> None:
         now = 1 + max((each.round for each in name.known.values()), default=0)
         due = [(part, round) for part in parts for round in (now, now + 1) if (part, round) not in announced]
         own = [
-            name.signer.contribution(part, round, os.urandom(32).hex(), max_bytes(name.manifest, part))
+            sign_contribution(name.signer, part, round, os.urandom(32).hex(), max_bytes(name.manifest, part))
             for part, round in due
         ]
         if own:

@@ -23,8 +23,7 @@ from protocol.net.channels import caller, listen, options
 from protocol.net.relay import Relay
 from protocol.net.streams import TUNNEL, Streams
 from protocol.schemas import run_pb2, run_pb2_grpc
-from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import Signer
+from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord
 from tests.reference.admitted import certified
 from tests.reference.libp2p import Libp2pNode, authority, nodes, operator

@@ -11,6 +11,7 @@ from peer.swarm.rounds.farewell import ask_whether_over, keep_asking_whether_ove
 from peer.telemetry.events import Progress
 from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING
+from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -23,7 +24,7 @@ async def shown(author: LoopbackPeer, seed: int, victim: LoopbackPeer) -> None:
     moved = {name: torch.linspace(0, seed * 1e-7, each.numel()).view_as(each) for name, each in state.grid.items()}
     record = author.outer.discovery.record
     blob = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)[0]
-    entry = author.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     await victim.intake.take(entry.proof, [], author.outer.discovery.record)
 

@@ -29,8 +29,8 @@ from protocol.outer.ledger import Revocation
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Card, issue
-from protocol.trust.proofs import Signer, revoke
+from protocol.trust.membership_card import Card, Signer, issue
+from protocol.trust.proofs import revoke, sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -142,7 +142,7 @@ def test_a_contribution_reaches_everybody_though_its_author_is_gone(tmp_path: Pa
 
 async def publish(author: LoopbackPeer, blob: bytes, part: Part = EMBEDDING, round: int = 1) -> None:
     """As a liar would: whatever the bytes are, they are signed and served."""
-    entry = author.signer.contribution(part, round, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, part, round, digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     author.intake.ledgers[part].take(entry)
 
@@ -224,7 +224,7 @@ def test_a_key_that_was_not_admitted_and_a_card_of_another_are_refused(tmp_path:
         own = issue(stranger, RUN, Card(stranger.peer_id, "datacenter", 0, 0))
         volunteer = issue(made.operator, RUN, Card(stranger.peer_id, "volunteer", 1, 0))
         for card, reason in ((own, "may admit"), (b.signer.card, "another's card"), (volunteer, "no place")):
-            forged = Signer(stranger, made.authority, card).contribution(EMBEDDING, 1, digest(blob), len(blob))
+            forged = sign_contribution(Signer(stranger, made.authority, card), EMBEDDING, 1, digest(blob), len(blob))
             with pytest.raises(FormatError, match=reason):
                 await a.intake.take(forged.proof, [], b.outer.discovery.record)
         assert a.intake.ledgers[EMBEDDING].waiting == {}
@@ -236,7 +236,7 @@ def test_two_versions_of_one_contribution_void_each_other_everywhere(tmp_path: P
     async def scene(made: Village) -> None:
         a, b, c, liar = made.peers
         for blob, victim in ((await honest(liar, 5), a), (await honest(liar, 6), b)):
-            entry = liar.signer.contribution(EMBEDDING, 1, digest(blob), len(blob))
+            entry = sign_contribution(liar.signer, EMBEDDING, 1, digest(blob), len(blob))
             liar.intake.contribution_store.put(entry, blob)
             await victim.intake.take(entry.proof, [], liar.outer.discovery.record)
         assert a.intake.ledgers[EMBEDDING].chosen(1) != b.intake.ledgers[EMBEDDING].chosen(1)

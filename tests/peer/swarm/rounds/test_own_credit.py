@@ -11,7 +11,7 @@ from peer.telemetry.events import Event
 from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Revocation
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import revoke, sign_contribution
 from tests.peer.swarm.rounds.test_outer_round import honest, play, publish
 from tests.reference.loopback_peers import LoopbackPeer, Village
 
@@ -92,7 +92,7 @@ def test_two_contributions_of_one_name_are_told_to_be_void(tmp_path: Path):
         liar, other = made.peers
         await publish(liar, await honest(liar, 5))
         second = await honest(liar, 6)
-        entry = liar.signer.contribution(EMBEDDING, 1, digest(second), len(second))
+        entry = sign_contribution(liar.signer, EMBEDDING, 1, digest(second), len(second))
         liar.intake.contribution_store.put(entry, second)
         liar.intake.ledgers[EMBEDDING].take(entry)
         liar.outer.followed.parts[EMBEDDING].own[1] = entry.sha256
