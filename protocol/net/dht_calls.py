@@ -136,14 +136,21 @@ class Calls:
         sizes = {len(each) for each in (request.keys, request.subkeys, request.values, request.expiration_time)}
         if sizes != {len(request.in_cache)} or sizes.pop() > RECORDS_READ:
             raise RefusedError(f"more than {RECORDS_READ} records, or not as many of each")
-        count, offered, now = len(request.keys), list[tuple[int, DhtEntry]](), time.time()
+        count, offered = len(request.keys), list[tuple[int, DhtEntry]]()
         for number, key in enumerate(request.keys):
             if (name := self.keys.get(key)) is not None and not request.in_cache[number]:
                 subkey, value = request.subkeys[number], request.values[number]
                 found = unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
                 offered += [(number, DhtEntry(name, *each)) for each in found]
         now = time.time()
-        new = [pair for pair in offered[:RECORDS_READ] if is_plausible(pair[1], now) and self._is_news(pair[1])]
+        new = []
+        for number, entry in offered[:RECORDS_READ]:
+            if not is_plausible(entry, now):
+                continue
+            held = self._held(entry)
+            known = held.get(entry.owner) if held is not None else None
+            if known is None or known.expiration_time < entry.expiration:
+                new.append((number, entry))
         valid = set(await self.checks.valid([each for _, each in new], source))
         taken = [(number, each) for number, each in new if each in valid]
         del request.keys[:], request.subkeys[:], request.values[:], request.expiration_time[:], request.in_cache[:]
@@ -162,11 +169,6 @@ class Calls:
         del response.store_ok[:]
         response.store_ok.extend(number in stored for number in range(count))
         return response
-
-    def _is_news(self, entry: DhtEntry) -> bool:
-        held = self._held(entry)
-        known = held.get(entry.owner) if held is not None else None
-        return known is None or bool(known.expiration_time < entry.expiration)
 
     def _held(self, entry: DhtEntry) -> Any:
         """The records that this node holds under an entry's key, by subkey; None: nothing."""

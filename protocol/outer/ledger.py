@@ -272,18 +272,16 @@ class Ledger:
             for author, versions in [*authors.items()]:
                 kept = {sha256: entry for sha256, entry in versions.items() if stays(entry)}
                 if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
-                    kept = {sha256: entry for sha256, entry in kept.items() if self._stands(entry)}
+                    (entry,) = kept.values()
+                    if not entry.held:  # it can count alone once it has its bytes again
+                        _put(self.waiting, entry)
+                        kept = {}
                 authors[author] = kept
                 if not kept:
                     del authors[author]
             if not authors:
                 del self.accepted[round]
         self.checks = {round: combined(self.entries(round)) for round in self.accepted}
-
-    def _stands(self, entry: Entry) -> bool:
-        if not entry.held:  # it can count alone once it has its bytes again
-            _put(self.waiting, entry)
-        return entry.held
 
     def entries(self, round: int) -> list[Entry]:
         """All entries accepted of an open round, both versions of what is void included: proof for others."""
