@@ -28,7 +28,8 @@ SKEW = 2
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`grace`: rounds in which a contribution may come without receipts; `liars`: how many peers of a part may lie."""
+    """The window of a run. `grace` is the number of rounds in which a contribution may come without receipts, `liars`
+    the number of peers of a part that may lie."""
 
     grace: int
     liars: int
@@ -40,31 +41,33 @@ class Window:
 
     @staticmethod
     def of(manifest: Manifest) -> "Window":
-        """That of a run."""
+        """The window of a run, by its manifest."""
         return Window(manifest.outer.grace, manifest.outer.liars)
 
     @property
     def width(self) -> int:
-        """A round is open while the clock is at most so many rounds ahead of it."""
+        """The number of rounds by which the clock may be ahead of a round that is still open."""
         return self.grace + SKEW * (self.liars + 1)
 
     @property
     def most_receipts(self) -> int:
-        """More are never needed, so more are neither made nor kept."""
+        """The most receipts that a contribution ever needs: more are neither made nor kept."""
         return self.liars + 1
 
     @property
     def most_told(self) -> int:
-        """Receipts that come with an entry at most: those that are needed, and one that may be the hearer's own."""
+        """The most receipts that come with an entry: those that are needed, and one that may be the hearer's own."""
         return self.most_receipts + 1
 
     @property
     def revocable(self) -> int:
-        """A revocation reaches back so many rounds from the one it was issued in: they are open everywhere yet."""
+        """The number of rounds by which a revocation reaches back from the one it was issued in: they are open
+        everywhere yet."""
         return self.width - SKEW
 
     def receipts_needed(self, clock: int, round: int) -> int:
-        """For a contribution of `round`, by a peer whose clock reads `clock`."""
+        """The number of receipts that a contribution of `round` needs to be accepted by a peer whose clock reads
+        `clock`."""
         late = clock - round - self.grace
         return max(0, -(-late // SKEW))
 

@@ -32,13 +32,14 @@ BLOCKS = "blocks.sha256"
 """The SHA-256 of every block, 32 bytes each: of the stream to train on, then of the held-out one."""
 
 BLOCK_TOKENS = 2**18
-"""512 KiB of uint16: a round trip to a mirror brings a quarter of a million tokens, and a few are little memory."""
+"""The usual size of a block, 512 KiB of uint16: a round trip to a mirror brings a quarter of a million tokens, and a
+few are little memory."""
 
 STEP_BLOCKS = 4096
-"""That an inner step may take: of the usual size they are a thousand million tokens."""
+"""The most blocks that an inner step may take: of the usual size they are a thousand million tokens."""
 
 MANIFEST_BYTES = 16 * 2**20
-"""A hundred thousand shards."""
+"""The size of the largest `data.json`: it names a hundred thousand shards."""
 
 DIGEST_BYTES = 32
 
@@ -46,7 +47,7 @@ MOST_MIRRORS, MOST_URL_CHARACTERS = 16, 500
 
 
 def checked_mirror(url: str) -> str:
-    """A mirror's base URL without its last slash: http or https, a host, no user name and no query.
+    """Check a mirror's base URL: http or https, a host, no user name and no query. Returns it without its last slash.
 
     Raises:
         ValueError: it is none.
@@ -74,8 +75,9 @@ class TokenShard(Section):
 
 
 class DataManifest(Section):
-    """`data.json`. `tokenizer` and `blocks` are the hashes of those files; every id is less than `vocabulary`;
-    `end_of_text` stands after each document; shards begin with `header_bytes` that are no tokens."""
+    """The manifest of prepared text, `data.json`. `tokenizer` and `blocks` are the hashes of those files; every id is
+    less than `vocabulary`; `end_of_text` stands after each document; shards begin with `header_bytes` that are no
+    tokens."""
 
     version: Literal[1] = 1
     dtype: Literal["uint16", "uint32"]
@@ -106,18 +108,22 @@ class DataManifest(Section):
 
     @property
     def token_dtype(self) -> "np.dtype[np.unsignedinteger]":
-        """Of the files: little-endian."""
+        """The number format of the tokens in the shards, little-endian."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
     def require_blocks(self, tokens: int) -> None:
-        """Raises FormatError: an inner step of so many tokens would take more blocks than a peer can keep track of."""
+        """Check that an inner step of so many tokens takes no more blocks than a peer can keep track of.
+
+        Raises:
+            FormatError: it takes more.
+        """
         if tokens > STEP_BLOCKS * self.block_tokens:
             raise FormatError(
                 f"the text is in blocks of {self.block_tokens} tokens: a step takes more than {STEP_BLOCKS} of them"
             )
 
     def canonical(self) -> bytes:
-        """`data.json`: JSON that people can read, and the same bytes each time."""
+        """The bytes of `data.json`: JSON that people can read, and the same bytes each time."""
         return json.dumps(self.model_dump(mode="json"), indent=1).encode() + b"\n"
 
 
@@ -137,7 +143,7 @@ def parse_data_manifest(data: bytes) -> DataManifest:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some tokens of a shard: where its bytes are, and their digest."""
+    """A block: some tokens of a shard, where their bytes are, and their digest."""
 
     number: int
     shard: str
@@ -151,14 +157,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockStream:
-    """Tokens in blocks of `block_tokens` + 1. `first` is the number of its first block; `per_shard` says how many
-    blocks each shard has."""
+    """A stream of tokens in blocks of `block_tokens` + 1. `first` is the number of its first block."""
 
     shards: tuple[TokenShard, ...]
     block_tokens: int
     first: int
     ends: tuple[int, ...] = field(init=False, repr=False)
-    """Of each shard, which of the stream's tokens is its last: shards share those at their borders."""
+    """The place in the stream of each shard's last token: shards share those at their borders."""
 
     def __post_init__(self) -> None:
         """There may be a hundred thousand shards, and a step may take thousands of blocks."""
@@ -166,14 +171,20 @@ class BlockStream:
 
     @property
     def tokens(self) -> int:
+        """The number of tokens in the stream."""
         return self.ends[-1] + 1
 
     @property
     def blocks(self) -> int:
+        """The number of blocks in the stream."""
         return -(-(self.tokens - 1) // self.block_tokens)
 
     def block_of(self, number: int) -> tuple[TokenShard, int, int]:
-        """The shard of a block, and which of its tokens: from, and how many."""
+        """Find a block. Returns (its shard, the place of its first token there, how many tokens it has).
+
+        Raises:
+            IndexError: the stream has no block of that number.
+        """
         start = (number - self.first) * self.block_tokens
         place = bisect_right(self.ends, start)
         if start < 0 or place == len(self.ends):
@@ -193,7 +204,11 @@ class Dataset:
 
     @staticmethod
     def of(manifest: DataManifest, digests: bytes) -> "Dataset":
-        """Raises FormatError unless the digests are those that the manifest pins, one for each block."""
+        """Read the digests that the manifest pins.
+
+        Raises:
+            FormatError: they are others, or not one for each block.
+        """
         if hashlib.sha256(digests).hexdigest() != manifest.blocks:
             raise FormatError(f"{BLOCKS} is not the one that {DATA} names: it is damaged, or of other text")
         train = BlockStream(manifest.shards, manifest.block_tokens, 0)
@@ -204,10 +219,15 @@ class Dataset:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks, held-out ones included."""
         return self.train.blocks + self.held_out.blocks
 
     def block(self, number: int) -> Block:
-        """Raises IndexError: there is none of that number."""
+        """The block of a number.
+
+        Raises:
+            IndexError: there is none.
+        """
         stream = self.train if number < self.train.blocks else self.held_out
         shard, start, count = stream.block_of(number)
         item, digest = self.manifest.token_dtype.itemsize, DIGEST_BYTES * number
@@ -232,7 +252,11 @@ class Dataset:
 
 
 def check_block(block: Block, data: bytes) -> None:
-    """Raises FormatError unless these are the block's bytes."""
+    """Check the bytes that came as a block.
+
+    Raises:
+        FormatError: they are not the block's.
+    """
     if len(data) != block.size:
         raise FormatError(f"{block} came with {len(data)} bytes")
     if hashlib.sha256(data).digest() != block.sha256:
@@ -240,7 +264,7 @@ def check_block(block: Block, data: bytes) -> None:
 
 
 def base_urls(given: Sequence[str]) -> tuple[str, ...]:
-    """Mirrors, each once, at most `MOST_MIRRORS`.
+    """Check the base URLs of mirrors. Returns each once, at most `MOST_MIRRORS`.
 
     Raises:
         FormatError: one is no mirror, or there are too many.

@@ -37,7 +37,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 BASIS_OF_THE_RUN = f"hetpeer/{BASIS}"
 
 MOST_CONTEXT = 2**17
-"""Of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
+"""The longest context of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
 
 LIKE_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -46,10 +46,10 @@ LIKE_LLAMA: dict[str, Any] = {
     "mlp_bias": False,
     "rope_scaling": None,
 }
-"""What a config must say, if it says anything, of what a run's model has no choice of."""
+"""The fields of a config in which a run's model has no choice: each has this value, where it is there."""
 
 ORTHONORMAL_TOLERANCE = 1e-5
-"""Largest |UᵀU − 1| of a basis."""
+"""The largest |UᵀU − 1| of a basis."""
 
 JSON_BYTES = 2**25
 """The largest config, index or header: those of a model of 1024 layers have 1 MiB."""
@@ -91,7 +91,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder whose config and list of tensors have been checked. `model.context` is the longest it was made for."""
+    """The folder of a checkpoint whose config and list of tensors have been checked. `model.context` is the longest it
+    was made for."""
 
     folder: Path
     model: Model
@@ -100,11 +101,11 @@ class ModelFolder:
 
     @property
     def tokenizer(self) -> Path:
-        """Its tokenizer's file, which need not be there."""
+        """The file of the checkpoint's tokenizer, which need not be there."""
         return self.folder / TOKENIZER
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """One tensor, by its name in the layout.
+        """Read one tensor, by its name in the layout.
 
         Raises:
             UserError: it cannot be read.
@@ -112,7 +113,7 @@ class ModelFolder:
         return self.stored[EMBEDDING_TENSOR if self.tied and name == HEAD_TENSOR else name].read()
 
     def units(self, name: str) -> NDArray[np.int32]:
-        """One tensor in units of 2⁻²⁶.
+        """Read one tensor in units of 2⁻²⁶.
 
         Raises:
             UserError: it cannot be read, or a value is none that a run can hold.
@@ -125,7 +126,7 @@ class ModelFolder:
             ) from None
 
     def basis(self) -> NDArray[np.float32] | None:
-        """U [d, d] of the run that the model comes from; None where there is none.
+        """Read U [d, d] of the run that the model comes from; None where there is none.
 
         Raises:
             UserError: it is no orthonormal matrix of the model's width.
@@ -173,7 +174,7 @@ def open_checkpoint(folder: Path) -> ModelFolder:
 
 
 def config(model: Model) -> dict[str, Any]:
-    """What `config.json` says of a model of this run."""
+    """Make the `config.json` of a model of this run."""
     return {
         "architectures": ["LlamaForCausalLM"],
         **LIKE_LLAMA,
@@ -196,7 +197,11 @@ def config(model: Model) -> dict[str, Any]:
 
 
 def _model(config: dict[str, Any], path: Path) -> Model:
-    """Raises UserError unless a run's model can be what the config says."""
+    """Read the sizes of a model from its config.
+
+    Raises:
+        UserError: no run's model can be what the config says.
+    """
     for field, expected in LIKE_LLAMA.items():
         given = config.get(field, expected)
         if given != expected and not (field == "rope_scaling" and _is_plain(given)):
@@ -240,7 +245,11 @@ def _is_plain(rope: object) -> bool:
 
 
 def _find_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint, in one file or in those of its index."""
+    """Find every tensor of a checkpoint, in one file or in those of its index.
+
+    Raises:
+        UserError: there is no weight file that is read, or one cannot be read.
+    """
     if (folder / WEIGHTS).exists():
         return tensors_in(folder / WEIGHTS)
     if not (folder / INDEX).exists():
@@ -260,7 +269,11 @@ def _is_file_name(name: object) -> bool:
 
 
 def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, folder: Path) -> None:
-    """Raises UserError unless the tensors are those of the layout, of its shapes, in a number format that is read."""
+    """Check that a checkpoint's tensors are those of the layout, of its shapes, in a number format that is read.
+
+    Raises:
+        UserError: they are not; the message names the first.
+    """
     wanted = {name: shape for name, shape in layout.items() if not (tied and name == HEAD_TENSOR)}
     if missing := [name for name in wanted if name not in stored]:
         raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")

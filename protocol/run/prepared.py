@@ -9,7 +9,8 @@ from protocol.run.dataset import BLOCKS, DATA, Block, Dataset, check_block, pars
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
 
 LINK = "data.path"
-"""In a run's folder: the path of the prepared folder, a line. Shards may be larger than any disk has room for twice."""
+"""The file in a run's folder that has the path of the prepared folder, a line. Shards may be larger than any disk has
+room for twice."""
 
 
 def is_prepared(path: Path | None) -> TypeGuard[Path]:
@@ -18,7 +19,7 @@ def is_prepared(path: Path | None) -> TypeGuard[Path]:
 
 
 def open_folder(folder: Path) -> Dataset:
-    """What a prepared folder holds. No shard is read.
+    """Open a prepared folder. No shard is read.
 
     Raises:
         FormatError: its `data.json` or `blocks.sha256` is damaged.
@@ -43,7 +44,7 @@ def check_tokenizer(folder: Path, dataset: Dataset) -> None:
 
 
 def read_block(folder: Path, block: Block) -> bytes:
-    """A block from a prepared folder, checked.
+    """Read a block from a prepared folder, and check it.
 
     Raises:
         FormatError: the shard is damaged or too short.

@@ -26,35 +26,38 @@ from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES
 from protocol.toml_tables import MOST_CHARACTERS
 
 DESCRIPTOR = "run.json"
-"""Where the canonical descriptor is kept beside the files; not one of them."""
+"""The file that keeps the canonical descriptor beside the run's files; it is not one of them."""
 
 BASIS = "basis.safetensors"
-"""U: tensor `basis`, float32 [d, d], orthonormal columns of which the first k are used (nested subspaces)."""
+"""The file of U: tensor `basis`, float32 [d, d], orthonormal columns of which the first k are used (nested
+subspaces)."""
 
 TOKENIZER = "tokenizer.json"
-"""Hugging Face `tokenizers` format. Training needs only the tokens; this is for whoever uses the model."""
+"""The tokenizer, in Hugging Face's `tokenizers` format. Training needs only the tokens; this is for whoever uses the
+model."""
 
 TRAIN = "train.bin"
-"""Tokens to train on: flat, no header, little-endian numbers of `token_dtype`."""
+"""The file of tokens to train on: flat, no header, little-endian numbers of `token_dtype`."""
 
 HELD_OUT = "heldout.bin"
-"""Tokens never trained on, in the same format. A run on prepared text has neither, but `data.json` and the digests of
-its blocks (`protocol/run/dataset.py`), which are read when they are needed."""
+"""The file of tokens never trained on, in the same format. A run on prepared text has neither, but `data.json` and the
+digests of its blocks (`protocol/run/dataset.py`), which are read when they are needed."""
 
 TEXT_BYTES = 2**34
-"""Of TRAIN, and of HELD_OUT: 16 GiB, eight thousand million tokens of two bytes. Who makes a run holds their text in
-memory, some four times as much; a larger text is prepared."""
+"""The size of the largest TRAIN or HELD_OUT, 16 GiB: eight thousand million tokens of two bytes. Who makes a run holds
+their text in memory, some four times as much; a larger text is prepared."""
 
 BLOCKS_BYTES = 2**27
-"""Digests of four million blocks: a million million tokens in blocks of the usual size. Who reads text holds them."""
+"""The size of the digests of four million blocks, a million million tokens in blocks of the usual size. Who reads text
+holds them."""
 
 TOKENIZER_BYTES_PER_TOKEN = 256
-"""The tokenizers of Llama 3, Qwen and Gemma have 80 to 140 for each of their tokens, with its merge."""
+"""The most bytes of a tokenizer for each token: those of Llama 3, Qwen and Gemma have 80 to 140, with its merge."""
 
 TOKENIZER_BASE_BYTES = 2**20
 
 HEADER_BYTES_PER_TENSOR = 256
-"""Of a safetensors file: a name, a number format, a shape and two offsets take 150."""
+"""The most bytes of a safetensors header for each tensor: a name, a number format, a shape and two offsets take 150."""
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -79,7 +82,7 @@ class Descriptor:
 
     @property
     def run_id(self) -> RunId:
-        """Hex SHA-256 of the canonical form."""
+        """The run's id: the hex SHA-256 of the canonical form."""
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
 
     def canonical(self) -> bytes:
@@ -102,7 +105,7 @@ class Descriptor:
 
 
 def describe(manifest: Manifest, operator: PeerId, files: Iterable[RunFile]) -> Descriptor:
-    """The descriptor of files in any order."""
+    """Make the descriptor of a run from its files, which are in any order."""
     return Descriptor(manifest, operator, tuple(sorted(files, key=lambda file: file.name)))
 
 
@@ -134,7 +137,7 @@ def parse_descriptor(data: bytes, run_id: RunId) -> Descriptor:
 
 
 def read_kept(directory: Path) -> Descriptor:
-    """The descriptor in a folder of this machine, whose run is what it says.
+    """Read the descriptor in a folder of this machine, whose run is what it says.
 
     Raises:
         ResourceError: there is none, or it is damaged.
@@ -150,7 +153,11 @@ def read_kept(directory: Path) -> Descriptor:
 
 
 def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
-    """Raises FormatError unless the fields are a hash and a size."""
+    """Check what a descriptor says of one file.
+
+    Raises:
+        FormatError: it is not a hash and a size.
+    """
     sha256, size = fields["sha256"], fields["size"]
     if not isinstance(sha256, str) or not HEX_SHA256.fullmatch(sha256):
         raise FormatError(f"{name[:60]!r}: not a SHA-256 of 64 lower-case hex digits")
@@ -160,18 +167,18 @@ def _parse_file(name: str, fields: dict[str, Any]) -> RunFile:
 
 
 def genesis_file(part: Part) -> str:
-    """Where the first weights of a part are: one int32 tensor in units of 2⁻²⁶ for each of its layout."""
+    """The name of the file of a part's first weights: one int32 tensor in units of 2⁻²⁶ for each of its layout."""
     return f"genesis-{part}.safetensors"
 
 
 def file_names(manifest: Manifest, prepared: bool = False) -> list[str]:
-    """Every file of a run, sorted: the closed set of names. A run on prepared text has other ones for its tokens."""
+    """The names of all files of a run, sorted. A run on prepared text has other ones for its tokens."""
     tokens = [DATA, BLOCKS] if prepared else [TRAIN, HELD_OUT]
     return sorted([BASIS, TOKENIZER, *tokens, *map(genesis_file, model_layout(manifest))])
 
 
 def files_needed(descriptor: Descriptor, stage: int | None) -> list[str]:
-    """What a volunteer of that stage fetches, sorted; for None, a datacenter's whole model, everything.
+    """The names of the files that a volunteer of a stage fetches, sorted; for None, a datacenter's whole model, of all.
 
     Stage 0 alone reads training data, since token ids travel with the microbatch.
     """
@@ -187,8 +194,8 @@ def files_needed(descriptor: Descriptor, stage: int | None) -> list[str]:
 
 
 def most_bytes(manifest: Manifest) -> dict[str, int]:
-    """What each file that a run of this manifest may have weighs at most: tensors what their layout takes, all else
-    a bound of its own."""
+    """The most bytes of each file that a run of this manifest may have: tensors have what their layout takes, all else
+    has a bound of its own."""
     model = manifest.model
     parts = {genesis_file(part): _stored_bytes(layout) for part, layout in model_layout(manifest).items()}
     return parts | {
@@ -202,22 +209,26 @@ def most_bytes(manifest: Manifest) -> dict[str, int]:
 
 
 def tokenizer_bytes(vocabulary: int) -> int:
-    """The most that a tokenizer of so many tokens weighs."""
+    """The most bytes of a tokenizer of so many tokens."""
     return TOKENIZER_BASE_BYTES + TOKENIZER_BYTES_PER_TOKEN * vocabulary
 
 
 def _stored_bytes(layout: Layout) -> int:
-    """Of a safetensors file of values of four bytes, at most."""
+    """The most bytes of a safetensors file of values of four bytes."""
     return 8 + header_bytes(layout) + 4 * elements(layout)
 
 
 def header_bytes(layout: Layout) -> int:
-    """Of the header of a safetensors file of these tensors, at most."""
+    """The most bytes of the header of a safetensors file of these tensors."""
     return HEADER_BYTES_PER_TENSOR * (len(layout) + 1)
 
 
 def require_sizes(descriptor: Descriptor) -> None:
-    """Raises FormatError: a file is larger than the manifest lets it be; the message names both sizes."""
+    """Check the sizes of a run's files against its manifest.
+
+    Raises:
+        FormatError: a file is larger than the manifest lets it be; the message names both sizes.
+    """
     most = most_bytes(descriptor.manifest)
     for file in descriptor.files:
         if file.size > most[file.name]:
@@ -227,7 +238,7 @@ def require_sizes(descriptor: Descriptor) -> None:
 
 
 def measure_file(path: Path) -> RunFile:
-    """Name, hash and size of a file on this disk, read in pieces.
+    """Measure the name, hash and size of a file on this disk, which is read in pieces.
 
     Raises:
         ResourceError: it cannot be read.
