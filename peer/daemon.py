@@ -208,7 +208,7 @@ async def _joined(
             directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        fetcher = BlobFetcher(contacts, bans)
+        fetcher = BlobFetcher(contacts.fetch, bans)
         intake = Intake(manifest, signer, fetcher, contribution_store, ledgers_of(manifest, record), discovery.news)
         attested = Attested(signer, bans, directory, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)

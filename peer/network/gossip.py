@@ -87,7 +87,7 @@ class Reconciler:
             self.contacts,
             self.intake,
             self.bans,
-            self.attested,
+            self.attested.believes,
             self._spread,
             self.start_learning,
         )

@@ -47,7 +47,7 @@ def ways(
 ) -> Ways:
     """Those of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`. From here
     on `contacts` finds who cannot be dialled."""
-    contacts.routes = Routes(streams, discovery)
+    contacts.routes = Routes(streams, discovery.signer, discovery.relays_of)
     hidden = Hidden(streams, discovery, reach.here, port, first, emit, bans.objection) if reach.hidden else None
     relays = discovery.record.relays
 

@@ -236,7 +236,7 @@ class Village:
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
         bans = Bans(said.append)
-        fetcher = BlobFetcher(contacts, bans)
+        fetcher = BlobFetcher(contacts.fetch, bans)
         intake = Intake(manifest, signer, fetcher, contribution_store, ledgers, discovery.news)
         attested = Attested(signer, bans, folder, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
