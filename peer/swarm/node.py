@@ -17,8 +17,7 @@ from peer.network.gossip import Reconciler
 from peer.network.group import GroupService
 from peer.network.handover_service import HandoverService
 from peer.network.pipeline import PipelineService
-from peer.network.receipt_collector import Earned
-from peer.network.receipt_signer import CreditService, SeenWork
+from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.snapshots import SnapshotStore

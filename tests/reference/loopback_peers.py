@@ -18,8 +18,7 @@ from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake
-from peer.network.receipt_collector import Earned
-from peer.network.receipt_signer import CreditService, SeenWork
+from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
 from peer.store.contributions import ContributionStore
