@@ -30,10 +30,9 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
-from peer.network.group import GroupService
+from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
-from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
 from peer.network.renewal import keep_renewing, stand_trial
 from peer.network.reporter import Reporter

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.network.gossip import Reconciler
 from peer.network.gossip_policy import some
-from peer.network.pipeline import Attempt
+from peer.network.group import Attempt
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress

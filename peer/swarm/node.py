@@ -14,9 +14,8 @@ from peer.devices.workers import Split
 from peer.model.first_weights import read_basis, read_part
 from peer.network.discovery import Discovery, keep_remembering
 from peer.network.gossip import Reconciler
-from peer.network.group import GroupService
+from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
-from peer.network.pipeline import PipelineService
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts

@@ -18,8 +18,7 @@ from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network.gossip_wire import entry_to_wire
-from peer.network.group import GroupService
-from peer.network.pipeline import Attempt, PipelineService
+from peer.network.group import Attempt, GroupService, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor.telemetry import Noted, StepReport, pack_report
