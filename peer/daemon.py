@@ -22,7 +22,7 @@ from peer.joining import (
     text_sources,
 )
 from peer.network import admission
-from peer.network.admission import Admitted
+from peer.network.admission import Admitted, keep_renewing, stand_trial
 from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
@@ -34,10 +34,9 @@ from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
 from peer.network.reach import reach
-from peer.network.renewal import keep_renewing, stand_trial
+from peer.network.reach.relayed import ways
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
-from peer.network.ways import ways
 from peer.settings import PeerSettings
 from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of
@@ -200,7 +199,8 @@ async def _joined(
         dht.say = lambda said: emit(Progress(said))
         signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
         discovery = Discovery(dht, signer, manifest, record, nodes, objection=bans.objection)
-        reached = ways(way, port, dht.streams, discovery, contacts, bans, nodes, emit)
+        reached = ways(way, port, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
+        contacts.routes = reached.routes
         bans.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
         bans.issuer = discovery.issuer
         contribution_store = ContributionStore(
