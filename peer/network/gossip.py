@@ -182,9 +182,11 @@ class Reconciler:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                question, metadata = self._comparison(whole), handshake(self.manifest)
+                mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
+                parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+                question = pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
                 with timed(channel, peer.peer_id, self.discovery.trips):
-                    told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
+                    told = await stub.Compare(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
             require_differences(told, self.manifest)
             said = self.hear(told.statement, peer.peer_id)
             self.revoke(told.revocations, said.peer_id)
@@ -203,12 +205,6 @@ class Reconciler:
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
         return False
-
-    def _comparison(self, whole: bool) -> pb.Comparison:
-        """The question with which this peer compares; `whole` asks the other for all that it holds."""
-        mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
-        parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
-        return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
 
     def keep_promises(self) -> None:
         """Say after a start what this peer holds. It may have signed receipts, and died before it had passed on what
