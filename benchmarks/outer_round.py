@@ -80,7 +80,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from peer.network.intake import Intake
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
-    from peer.store.contributions import ContributionStore
+    from peer.store.served import ContributionStore
     from peer.torch_thread import TorchThread
     from protocol.codec.contribution import Contribution, decode
     from protocol.identity import PeerId, RunId, stage_part

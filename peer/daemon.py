@@ -38,9 +38,8 @@ from peer.network.reach.relayed import ways
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.settings import PeerSettings
-from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.group.volunteer import serve_stage
 from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says

@@ -13,7 +13,7 @@ import grpc
 from peer.network.blob_fetcher import FetchAttempt
 from peer.network.contacts import Contacts
 from peer.network.wanted import LAG_BYTES_PER_SECOND, LAG_SECONDS
-from peer.store.snapshots import SnapshotStore, missing_pieces
+from peer.store.served import SnapshotStore, missing_pieces
 from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse_header, piece_bytes
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId

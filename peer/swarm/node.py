@@ -19,7 +19,7 @@ from peer.network.handover_service import HandoverService
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import SnapshotStore
 from peer.swarm.rounds.catch_up import catch_up, resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state

@@ -21,9 +21,8 @@ from peer.network.intake import Intake
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
-from peer.store.contributions import ContributionStore
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.rounds.catch_up import resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.outer_round import OuterLoop
