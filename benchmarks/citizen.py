@@ -36,8 +36,7 @@ from shaped.hosts import Hosts, hosts, missing
 from tls import shown
 
 from peer.network.contacts import Contacts
-from peer.network.group import Seat
-from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
 from protocol.errors import HetpeerError
 from protocol.identity import ReplicaId
 from protocol.limits import CHUNK_BYTES

@@ -80,7 +80,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from peer.network.intake import Intake
     from peer.optim.grid import digest
     from peer.optim.outer import OuterState
-    from peer.store.contributions import ContributionStore
+    from peer.store.served import ContributionStore
     from peer.torch_thread import TorchThread
     from protocol.codec.contribution import Contribution, decode
     from protocol.identity import PeerId, RunId, stage_part
@@ -122,7 +122,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         ledger = Ledger(part, identity.peer_id, Window(manifest.outer.grace, manifest.outer.liars))
         signer = Signer(identity, Authority(run, operator.peer_id), card)
         discovery = Discovery(None, signer, manifest, record(identity.peer_id, f"{address}:{port}"))
-        fetcher = BlobFetcher(contacts, bans)
+        fetcher = BlobFetcher(contacts.fetch, bans)
         intake = Intake(manifest, signer, fetcher, contribution_store, {part: ledger}, discovery.news)
         attested = Attested(signer, bans, folder, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)

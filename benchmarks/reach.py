@@ -37,11 +37,10 @@ import numpy as np
 import uvloop
 from tls import shown
 
-from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
-from peer.network.ways import ways
+from peer.network.reach.relayed import ways
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
 from protocol.addresses import join
@@ -113,8 +112,10 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
         discovery, contacts = Discovery(dht, signer, MANIFEST, record), Contacts(MANIFEST, credentials)
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
-        bans = Bans(lambda event: None)
-        reached = ways(reach, port, dht.streams, discovery, contacts, bans, bootstraps, lambda event: None)
+        reached = ways(
+            reach, port, dht.streams, discovery, contacts.bandwidth, lambda peer: "", bootstraps, lambda event: None
+        )
+        contacts.routes = reached.routes
         await server.start()
         await reached.open()
         await discovery.publish()

@@ -37,7 +37,7 @@ from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network import admission
-from peer.network.pipeline import Link, link
+from peer.network.group import Link, link
 from protocol.codec.frames import (
     BackwardFrame,
     ForwardFrame,

@@ -22,7 +22,7 @@ from peer.joining import (
     text_sources,
 )
 from peer.network import admission
-from peer.network.admission import Admitted
+from peer.network.admission import Admitted, keep_renewing, stand_trial
 from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
@@ -30,19 +30,16 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
-from peer.network.group import GroupService
+from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
-from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
-from peer.network.renewal import keep_renewing, stand_trial
+from peer.network.reach.relayed import ways
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
-from peer.network.ways import ways
 from peer.settings import PeerSettings
-from peer.store.contributions import ContributionStore
 from peer.store.membership import Remembered, node_of
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.group.volunteer import serve_stage
 from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
 from peer.swarm.rounds.farewell import nobody_says
@@ -200,14 +197,15 @@ async def _joined(
         dht.say = lambda said: emit(Progress(said))
         signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
         discovery = Discovery(dht, signer, manifest, record, nodes, objection=bans.objection)
-        reached = ways(way, port, dht.streams, discovery, contacts, bans, nodes, emit)
+        reached = ways(way, port, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
+        contacts.routes = reached.routes
         bans.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
         bans.issuer = discovery.issuer
         contribution_store = ContributionStore(
             directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        fetcher = BlobFetcher(contacts, bans)
+        fetcher = BlobFetcher(contacts.fetch, bans)
         intake = Intake(manifest, signer, fetcher, contribution_store, ledgers_of(manifest, record), discovery.news)
         attested = Attested(signer, bans, directory, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)

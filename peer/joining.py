@@ -13,9 +13,9 @@ from peer.devices.fit import require_devices
 from peer.network import admission
 from peer.network.admission import Admitted
 from peer.settings import PeerSettings
-from peer.store.contributions import ContributionStore
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, read_membership, recall, write_membership
+from peer.store.served import ContributionStore
 from peer.swarm.group.stragglers import FIRST_SECONDS
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed

@@ -11,10 +11,21 @@ import grpc
 from tls import shown
 
 import peer.network.group
-import peer.network.pipeline
 from peer.network.contacts import Contacts
-from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
-from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from peer.network.group import (
+    Attempt,
+    GroupService,
+    Link,
+    Membership,
+    Orders,
+    PipelineService,
+    Seat,
+    call,
+    invite,
+    lead,
+    link,
+    orders_to,
+)
 from peer.swarm.group.control import Control, LeaderControl, MemberControl
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
@@ -107,7 +118,7 @@ async def place(
     group.ready = True
     bandwidth = bandwidth or Bandwidth()
     if plain:
-        peer.network.group.speaks = peer.network.pipeline.speaks = _anybody  # type: ignore[attr-defined]
+        peer.network.group.speaks = _anybody  # type: ignore[attr-defined]
         contacts: Contacts = PlainContacts(manifest, credentials, bandwidth=bandwidth)
         server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
         port = server.add_insecure_port(f"{host}:0")

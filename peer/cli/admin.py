@@ -132,7 +132,7 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     import asyncio
 
     from peer.cli.tables import peer_rows, peers_table, show
-    from peer.network.visiting import read_peers
+    from peer.network.admission import read_peers
     from peer.process import run_command, told
     from peer.store.home import operators_folder, operators_ticket
     from protocol.run.run_files import DESCRIPTOR, parse_descriptor

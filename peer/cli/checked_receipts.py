@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peer.store.contributions import ContributionStore
 from peer.store.receipt_file import RECEIPTS, files, lines
+from peer.store.served import ContributionStore
 from protocol.errors import FormatError, ResourceError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest

@@ -17,10 +17,10 @@ from peer.diagnosis import machine, network, speed, verdict
 from peer.diagnosis.finding import Finding, Outcome
 from peer.diagnosis.verdict import Room
 from peer.network import admission
+from peer.network.admission import read_peers
 from peer.network.reach import reach
 from peer.network.reach.probing import Handshake, MeasuredWay, NoWay, measure_doors, shake_hands
 from peer.network.reach.reach import Reach, Wish
-from peer.network.visiting import read_peers
 from peer.process import Terminal
 from peer.store import disk
 from peer.telemetry.events import Progress

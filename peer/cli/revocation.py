@@ -13,8 +13,9 @@ from bootstrap.admission import revoked
 from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.lists import RevokedPeer
 from bootstrap.node import as_operator
+from peer.network.admission import read_peers
 from peer.network.contacts import Contacts
-from peer.network.visiting import read_peers, tell_revocation
+from peer.network.gossip import tell_revocation
 from peer.process import Terminal
 from peer.telemetry.events import Progress
 from protocol.errors import UnreachableError, UserError

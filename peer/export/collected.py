@@ -13,8 +13,7 @@ from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
 from peer.store import checkpoint
 from peer.store.checkpoint import Settled
-from peer.store.contributions import ContributionStore
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.rounds.parts import to_torch
 from peer.telemetry.events import Listener, Progress
 from protocol.codec.contribution import Contribution, decode

@@ -4,17 +4,17 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from peer.network import wanted as deciding
 from peer.network.bans import Bans
-from peer.network.contacts import Contacts
 from peer.network.wanted import Wanted
 from protocol.errors import HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import PEERS_KEPT
-from protocol.net.blobs import Patience, fetch
+from protocol.net.blobs import Patience
 from protocol.net.tasks import Children
 from protocol.outer.ledger import Entry
 from protocol.trust.records import PeerRecord
@@ -58,9 +58,10 @@ class Bringing:
 
 @dataclass(slots=True)
 class BlobFetcher:
-    """The fetcher: it carries out what `Wanted` decides, from whom to fetch next, and how many blobs at once."""
+    """The fetcher: it carries out what `Wanted` decides, from whom to fetch next, and how many blobs at once. `fetch`
+    fetches bytes from a peer, as `peer.network.contacts.Contacts.fetch` does."""
 
-    contacts: Contacts
+    fetch: Callable[[PeerRecord, str, int, Patience], Awaitable[bytes]]
     bans: Bans
     wanted: Wanted[bytes, PeerId] = field(default_factory=lambda: Wanted(time.monotonic))
     holders: OrderedDict[PeerId, PeerRecord] = field(default_factory=OrderedDict)
@@ -151,9 +152,7 @@ class BlobFetcher:
         holder = self.holders.get(attempt.source)
         if holder is None:
             raise UnreachableError("nobody knows any longer where it is")
-        async with self.contacts.to(holder) as channel:
-            manifest, bandwidth = self.contacts.manifest, self.contacts.bandwidth
-            return await fetch(channel, manifest, entry.sha256, entry.size, bandwidth, attempt.patience)
+        return await self.fetch(holder, entry.sha256, entry.size, attempt.patience)
 
     def _let_lag(self, attempt: FetchAttempt, wanted: Bringing) -> None:
         """Take an attempt's place from it. If there are too many such attempts, give the slowest up."""

@@ -16,6 +16,7 @@ from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import Patience, fetch
 from protocol.net.channels import Credentials, Reachable, channel_to, translated
 from protocol.net.tasks import Children
 
@@ -79,6 +80,15 @@ class Contacts:
                     yield channel
             finally:
                 del self.streams[channel]
+
+    async def fetch(self, peer: Reachable, sha256: str, size: int, patience: Patience | None = None) -> bytes:
+        """Fetch from a peer the bytes with this SHA-256, `size` of them.
+
+        Raises:
+            HetpeerError: what `to` and `protocol.net.blobs.fetch` raise.
+        """
+        async with self.to(peer) as channel:
+            return await fetch(channel, self.manifest, sha256, size, self.bandwidth, patience)
 
     def _channel_to(self, at: Reachable) -> grpc.aio.Channel:
         return channel_to(at, self.manifest, self.credentials, self.bandwidth.window)

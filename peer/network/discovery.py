@@ -116,6 +116,10 @@ class Discovery:
         """The gateway that let a peer in, by its newest record; empty: none did, or it is not known."""
         return self.records[peer].issuer if peer in self.records else NO_PEER
 
+    def relays_of(self, peer: PeerId) -> list[str]:
+        """The relays by which a peer is reached that cannot be dialled; none: it can, or it is not known."""
+        return self.records[peer].via if peer in self.records else []
+
     def let_in_by(self, gateway: PeerId) -> list[PeerId]:
         """The peers that are known to have been let in by a gateway."""
         return [record.peer_id for record in self.records.values() if record.issuer == gateway]

@@ -1,9 +1,9 @@
 """Gossip: peers of a part exchange what they lack, contributions, receipts, revocations, and what they say of
-themselves."""
+themselves; and the messages in which they do, as values, with their bounds."""
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,14 +22,6 @@ from peer.network.gossip_policy import (
     partners,
     some,
 )
-from peer.network.gossip_wire import (
-    entry_to_wire,
-    keys_of,
-    keys_to_wire,
-    require_differences,
-    some_named,
-    summary_to_wire,
-)
 from peer.network.intake import Intake
 from peer.network.learning import Learner
 from peer.network.witnesses import Witnesses
@@ -39,14 +31,17 @@ from protocol.layout import follows
 from protocol.limits import (
     CALL_SECONDS,
     ENTRIES_NAMED,
+    KEYS_NAMED,
+    PARTS_BESIDE_STAGES,
     REVOCATIONS_NAMED,
+    ROUNDS_NAMED,
 )
 from protocol.manifest import Manifest
-from protocol.net.channels import handshake
+from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
-from protocol.outer.set_difference import summary
+from protocol.outer.set_difference import Summary, summary
 from protocol.outer.window import Window
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
@@ -85,7 +80,7 @@ class Reconciler:
             self.contacts,
             self.intake,
             self.bans,
-            self.attested,
+            self.attested.believes,
             self._spread,
             self.start_learning,
         )
@@ -185,9 +180,11 @@ class Reconciler:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
-                question, metadata = self._comparison(whole), handshake(self.manifest)
+                mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
+                parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+                question = pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
                 with timed(channel, peer.peer_id, self.discovery.trips):
-                    told = await stub.Compare(question, metadata=metadata, timeout=ANSWER_SECONDS)
+                    told = await stub.Compare(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
             require_differences(told, self.manifest)
             said = self.hear(told.statement, peer.peer_id)
             self.revoke(told.revocations, said.peer_id)
@@ -206,12 +203,6 @@ class Reconciler:
         except (HetpeerError, TimeoutError):
             self.discovery.lose(peer.peer_id)
         return False
-
-    def _comparison(self, whole: bool) -> pb.Comparison:
-        """The question with which this peer compares; `whole` asks the other for all that it holds."""
-        mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
-        parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
-        return pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
 
     def keep_promises(self) -> None:
         """Say after a start what this peer holds. It may have signed receipts, and died before it had passed on what
@@ -275,3 +266,109 @@ class Reconciler:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start `work` beside everything else."""
         return self.tasks.spawn(work)
+
+
+async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
+    """Bring the operator's revocation to one peer, which tells it on. Returns whether the peer heard it."""
+    try:
+        async with contacts.to(peer) as channel:
+            stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
+            message = pb.Revocations(revocations=[signed])
+            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)
+    except HetpeerError:
+        return False
+    return True
+
+
+# Messages
+
+
+def summary_to_wire(mine: Summary) -> pb.PartSummary:
+    """Encode a summary."""
+    newest = [*mine.checks.items()][-ROUNDS_NAMED:]
+    rounds = [pb.RoundCheck(round=round, check=int.from_bytes(check, "big")) for round, check in newest]
+    return pb.PartSummary(part=mine.part, clock=mine.clock, folded=mine.folded, rounds=rounds)
+
+
+def some_named(keys: Mapping[Part, Sequence[bytes]]) -> dict[Part, list[bytes]]:
+    """Select the keys that go into one message: all, or so many of each part drawn at random."""
+    share = KEYS_NAMED if sum(map(len, keys.values())) <= KEYS_NAMED else KEYS_NAMED // len(keys)
+    return {part: some(each, share, random) for part, each in keys.items()}
+
+
+def require_differences(told: pb.Differences, manifest: Manifest) -> None:
+    """Check the bounds of an answer.
+
+    Raises:
+        FormatError: it names more than there can be.
+    """
+    _require_keys(told.parts, manifest)
+    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+
+
+def require_news(told: pb.News, manifest: Manifest) -> None:
+    """Check the bounds of news.
+
+    Raises:
+        FormatError: they name more than there can be.
+    """
+    _require_keys(told.held, manifest)
+    _require("entries", len(told.entries), ENTRIES_NAMED)
+    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+
+
+def require_revocations(told: pb.Revocations, manifest: Manifest) -> None:
+    """Check the number of revocations.
+
+    Raises:
+        FormatError: there are more than there can be.
+    """
+    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+
+
+def require_comparison(asked: pb.Comparison, manifest: Manifest) -> None:
+    """Check the bounds of a comparison.
+
+    Raises:
+        FormatError: it names more than there can be.
+    """
+    _require_parts([each.part for each in asked.parts], manifest)
+    for each in asked.parts:
+        _require(f"rounds of {each.part[:40]}", len(each.rounds), ROUNDS_NAMED)
+
+
+def _require_keys(named: Sequence[pb.PartKeys], manifest: Manifest) -> None:
+    _require_parts([each.part for each in named], manifest)
+    _require("keys", sum(len(each.keys) for each in named), KEYS_NAMED)
+
+
+def _require_parts(named: Sequence[str], manifest: Manifest) -> None:
+    _require("parts", len(named), manifest.replicas.stages + PARTS_BESIDE_STAGES)
+    if len(set(named)) < len(named):
+        raise FormatError("a message that names one part twice")
+
+
+def _require(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise FormatError(f"a message with {count} {what}, where {most} are allowed")
+
+
+def keys_to_wire(part: Part, keys: list[bytes]) -> pb.PartKeys:
+    """Encode the keys of a part's entries."""
+    return pb.PartKeys(part=part, keys=[int.from_bytes(key, "big") for key in keys])
+
+
+def entry_to_wire(entry: Entry, window: Window) -> pb.Entry:
+    """Encode an entry, with as many receipts as are told."""
+    return pb.Entry(proof=entry.proof, receipts=[*entry.receipts.values()][: window.most_told])
+
+
+def summary_of(theirs: pb.PartSummary) -> Summary:
+    """Decode a summary that another peer sent."""
+    checks: Mapping[int, bytes] = {each.round: each.check.to_bytes(8, "big") for each in theirs.rounds}
+    return Summary(Part(theirs.part), theirs.clock, theirs.folded, checks)
+
+
+def keys_of(held: Iterable[pb.PartKeys]) -> set[tuple[Part, bytes]]:
+    """Decode all keys that another peer says it holds."""
+    return {(Part(each.part), key.to_bytes(8, "big")) for each in held for key in each.keys}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from protocol.limits import RECORD_SECONDS
-from protocol.trust.records import PeerRecord
 
 COMPARE_SECONDS = 1.0
 """The interval at which a peer compares, in a small swarm."""
@@ -40,6 +39,18 @@ RECORDS_A_SECOND = 25
 lives."""
 
 Item = TypeVar("Item")
+
+
+class Follower(Protocol):
+    """The fields of a peer's record that the policy looks at."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def on_trial(self) -> bool: ...
+
+
+SomeFollower = TypeVar("SomeFollower", bound=Follower)
 
 
 class Chance(Protocol):
@@ -77,8 +88,8 @@ def read_seconds(known: int) -> float:
 
 
 def first_hearers(
-    author: PeerRecord, contributing: Sequence[PeerRecord], others: Sequence[PeerRecord], chance: Chance
-) -> list[PeerRecord]:
+    author: Follower, contributing: Sequence[SomeFollower], others: Sequence[SomeFollower], chance: Chance
+) -> list[SomeFollower]:
     """Draw the peers that an author tells of its contribution at once, of those that follow its part. Nobody passes on
     a contribution on trial, and the operator's auditor is an observer: so observers hear it."""
     if not author.on_trial:

@@ -5,8 +5,8 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from peer.network.gossip import Reconciler
-from peer.network.gossip_wire import (
+from peer.network.gossip import (
+    Reconciler,
     entry_to_wire,
     keys_to_wire,
     require_comparison,

@@ -1,4 +1,5 @@
-"""The messages between a leader and its members: invitations, and one control stream to each member; and the lease of a
+"""The messages between the members of a group: invitations, a control stream from the leader to each member, and the
+links that carry frames between neighbouring stages, where the earlier stage calls the later one; and the lease of a
 volunteer to one group, a state machine without I/O."""
 
 import asyncio
@@ -10,14 +11,14 @@ from typing import Any
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
-from peer.network.pipeline import REPLICA_KEY
+from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.limits import LEASE_SECONDS
 from protocol.manifest import Manifest
-from protocol.net.channels import handshake, refuse, require_manifest, speaks
-from protocol.schemas import group_pb2 as pb
-from protocol.schemas import group_pb2_grpc
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
+from protocol.schemas import group_pb2, group_pb2_grpc, pipeline_pb2, pipeline_pb2_grpc
 
 INVITE_SECONDS = 3.0
 """The time within which a volunteer has to answer an invitation: a slower one is no use to a group."""
@@ -25,10 +26,17 @@ INVITE_SECONDS = 3.0
 MOST_ORDERS_PENDING = 8
 """The orders or reports that may wait to be read; they alternate."""
 
-Orders = Duplex[pb.Order, pb.Report]
+REPLICA_KEY = "hetpeer-replica"
+ATTEMPT_KEY = "hetpeer-attempt"
+ATTEMPT_DIGITS = 18
+
+
+# The leader and its members
+
+Orders = Duplex[group_pb2.Order, group_pb2.Report]
 """The leader's side of a control stream."""
 
-Reports = Duplex[pb.Report, pb.Order]
+Reports = Duplex[group_pb2.Report, group_pb2.Order]
 """The member's side."""
 
 
@@ -121,18 +129,18 @@ class GroupService(group_pb2_grpc.GroupServicer):
         """Whether a leader waits for this volunteer."""
         return not self._called.empty()
 
-    async def Invite(self, request: pb.Invitation, context: Any) -> pb.InvitationReply:
+    async def Invite(self, request: group_pb2.Invitation, context: Any) -> group_pb2.InvitationReply:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(request.replica)
         await speaks(context, PeerId(replica), "its own group")
         if request.stage != self.stage:
-            return pb.InvitationReply(code=pb.InvitationReply.WRONG_STAGE)
+            return group_pb2.InvitationReply(code=group_pb2.InvitationReply.WRONG_STAGE)
         if not self.ready or not self.lease.take(LeaseEvent.INVITED, replica, time.monotonic()):
-            return pb.InvitationReply(code=pb.InvitationReply.ENGAGED)
+            return group_pb2.InvitationReply(code=group_pb2.InvitationReply.ENGAGED)
         self._invitation = Membership(replica, request.slot)
-        return pb.InvitationReply(code=pb.InvitationReply.ACCEPTED)
+        return group_pb2.InvitationReply(code=group_pb2.InvitationReply.ACCEPTED)
 
-    async def Follow(self, request_iterator: AsyncIterator[pb.Order], context: Any) -> None:
+    async def Follow(self, request_iterator: AsyncIterator[group_pb2.Order], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         await speaks(context, PeerId(replica), "its own group")
@@ -140,7 +148,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
         reports: Reports = Duplex(
-            PeerId(replica), f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING, pb.Report()
+            PeerId(replica), f"the group's leader ({replica[-8:]})", MOST_ORDERS_PENDING, group_pb2.Report()
         )
         self._called.put_nowait((self._invitation, reports))
         try:
@@ -151,20 +159,20 @@ class GroupService(group_pb2_grpc.GroupServicer):
 
 async def invite(stage: int, seat: Seat, membership: Membership, contacts: Contacts) -> bool:
     """Ask one peer to take its seat. Returns whether it accepted; a peer that does not answer has not."""
-    request = pb.Invitation(replica=membership.replica, slot=membership.slot, stage=stage)
+    request = group_pb2.Invitation(replica=membership.replica, slot=membership.slot, stage=stage)
     try:
         async with contacts.to(seat) as channel:
             stub = group_pb2_grpc.GroupStub(channel)
             reply = await stub.Invite(request, metadata=handshake(contacts.manifest), timeout=INVITE_SECONDS)
     except HetpeerError:
         return False
-    return bool(reply.code == pb.InvitationReply.ACCEPTED)
+    return bool(reply.code == group_pb2.InvitationReply.ACCEPTED)
 
 
 def orders_to(stage: int, seat: Seat) -> Orders:
     """Make the control stream to a member, not yet open."""
     with_whom = f"stage {stage} of this group ({seat.peer_id[-8:]})"
-    return Duplex(seat.peer_id, with_whom, MOST_ORDERS_PENDING, pb.Order())
+    return Duplex(seat.peer_id, with_whom, MOST_ORDERS_PENDING, group_pb2.Order())
 
 
 async def lead(seat: Seat, replica: ReplicaId, contacts: Contacts, orders: Orders) -> None:
@@ -175,3 +183,63 @@ async def lead(seat: Seat, replica: ReplicaId, contacts: Contacts, orders: Order
             await orders.carry(group_pb2_grpc.GroupStub(channel).Follow(metadata=metadata))
     except HetpeerError as error:
         orders.abort(str(error))
+
+
+# Neighbouring stages
+
+Link = Duplex[pipeline_pb2.Frame, pipeline_pb2.Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt of a group, which opens its links anew whenever a member has changed; `number` counts these
+    attempts."""
+
+    replica: ReplicaId
+    number: int
+
+
+def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
+    """Make a link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets
+    it. Its frames take their turn in `bandwidth`."""
+    rules = FrameRules.of(manifest)
+    messages = max(rules.activations.messages, rules.gradients.messages)
+    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * messages
+    return Duplex(neighbour, with_whom, most_pending, bandwidth=bandwidth)
+
+
+class PipelineService(pipeline_pb2_grpc.PipelineServicer):
+    """The service that takes the call of the stage before ours, if it is of the attempt that this peer is a
+    member of."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._expected: dict[Attempt, tuple[PeerId, Link]] = {}
+
+    def expect(self, attempt: Attempt, neighbour: PeerId, upstream: Link) -> None:
+        """Welcome one stream of this attempt, from this neighbour, from now on, and none of an earlier attempt."""
+        self._expected = {attempt: (neighbour, upstream)}
+
+    async def Exchange(self, request_iterator: AsyncIterator[pipeline_pb2.Frame], context: Any) -> None:
+        await require_manifest(context, self.manifest)
+        metadata = dict(context.invocation_metadata())
+        number = str(metadata.get(ATTEMPT_KEY, ""))
+        known = number.isdecimal() and len(number) <= ATTEMPT_DIGITS
+        attempt = Attempt(ReplicaId(metadata.get(REPLICA_KEY, "")), int(number) if known else 0)
+        neighbour, upstream = self._expected.get(attempt, (None, None))
+        if neighbour is None or upstream is None:
+            await refuse(context, "this stage expects no such neighbour")
+        await speaks(context, neighbour, "the stage before this one")
+        del self._expected[attempt]
+        await upstream.carry(context)
+
+
+async def call(neighbour: Reachable, contacts: Contacts, attempt: Attempt, downstream: Link) -> None:
+    """Call the stage behind ours and carry frames until the link ends."""
+    try:
+        async with contacts.alone(neighbour) as channel:
+            where = ((REPLICA_KEY, attempt.replica), (ATTEMPT_KEY, str(attempt.number)))
+            stub = pipeline_pb2_grpc.PipelineStub(channel)
+            await downstream.carry(stub.Exchange(metadata=(*handshake(contacts.manifest), *where)))
+    except HetpeerError as error:
+        downstream.abort(str(error))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from peer.network.blob_fetcher import BlobFetcher
-from peer.store.contributions import ContributionStore
+from peer.store.served import ContributionStore
 from protocol.codec.contribution import digest, max_bytes, slot_of
 from protocol.errors import FormatError, PeerError, ResourceError
 from protocol.identity import ContributionName, Part, PeerId

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.intake import Intake, InvalidContributionError
@@ -36,14 +35,14 @@ Taking = set[asyncio.Task[None]]
 
 @dataclass(slots=True)
 class Learner:
-    """The learner of a peer. `start` begins work beside everything else, and `tell_on` hears of what has been
-    accepted."""
+    """The learner of a peer. `believes` tells whether a peer's word on a part counts, `start` begins work beside
+    everything else, and `tell_on` hears of what has been accepted."""
 
     manifest: Manifest
     contacts: Contacts
     intake: Intake
     bans: Bans
-    attested: Attested
+    believes: Callable[[PeerId, Part], bool]
     tell_on: Callable[[Iterable[Entry]], None]
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     entries: Places[PeerId] = field(default_factory=lambda: Places(ENTRIES_OF_ONE, ENTRIES_TAKEN, ENTRIES_OF_FEW))
@@ -97,7 +96,7 @@ class Learner:
                 part, keys = Part(each.part), [key.to_bytes(8, "big") for key in each.keys]
                 if (ledger := self.intake.ledgers.get(part)) is None:
                     continue
-                for key in keys if self.attested.believes(peer.peer_id, part) else ():
+                for key in keys if self.believes(peer.peer_id, part) else ():
                     self.intake.vouch(part, key, peer.peer_id)
                 taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
         finally:

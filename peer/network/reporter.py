@@ -60,19 +60,19 @@ from protocol.schemas import monitor_pb2_grpc
 from protocol.wording import printable
 
 BATCH_SECONDS = 1.0
-"""So often something is told, at most."""
+"""The shortest time between two batches of events that are sent to the node."""
 
 MOST_WAITING = 256
-"""Events that are not told yet: some minutes of a peer whose node is away."""
+"""The events that wait to be sent, at most: some minutes of a peer whose node is away."""
 
 LAST_WORDS_SECONDS = 1.0
-"""For the last batch, while this peer leaves."""
+"""The time for the last batch, while this peer leaves."""
 
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-"""Before it calls again a node that did not answer."""
+"""The pauses before a node is called again that did not answer."""
 
 Noticed = tuple[float, Told]
-"""Something that happened, and when, by `time.monotonic`."""
+"""The time of an event by `time.monotonic`, and the event as the node is told of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +82,9 @@ class Reporter:
     status: Status
     waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
-    """Events that were forgotten, and that the node has not been told of as left out."""
+    """The number of events that were forgotten, of which the node has not been told yet."""
     _sent: tuple[int, int] = (0, 0)
-    """Bytes in the pipeline, and of contributions, when a round ended last."""
+    """The bytes sent in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
     _last: Going | None = None
     _began: float = field(default_factory=time.monotonic)
@@ -106,13 +106,13 @@ class Reporter:
         self._changed = True
 
     def start(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
-        """Tell from now on whom `node` names, which may read a file."""
+        """Report from now on to the node that `node` names. `node` may read a file, and is asked off the event loop."""
         self._contacts = contacts
         self._children.spawn(self._keep_telling(contacts, node))
 
     async def close(self, paused: str) -> None:
-        """Say last words, if they can be said at once: that this peer pauses, with the reason `paused`; or, where that
-        is empty or the run is over, that it goes."""
+        """Tell the node, if that can be done at once, that this peer pauses, with the reason `paused`; or, if there is
+        no reason or the run is over, that it goes."""
         self._closing.set()
         over = self.status.over
         paused = "" if over else paused

@@ -13,13 +13,12 @@ import grpc
 from peer.network.blob_fetcher import FetchAttempt
 from peer.network.contacts import Contacts
 from peer.network.wanted import LAG_BYTES_PER_SECOND, LAG_SECONDS
-from peer.store.snapshots import SnapshotStore, missing_pieces
+from peer.store.served import SnapshotStore, missing_pieces
 from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse_header, piece_bytes
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
-from protocol.net.blobs import fetch
 from protocol.net.channels import handshake, require_manifest
 from protocol.net.guard import charge
 from protocol.net.tasks import Children
@@ -79,9 +78,7 @@ class Fetching:
             attempt = FetchAttempt(peer.peer_id)
             self.flying.setdefault(index, []).append(attempt)
             try:
-                async with self.contacts.to(peer) as channel:
-                    sha256, bandwidth = self.header.pieces[index], self.contacts.bandwidth
-                    data = await fetch(channel, manifest, sha256, size, bandwidth, attempt.patience)
+                data = await self.contacts.fetch(peer, self.header.pieces[index], size, attempt.patience)
                 if index not in self.flying:  # another was quicker
                     continue
                 await asyncio.to_thread(_write_piece, self.path, index, data)

@@ -7,8 +7,8 @@
     optimizer.safetensors                AdamW's moments, by parameter
     bequest.safetensors                  what is set aside for an heir (protocol/trust/bequests.py)
 <folder>/settled.json                    the round that the outer state is of, and its digests
-<folder>/snapshots/                      the closed rounds (peer/store/snapshots.py)
-<folder>/contributions/                  the open rounds (peer/store/contributions.py)
+<folder>/snapshots/                      the closed rounds (peer/store/served.py)
+<folder>/contributions/                  the open rounds (peer/store/served.py)
 """
 
 import hashlib

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.store.checkpoint import KEPT
-from peer.store.snapshots import ASKED_KEPT, SNAPSHOTS_KEPT
+from peer.store.served import ASKED_KEPT, SNAPSHOTS_KEPT
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES

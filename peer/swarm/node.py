@@ -14,14 +14,12 @@ from peer.devices.workers import Split
 from peer.model.first_weights import read_basis, read_part
 from peer.network.discovery import Discovery, keep_remembering
 from peer.network.gossip import Reconciler
-from peer.network.group import GroupService
+from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
-from peer.network.pipeline import PipelineService
-from peer.network.receipt_collector import Earned
-from peer.network.receipt_signer import CreditService, SeenWork
+from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import SnapshotStore
 from peer.swarm.rounds.catch_up import catch_up, resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.farewell import AskFinished, ask_whether_over, keep_asking_whether_over, linger, take_last_state

@@ -96,11 +96,19 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
     for entry in log:
         if isinstance(entry.event, Injected):
             told[entry.event.number].append((entry.seconds, entry.event))
-    spans = {number: _span(log, entries) for number, entries in told.items()}
-    done = [span for span in spans.values() if span is not None]
+    spans: dict[int, FaultSpan] = {}
+    for number, entries in told.items():
+        if begun := [(seconds, event) for seconds, event in entries if event.begins]:
+            start, event = begun[0]
+            spans[number] = FaultSpan(start, entries[-1][0], _replicas_hit(log, start, set(event.processes)))
+    done = list(spans.values())
     found = []
     for number, entries in sorted(told.items()):
-        span = spans[number]
+        span = spans.get(number)
+        until = span.start if span else entries[0][0]
+        reached = [
+            (e.event.round, e.event.step + 1) for e in log if e.seconds <= until and isinstance(e.event, StepDone)
+        ]
         costs = [_cost(log, members, span, done, rounds, steps) for members in span.replicas] if span else []
         worst = max(costs, key=lambda cost: cost[0], default=NOTHING)
         found.append(
@@ -108,7 +116,7 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
                 fault=entries[0][1].fault,
                 actions=[_words(event) for _, event in entries],
                 seconds=span.start if span else None,
-                place=_reached(log, span.start if span else entries[0][0]),
+                place=max(reached, default=(0, 0)),
                 seconds_lost=round(worst[0], 3),
                 steps_lost=sum(lost for _, _, lost, _ in costs),
                 steps_missed=sum(missed for *_, missed in costs),
@@ -118,27 +126,13 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
     return found
 
 
-def _span(log: Sequence[Timed], entries: list[tuple[float, Injected]]) -> FaultSpan | None:
-    """None where nothing was done."""
-    begun = [(seconds, event) for seconds, event in entries if event.begins]
-    if not begun:
-        return None
-    seconds, event = begun[0]
-    return FaultSpan(seconds, entries[-1][0], _replicas_hit(log, seconds, set(event.processes)))
-
-
 def _words(event: Injected) -> str:
-    """Whom an end is of is known from the beginning."""
+    """The action of a fault in words. Whom an end is of is known from the beginning."""
     if event.begins:
         return f"{event.action} {event.reason or '; '.join(event.processes)}"
     return (
         f"{event.action} {'; '.join(event.processes)}".rstrip() + f": {event.reason}" if event.reason else event.action
     )
-
-
-def _reached(log: Sequence[Timed], seconds: float) -> tuple[int, int]:
-    done = [(e.event.round, e.event.step + 1) for e in log if e.seconds <= seconds and isinstance(e.event, StepDone)]
-    return max(done, default=(0, 0))
 
 
 def _replicas_hit(log: Sequence[Timed], seconds: float, hit: set[str]) -> list[frozenset[str]]:

@@ -1,10 +1,43 @@
-"""What a peer decided or judged, and why: events (`peer/telemetry/events.py`), most of them for people who ask
-afterwards."""
+"""What an event is, and the events of what a peer decided or judged, and why: most of them for people who ask
+afterwards. `peer/telemetry/events.py` has the others. Pure."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from peer.telemetry.event_base import EventBase, Level
 from protocol.wording import so_many, tail, tails
+
+Level = Literal["debug", "info", "warning", "error"]
+"""How much an event matters to whoever looks after a daemon; `debug`: it only passes by, and no log keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventBase:
+    """An event without fields. A class of events overrides what differs from these defaults."""
+
+    @property
+    def name(self) -> str:
+        """The event's name in JSON."""
+        return type(self).__name__
+
+    @property
+    def level(self) -> Level:
+        """How much it matters."""
+        return "info"
+
+    @property
+    def words(self) -> str | None:
+        """The event as a line worth keeping; None for what only passes by."""
+        return None
+
+    @property
+    def passing(self) -> str | None:
+        """The event as a line that the next one replaces; None: it is no such line."""
+        return None
+
+    @property
+    def cause(self) -> str:
+        """Why it came to this, as the event has it; empty: it says nothing of that."""
+        return str(getattr(self, "reason", ""))
 
 
 @dataclass(frozen=True, slots=True)

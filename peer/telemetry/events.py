@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, get_args
 
-from peer.telemetry.decisions import Decision, Pulse
-from peer.telemetry.event_base import EventBase, Level
+from peer.telemetry.decisions import Decision, EventBase, Level, Pulse
 from protocol.wording import size, so_many, tail, tails
 
 

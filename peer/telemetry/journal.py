@@ -25,7 +25,7 @@ from protocol.files import LOG_BYTES, append_line, logged_lines
 EVENTS = "events.jsonl"
 
 MOST_CHARACTERS = 300
-"""Of one text in a line: what others said is cut there."""
+"""The longest text in a line: what others said is cut there."""
 
 HEAD = ("time", "level", "event", "reason", "in_round")
 
@@ -39,7 +39,7 @@ class JournalEntry:
     event: Event
 
     def row(self) -> dict[str, Any]:
-        """As it is written: the ticket of a closed run would be a secret, and is left out."""
+        """The entry as it is written, without the ticket, which would be a secret in a closed run."""
         said = asdict(self.event)
         if isinstance(self.event, Serving):
             said["ticket"] = ""
@@ -48,7 +48,7 @@ class JournalEntry:
         return {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
 
     def line(self) -> str:
-        """One line of JSON."""
+        """The entry as one line of JSON."""
         return json.dumps(self.row(), allow_nan=False)
 
 

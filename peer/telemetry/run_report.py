@@ -166,7 +166,10 @@ class Report:
     def result(self) -> dict[str, Any]:
         """What `report.json` holds."""
         last = self.rounds[max(self.rounds)] if self.rounds else RoundEntry()
-        peers = {self._peer(process): _bytes(done) for process, done in last.done.items()}
+        peers = {
+            self._peer(process): {"pipeline_sent": done.pipeline_sent, "outer_sent": done.outer_sent}
+            for process, done in last.done.items()
+        }
         result = {
             "run": self.manifest.model_dump(mode="json"),
             "rounds": [_row(round, entry) for round, entry in sorted(self.rounds.items())],
@@ -241,10 +244,6 @@ def _row(number: int, entry: RoundEntry) -> dict[str, Any]:
 
 def _seconds(entry: RoundEntry) -> float:
     return max((done.seconds for done in entry.done.values()), default=0.0)
-
-
-def _bytes(done: RoundDone) -> dict[str, int]:
-    return {"pipeline_sent": done.pipeline_sent, "outer_sent": done.outer_sent}
 
 
 def plot(report: Report, path: Path) -> None:

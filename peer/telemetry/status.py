@@ -31,7 +31,7 @@ from peer.telemetry.events import (
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
 
 STEPS_REMEMBERED = 32
-"""So many inner steps tell how many tokens a second there are."""
+"""The number of inner steps from which the tokens a second are computed."""
 
 
 @dataclass(slots=True)

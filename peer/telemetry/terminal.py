@@ -1,17 +1,18 @@
-"""What a person sees: one daemon's lines and live panel, and the testnet's live table. Lines and rows are pure; rich
-draws them."""
+"""What a person sees: one daemon's lines and live panel, the testnet's live table, and at the end of a run its rounds,
+what chaos cost it, and its outcome. Lines and rows are pure; rich draws them."""
 
 import atexit
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from peer.telemetry.decisions import (
@@ -69,15 +70,22 @@ def bar(done: int, total: int, width: int) -> str:
 
 def panel(status: Status, now: float, width: int) -> list[str]:
     """A daemon's live panel: where it is, what it does, and what it waits for. Lines, none longer than `width`."""
-    return [_cut(each, width) for each in (_place(status), _round(status, width), _rates(status), _life(status, now))]
-
-
-def _place(status: Status) -> str:
-    where = f"stage {status.stage}" if status.role == "volunteer" else status.role
-    if status.role == "volunteer" and status.members:
+    place = f"stage {status.stage}" if status.role == "volunteer" else status.role
+    place += f" · {status.state}"
+    if status.role == "volunteer":
         names = (f"[{tail(each)}]" if each == status.peer_id else tail(each) for each in status.members)
-        return f"{where} · {status.state} · group: {' '.join(names)}"
-    return f"{where} · {status.state}" + (" · no group" if status.role == "volunteer" else "")
+        place += f" · group: {' '.join(names)}" if status.members else " · no group"
+    rates = f"{status.tokens_per_second:,.0f} tokens/s · up {size(status.up)}/s · down {size(status.down)}/s"
+    joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
+    silent = f", {status.lost} silent" if status.lost else ""
+    waits = f" · {status.state}: {status.waits_for.removeprefix(f'{status.state} ')}" if status.waits_for else ""
+    lines = [
+        place,
+        _round(status, width),
+        f"{rates} · credit {status.credit:,} tokens",
+        f"{joined} · {so_many(status.peers, 'peer')}{silent}{waits}",
+    ]
+    return [line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines]
 
 
 def _round(status: Status, width: int) -> str:
@@ -91,23 +99,6 @@ def _round(status: Status, width: int) -> str:
     if room < LEAST_WIDTH_OF_BAR or not status.inner_steps:
         return f"{round} {step}"
     return f"{round} {bar(status.step, status.inner_steps, room)} {step}"
-
-
-def _rates(status: Status) -> str:
-    speed = f"{status.tokens_per_second:,.0f} tokens/s"
-    return f"{speed} · up {size(status.up)}/s · down {size(status.down)}/s · credit {status.credit:,} tokens"
-
-
-def _life(status: Status, now: float) -> str:
-    joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
-    silent = f", {status.lost} silent" if status.lost else ""
-    peers = f"{so_many(status.peers, 'peer')}{silent}"
-    waits = f" · {status.state}: {status.waits_for.removeprefix(f'{status.state} ')}" if status.waits_for else ""
-    return f"{joined} · {peers}{waits}"
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
 class PeerScreen:
@@ -310,3 +301,74 @@ class TestnetScreen:
         losses = [each.loss for each in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))
+
+
+# The end of a run
+
+
+def summary(report: Report) -> Group:
+    """The final table of a run."""
+    result = report.result()
+    table = Table("round", "loss", "plain", "tokens", "seconds", "contributions", box=None, header_style="bold")
+    for row in result["rounds"]:
+        losses = [f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("loss", "loss_plain")]
+        sets = " ".join(f"{part}:{count}" for part, count in row["contributions"].items())
+        table.add_row(str(row["round"]), *losses, f"{row['tokens']:,}", f"{row['seconds']:.1f}", sets)
+    sent = result["bytes"]
+    digests = ", ".join(f"{part} {next(iter(peers.values()))[:10]}" for part, peers in result["digests"].items())
+    lines = [
+        f"{report.tokens:,} tokens at {result['tokens_per_second']:,.0f} tokens/s",
+        f"sent: {size(sent['pipeline_sent'])} between stages, {size(sent['outer_sent'])} of contributions",
+        f"state after the last round: {digests}",
+        f"outcome: {result['outcome']}",
+    ]
+    chaos = chaos_table(result["chaos"]) if "chaos" in result else Text()
+    return Group(table, chaos, Text("\n".join(("", *lines))))
+
+
+def chaos_table(chaos: dict[str, Any]) -> Group:
+    """Every fault and what it cost, and what became of the run."""
+    columns = ("fault", "what", "at", "time", "seconds lost", "steps lost", "missed")
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
+    for fault in chaos["faults"]:
+        done = fault["seconds"] is not None
+        when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
+        steps = str(fault["steps_lost"]), str(fault["steps_missed"])
+        lost = (f"{fault['seconds_lost']:.1f}", *steps) if done else ("–", "–", "–")
+        table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)
+    every = f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), str(chaos["steps_missed"])
+    table.add_row("all", "", "", "", *every, style="bold")
+    attacked = [crowd_table(crowd) for crowd in chaos.get("crowds", ())]
+    loss, difference = chaos["final_loss"], chaos["difference"]
+    compared = "not compared with the lab"
+    if difference is not None:
+        compared = f"undisturbed lab {chaos['lab_loss']:.3f}: difference {difference:+.3f}, of at most {chaos['limit']}"
+    agree = f"{'equal' if chaos['digests_equal'] else 'NOT equal'} in {len(chaos['alive'])} processes"
+    lines = [
+        f"rounds completed: {chaos['rounds_completed']} of {chaos['rounds_asked']}",
+        f"digests after the last round: {agree if chaos['alive'] else 'none, nobody was there at the end'}",
+        f"final loss {loss:.3f}; {compared}" if loss is not None else "final loss unknown",
+    ]
+    return Group(Text(), table, *attacked, Text("\n".join(("", *lines))))
+
+
+def crowd_table(crowd: dict[str, Any]) -> Group:
+    """What one crowd cost: the pace of the honest, their memory, and how soon its names were avoided."""
+    pace = ", ".join(f"{when} {_number(crowd[when])}" for when in ("before", "during", "after"))
+    memory = Table("MiB of", "before", "at most", "at the end", box=None, header_style="bold")
+    for process, held in crowd["memory"].items():
+        memory.add_row(process, *(f"{held[when]:,.0f}" for when in ("before", "most", "after")))
+    names = Table("kind", "names", "avoided", "median s", "most s", "calls", box=None, header_style="bold")
+    outcomes = crowd["told"].get("outcomes", {})
+    for kind in dict.fromkeys((*crowd["shunned"], *outcomes)):
+        met = crowd["shunned"].get(kind)
+        numbers = [_number(met[key]) for key in met] if met else ["–"] * 4
+        calls = ", ".join(f"{count:,} {how}" for how, count in outcomes.get(kind, {}).items())
+        names.add_row(kind, *numbers, calls)
+    cpu = crowd["told"].get("cpu_seconds")
+    lines = f"\n{crowd['attack']}: steps a second {pace}; its own CPU time {_number(cpu)} s\n"
+    return Group(Text(lines), memory, Text(), names)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

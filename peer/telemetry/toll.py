@@ -101,7 +101,11 @@ def _toll(log: Sequence[Timed], witnessed: Witnessed, number: int, told: list[tu
     began, event = told[0]
     ended = told[-1][0] if len(told) > 1 else log[-1].seconds
     steps = [entry.seconds for entry in log if isinstance(entry.event, StepDone)]
-    first, last = _all_begun(log), max(steps, default=0.0)
+    first_steps: dict[str, float] = {}
+    for entry in log:
+        if isinstance(entry.event, StepDone):
+            first_steps.setdefault(entry.process, entry.seconds)
+    first, last = max(first_steps.values(), default=0.0), max(steps, default=0.0)
     over = min((entry.seconds for entry in log if isinstance(entry.event, Finished)), default=log[-1].seconds)
     return Toll(
         attack=event.fault,
@@ -114,15 +118,6 @@ def _toll(log: Sequence[Timed], witnessed: Witnessed, number: int, told: list[tu
         shunned=_shunned(log, [each for each in witnessed.met if each.number == number]),
         told=dict(witnessed.told.get(number, {})),
     )
-
-
-def _all_begun(log: Iterable[Timed]) -> float:
-    """When the last of the processes had done its first step."""
-    first: dict[str, float] = {}
-    for entry in log:
-        if isinstance(entry.event, StepDone):
-            first.setdefault(entry.process, entry.seconds)
-    return max(first.values(), default=0.0)
 
 
 def _rate(steps: Iterable[float], since: float, until: float) -> float | None:

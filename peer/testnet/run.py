@@ -9,8 +9,7 @@ from pathlib import Path
 from peer.process import first_error
 from peer.telemetry.damage import damages
 from peer.telemetry.run_report import COMPLETED, Chaos, Report
-from peer.telemetry.run_summary import summary
-from peer.telemetry.terminal import TestnetScreen
+from peer.telemetry.terminal import TestnetScreen, summary
 from peer.telemetry.toll import tolls
 from peer.testnet import namespaces
 from peer.testnet.child import TestnetError

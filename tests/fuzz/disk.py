@@ -25,9 +25,8 @@ from peer.model.first_weights import read_part
 from peer.network.intake import Intake
 from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
-from peer.store.contributions import ContributionStore
 from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.telemetry.events import RoundDone, from_line, to_line
 from protocol.codec.snapshot import describe as describe_snapshot
 from protocol.codec.snapshot import pieces_of

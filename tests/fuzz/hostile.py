@@ -13,8 +13,17 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from hypothesis import strategies as st
 
-from peer.network.group import GroupService, Lease, LeaseEvent, Membership
-from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY, Attempt, PipelineService, link
+from peer.network.group import (
+    ATTEMPT_KEY,
+    REPLICA_KEY,
+    Attempt,
+    GroupService,
+    Lease,
+    LeaseEvent,
+    Membership,
+    PipelineService,
+    link,
+)
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import HANDSHAKE_KEY, handshake
 from protocol.schemas import (

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from bootstrap.node import as_operator
 from peer.network import admission
-from peer.network.group import Membership, Seat, invite
+from peer.network.gossip import tell_revocation
+from peer.network.group import Attempt, Membership, Seat, invite
 from peer.network.handover_service import bequeath
-from peer.network.pipeline import Attempt
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
-from peer.network.visiting import tell_revocation
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.blobs import fetch

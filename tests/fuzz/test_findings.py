@@ -15,7 +15,7 @@ from bootstrap.data.texts.decoders import osis_text, pod_text
 from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases, load_experiment
 from peer.store.checkpoint import Checkpoint, candidates, write_checkpoint
-from peer.store.contributions import ContributionStore
+from peer.store.served import ContributionStore
 from protocol import manifest
 from protocol.codec import snapshot
 from protocol.errors import FormatError, ManifestError, ResourceError, TicketError, UserError

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY
+from peer.network.group import ATTEMPT_KEY, REPLICA_KEY
 from protocol.net.channels import handshake
 from protocol.schemas.blobs_pb2 import FetchRequest
 from tests.fuzz.hostile import MANIFEST, METHODS, Call, Town

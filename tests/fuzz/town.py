@@ -17,9 +17,8 @@ from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
-from peer.network.gossip_wire import entry_to_wire
-from peer.network.group import GroupService
-from peer.network.pipeline import Attempt, PipelineService
+from peer.network.gossip import entry_to_wire
+from peer.network.group import Attempt, GroupService, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor import Noted, StepReport, pack_report

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from peer.network.duplex import BreachError
-from peer.network.gossip_wire import summary_of
+from peer.network.gossip import summary_of
 from peer.optim import handover_state as bequests
 from peer.swarm.group.control import Gradients, MemberControl
 from protocol import manifest, monitor

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import GroupService, Membership, Orders, Seat, invite, lead, orders_to
-from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from peer.network.group import (
+    Attempt,
+    GroupService,
+    Link,
+    Membership,
+    Orders,
+    PipelineService,
+    Seat,
+    call,
+    invite,
+    lead,
+    link,
+    orders_to,
+)
 from peer.swarm.group.control import Control, LeaderControl, MemberControl
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread

@@ -18,13 +18,11 @@ from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake
-from peer.network.receipt_collector import Earned
-from peer.network.receipt_signer import CreditService, SeenWork
+from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
-from peer.store.contributions import ContributionStore
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
-from peer.store.snapshots import SnapshotStore
+from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.rounds.catch_up import resume
 from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -235,7 +233,7 @@ class Village:
         ledgers = {part: Ledger(part, identity.peer_id, window) for part in followed_parts}
         said: list[Event] = []
         bans = Bans(said.append)
-        fetcher = BlobFetcher(contacts, bans)
+        fetcher = BlobFetcher(contacts.fetch, bans)
         intake = Intake(manifest, signer, fetcher, contribution_store, ledgers, discovery.news)
         attested = Attested(signer, bans, folder, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)

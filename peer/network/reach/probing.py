@@ -23,21 +23,22 @@ from protocol.trust.ticket import Ticket
 
 PINGS = 8
 PIECES = 32
-"""Each way: 8 MiB, which a link of 20 Mb/s takes 3 s for."""
+"""The pieces that are sent each way: 8 MiB, for which a link of 20 Mb/s takes 3 s."""
 
 FILLING_SECONDS = 4.0
-"""No piece is sent later: slow links carry fewer."""
+"""The time after which no piece is sent any more: slow links carry fewer."""
 
 FIRST_BYTES = 16 * 1024
 PIECE_SECONDS = 0.1
-"""So long a piece takes, about: a slow link carries short ones, so that there are some to count."""
+"""The time that a piece takes, about: a slow link carries short ones, so that there are some to count."""
 
 AT_ONCE = DOOR_STREAMS // 2
-"""Pieces under way: 1 MiB, what a link of 100 Mb/s has room for at a round trip of 80 ms. Half of what a door takes: it
-counts a call for a moment after its caller has the answer, and hangs up on the one that would be too many."""
+"""The pieces under way at once: 1 MiB, what a link of 100 Mb/s has room for at a round trip of 80 ms. It is half of
+what a door takes: the door counts a call for a moment after its caller has the answer, and hangs up on the one that
+would be too many."""
 
 NOISE = os.urandom(CHUNK_BYTES)
-"""No link makes it smaller than it is."""
+"""The bytes of which pieces are made: no link can compress them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class MeasuredWay:
     ahead: float
     uncertain: float
     round: int
-    """The last that the swarm has finished, as the node says."""
+    """The last round that the swarm has finished, as the node says."""
     round_seconds: float
-    """What the swarm takes for one; 0: the node does not know yet."""
+    """The seconds that the swarm takes for a round; 0: the node does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)

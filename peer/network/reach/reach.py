@@ -24,7 +24,7 @@ FOUND = "reach"
 ReachMode = Literal["auto", "direct", "relay"]
 
 MOMENT_SECONDS = 600.0
-"""How long the certificate lasts that is shown to who dials back; nobody else looks at it."""
+"""The life of the certificate that is shown to the node that dials back; nobody else looks at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The relayed peer: one that others cannot dial stays connected to relays, and to every public peer, and takes tunnels
-from them."""
+"""How a peer is reached, and reaches others, once it listens. A peer that others cannot dial stays connected to relays,
+and to every public peer, and takes tunnels from them."""
 
 import asyncio
 import time
@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from peer.network.discovery import Discovery
+from peer.network.reach.reach import Reach
+from peer.network.reach.routes import Routes
 from peer.telemetry.events import Listener, Reached
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId
 from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
-from protocol.net.relay import be_held, ping
+from protocol.net.bandwidth import Bandwidth
+from protocol.net.relay import Relay, be_held, ping
 from protocol.net.streams import BROKEN, TUNNEL, Stream, Streams, splice
 from protocol.net.tasks import Children
 from protocol.trust.records import is_relay
@@ -173,3 +176,52 @@ class Hidden:
             self.open[peer] -= 1
             if not self.open[peer]:
                 del self.open[peer]
+
+
+# Both directions
+
+
+@dataclass(slots=True)
+class Ways:
+    """The ways to this peer and from it to others. `routes` are for its channels; `hidden` is there if others cannot
+    dial this peer, `relay` if it carries streams for those."""
+
+    routes: Routes
+    hidden: Hidden | None
+    relay: Relay | None
+
+    async def open(self) -> None:
+        """Begin to be reached, and to relay; the gRPC server is up."""
+        if self.relay is not None:
+            await self.relay.open()
+        if self.hidden is not None:
+            await self.hidden.begin()
+
+    async def keep(self) -> None:
+        """Be reached for as long as this peer lives."""
+        if self.hidden is not None:
+            await self.hidden.keep()
+
+
+def ways(
+    reach: Reach,
+    port: int,
+    streams: Streams,
+    discovery: Discovery,
+    bandwidth: Bandwidth,
+    objection: Callable[[PeerId], str],
+    first: Sequence[str],
+    emit: Listener,
+) -> Ways:
+    """Make the ways of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`.
+    What it carries for others takes its turn in `bandwidth`."""
+    hidden = Hidden(streams, discovery, reach.here, port, first, emit, objection) if reach.hidden else None
+    relays = discovery.record.relays
+
+    async def pay(count: int) -> None:
+        """What is carried for others comes in and goes out, and gives way like all bulk."""
+        await bandwidth.take(count)
+        await bandwidth.send(count)
+
+    relay = Relay(streams, discovery.signer.authority, objection, pay) if relays else None
+    return Ways(Routes(streams, discovery.signer, discovery.relays_of), hidden, relay)

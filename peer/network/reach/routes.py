@@ -7,16 +7,17 @@ TLS between the channel and the peer's own port, so it does not matter who else 
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.network.discovery import Discovery
 from protocol.addresses import is_loopback, join, split
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net.channels import Reachable
 from protocol.net.relay import call_by
 from protocol.net.streams import BROKEN, Stream, Streams, open_tunnel, splice
+from protocol.trust.membership_card import Signer
 
 NEAR_SECONDS = 0.5
 """The time for an answer from a peer that may be behind the same router and then answers within milliseconds."""
@@ -37,10 +38,12 @@ class Passage:
 
 @dataclass(slots=True)
 class Routes:
-    """The routes to others, by what they say of themselves, as far as is known here."""
+    """The routes to others. `relays_of` names the relays of a peer that cannot be dialled, as far as they are known
+    here, and none for one that can."""
 
     streams: Streams
-    discovery: Discovery
+    signer: Signer
+    relays_of: Callable[[PeerId], Sequence[str]]
     passages: dict[PeerId, Passage] = field(default_factory=dict)
     near: dict[tuple[PeerId, str], tuple[bool, float]] = field(default_factory=dict)
     """Whether a peer behind relays answers where it listens, and until when that is believed."""
@@ -49,7 +52,7 @@ class Routes:
 
     async def address(self, peer: Reachable) -> str:
         """The address that a channel to a peer dials."""
-        if not self._relays(peer.peer_id) or await self._is_near(peer):
+        if not self.relays_of(peer.peer_id) or await self._is_near(peer):
             return peer.address
         if peer.peer_id not in self.passages:
             self.passages[peer.peer_id] = await self._open(peer.peer_id)
@@ -72,11 +75,6 @@ class Routes:
             for task in passage.carrying:
                 task.cancel()
             await asyncio.gather(*passage.carrying, return_exceptions=True)
-
-    def _relays(self, peer: PeerId) -> list[str]:
-        """The relays by which a peer is reached, if it cannot be dialled."""
-        record = self.discovery.records.get(peer)
-        return record.via if record is not None else []
 
     async def _is_near(self, peer: Reachable) -> bool:
         """Whether something answers where a peer listens that others cannot dial."""
@@ -123,9 +121,9 @@ class Routes:
             except HetpeerError as error:
                 tried.append(str(error))
         now = time.monotonic()
-        for address in sorted(self._relays(peer), key=lambda each: self.silent.get(each, 0.0) > now):
+        for address in sorted(self.relays_of(peer), key=lambda each: self.silent.get(each, 0.0) > now):
             try:
-                return await call_by(self.streams, address, self.discovery.signer.card, peer)
+                return await call_by(self.streams, address, self.signer.card, peer)
             except HetpeerError as error:
                 tried.append(str(error))
                 self.silent[address] = time.monotonic() + TRIED_SECONDS

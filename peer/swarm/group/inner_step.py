@@ -18,7 +18,7 @@ from peer.compute.schedule import Backward, Forward, Schedule, Weights, depth_fo
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.model.number_format import from_bytes, to_bytes
-from peer.network.pipeline import Link
+from peer.network.group import Link
 from peer.swarm.group.control import Agreed, Control, Gradients
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import (

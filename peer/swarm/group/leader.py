@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peer.network.duplex import BreachError
-from peer.network.group import Orders, Seat, lead, orders_to
-from peer.network.pipeline import Attempt
+from peer.network.group import Attempt, Orders, Seat, lead, orders_to
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.control import LeaderControl, report
 from peer.swarm.group.formation import after, fill, pause

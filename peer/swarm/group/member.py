@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from peer.network.duplex import BreachError
-from peer.network.group import Membership, Reports, Seat
-from peer.network.pipeline import Attempt
+from peer.network.group import Attempt, Membership, Reports, Seat
 from peer.swarm.group.control import HaltedError, MemberControl
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.events import GroupBroken, GroupFormed, Progress

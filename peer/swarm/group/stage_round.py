@@ -10,8 +10,7 @@ from peer.compute.calibration import told
 from peer.compute.capacity import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import Seat
-from peer.network.pipeline import Attempt, Link, call, link
+from peer.network.group import Attempt, Link, Seat, call, link
 from peer.swarm.group.control import Agreed, Control
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage

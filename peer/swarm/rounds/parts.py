@@ -9,8 +9,7 @@ from torch import Tensor
 from peer.optim.bounds import check_magnitudes
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
-from peer.store.contributions import ContributionStore
-from peer.store.snapshots import SNAPSHOTS_KEPT, SnapshotStore
+from peer.store.served import SNAPSHOTS_KEPT, ContributionStore, SnapshotStore
 from peer.torch_thread import TorchThread
 from protocol.codec.contribution import Contribution, decode, max_bytes
 from protocol.codec.snapshot import Header

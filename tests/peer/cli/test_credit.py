@@ -6,8 +6,8 @@ import pytest
 
 from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
-from peer.store.contributions import ContributionStore
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
+from peer.store.served import ContributionStore
 from peer.telemetry.events import Failed
 from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.outer.ledger import Revocation

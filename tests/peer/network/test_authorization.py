@@ -9,8 +9,20 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.network.group import GroupService, Membership, Seat, invite, lead, orders_to
-from peer.network.pipeline import ATTEMPT_KEY, REPLICA_KEY, Attempt, PipelineService, call, link
+from peer.network.group import (
+    ATTEMPT_KEY,
+    REPLICA_KEY,
+    Attempt,
+    GroupService,
+    Membership,
+    PipelineService,
+    Seat,
+    call,
+    invite,
+    lead,
+    link,
+    orders_to,
+)
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import channel_to, handshake, listen, options
 from protocol.outer.ledger import Revocation

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+import peer.network.gossip as wires
 import peer.network.gossip_service as service
-import peer.network.gossip_wire as wires
 from peer.network import intake
 from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, PassedOver, Wanted
 from protocol.identity import EMBEDDING, PeerId

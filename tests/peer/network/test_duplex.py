@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from peer.network.duplex import BreachError, Duplex
-from peer.network.pipeline import Attempt, Link, PipelineService, call, link
+from peer.network.group import Attempt, Link, PipelineService, call, link
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
 from protocol.net.bandwidth import Bandwidth

@@ -1,4 +1,5 @@
-"""Invitations and the control stream, over real sockets; and the lease: whose group a volunteer is in."""
+"""Invitations, the control stream, and a link between two stages, over real sockets; and the lease: whose group a
+volunteer is in."""
 
 import asyncio
 import time
@@ -9,18 +10,34 @@ import grpc
 import pytest
 
 from peer.network.duplex import Duplex
-from peer.network.group import GroupService, Lease, LeaseEvent, LeaseState, Membership, Seat, invite, lead, orders_to
+from peer.network.group import (
+    Attempt,
+    GroupService,
+    Lease,
+    LeaseEvent,
+    LeaseState,
+    Link,
+    Membership,
+    PipelineService,
+    Seat,
+    call,
+    invite,
+    lead,
+    link,
+    orders_to,
+)
 from protocol.errors import LostMemberError
 from protocol.identity import ReplicaId
 from protocol.limits import LEASE_SECONDS
 from protocol.net.channels import listen, options
-from protocol.schemas import group_pb2 as pb
-from protocol.schemas import group_pb2_grpc
-from tests.reference.admitted import contacts, credentials, identity
+from protocol.schemas import group_pb2, group_pb2_grpc, pipeline_pb2, pipeline_pb2_grpc
+from tests.reference.admitted import contacts, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
 A, B = ReplicaId("a"), ReplicaId("b")
+ATTEMPT = Attempt(ReplicaId("r"), 1)
+SECONDS = 10.0
 
 
 @asynccontextmanager
@@ -45,7 +62,9 @@ def group(leader: str) -> Membership:
 @asynccontextmanager
 async def led(
     stopped: bool = False,
-) -> AsyncIterator[tuple[Duplex[pb.Order, pb.Report], Duplex[pb.Report, pb.Order], asyncio.Task[None]]]:
+) -> AsyncIterator[
+    tuple[Duplex[group_pb2.Order, group_pb2.Report], Duplex[group_pb2.Report, group_pb2.Order], asyncio.Task[None]]
+]:
     """A leader's orders to a member, its reports, and the task that carries them; of a leader that has `stopped`
     nothing is heard, nor does it listen."""
     async with member() as (service, seat):
@@ -69,9 +88,9 @@ def test_an_invited_member_hears_its_leaders_orders_and_answers():
             leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
             heard, reports = await service.wait_for_leader()
             assert heard == membership
-            orders.send(pb.Order(begin=pb.Begin(attempt=7)))
+            orders.send(group_pb2.Order(begin=group_pb2.Begin(attempt=7)))
             assert (await reports.receive()).begin.attempt == 7
-            reports.send(pb.Report(ready=pb.Ready()))
+            reports.send(group_pb2.Report(ready=group_pb2.Ready()))
             assert (await orders.receive()).WhichOneof("kind") == "ready"
             orders.close()
             with pytest.raises(LostMemberError, match="the group's leader"):
@@ -123,7 +142,7 @@ def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_
             for _ in range(3):
                 await asyncio.sleep(0.15)
                 time.sleep(1.0)  # noqa: ASYNC251 - both sides stand still, for longer than either may be silent
-            orders.send(pb.Order(halt=pb.Halt(attempt=1)))
+            orders.send(group_pb2.Order(halt=group_pb2.Halt(attempt=1)))
             assert (await hearing).halt.attempt == 1
 
     asyncio.run(asyncio.wait_for(scene(), 20))
@@ -197,3 +216,39 @@ def test_a_member_stays_until_its_leaders_stream_ends():
 
 def test_nobody_is_called_without_an_invitation():
     assert not Lease().take(LeaseEvent.CALLED, A, now=0.0)
+
+
+# Links
+
+
+def _link(neighbour: str) -> Link:
+    return link(MANIFEST, identity(neighbour).peer_id, neighbour)
+
+
+@pytest.mark.parametrize("first", ["the stage that called", "the stage that was called", "both at once"])
+def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_over_on_both(first: str):
+    async def scene() -> None:
+        server, service = grpc.aio.server(), PipelineService(MANIFEST)
+        pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
+        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
+        await server.start()
+        upstream, downstream = _link("stage 0"), _link("stage 1")
+        service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
+        calling = asyncio.create_task(
+            call(there("stage 1", address), contacts("stage 0", MANIFEST), ATTEMPT, downstream)
+        )
+        downstream.send(pipeline_pb2.Frame(forward=pipeline_pb2.Forward(embedding_digest=b"1")))
+        assert (await asyncio.wait_for(upstream.receive(), SECONDS)).forward.embedding_digest == b"1"
+        upstream.send(pipeline_pb2.Frame(backward=pipeline_pb2.Backward(gradients=pipeline_pb2.Tensor(data=b"2"))))
+        if first != "the stage that called":
+            upstream.close()
+        if first != "the stage that was called":
+            downstream.close()
+        assert (await asyncio.wait_for(downstream.receive(), SECONDS)).backward.gradients.data == b"2"
+        await asyncio.wait_for(calling, SECONDS)
+        for each in (upstream, downstream):
+            with pytest.raises(LostMemberError):
+                await asyncio.wait_for(each.receive(), SECONDS)
+        await server.stop(None)
+
+    asyncio.run(scene())

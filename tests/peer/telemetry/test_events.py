@@ -2,8 +2,7 @@
 
 import pytest
 
-from peer.telemetry.decisions import Audited, CompressionChosen, Resynchronised, Suspected, Tried
-from peer.telemetry.event_base import EventBase
+from peer.telemetry.decisions import Audited, CompressionChosen, EventBase, Resynchronised, Suspected, Tried
 from peer.telemetry.events import (
     Credited,
     Evaluated,

@@ -118,7 +118,8 @@ async def town(folder: Path, meets: bool) -> AsyncIterator[Town]:
         hidden = Hidden(behind.streams, there, "127.0.0.1", port, [one.address, other.address], said.append)
         if meets:
             there.meet(here.record, in_person=True)
-        contacts = Contacts(MANIFEST, certified(calls.identity, operator(folder)), routes=Routes(calls.streams, here))
+        routes_there = Routes(calls.streams, here.signer, here.relays_of)
+        contacts = Contacts(MANIFEST, certified(calls.identity, operator(folder)), routes=routes_there)
         stack.push_async_callback(contacts.close)
         made = Town([one, other], serving, hidden, service, contacts, here, said)
         await hidden.begin()

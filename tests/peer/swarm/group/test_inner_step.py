@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from peer.network.duplex import BreachError
-from peer.network.pipeline import Link
+from peer.network.group import Link
 from protocol.codec.frames import FrameRules
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest

@@ -10,7 +10,7 @@ import torch
 
 from peer.network import intake, snapshot_transfer
 from peer.network.intake import nothing_is_valid
-from peer.store.contributions import BLOCK_BYTES
+from peer.store.served import BLOCK_BYTES
 from peer.swarm.rounds import deadline
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept

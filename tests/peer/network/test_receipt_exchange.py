@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-import peer.network.receipt_signer as signing
-from peer.network.pipeline import Attempt
-from peer.network.receipt_collector import TRIES, Earned
-from peer.network.receipt_signer import ROUNDS_ASKED, ROUNDS_KEPT, SeenWork
+import peer.network.receipt_exchange as signing
+from peer.network.group import Attempt
+from peer.network.receipt_exchange import ROUNDS_ASKED, ROUNDS_KEPT, TRIES, Earned, SeenWork
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Event, Progress, Refused
