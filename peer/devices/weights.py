@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.compute.trainer import GridView
-from peer.devices.shared_memory import TensorLayout
+from peer.devices.messages import TensorLayout
 from peer.optim.grid import to_float
 from peer.optim.inner import MOMENTS, STATE
 from protocol.identity import EMBEDDING, Part, stage_part

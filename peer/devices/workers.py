@@ -13,8 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from peer.compute.arithmetic import Arithmetic
-from peer.devices.messages import Answer, Begin, Do, Order, give, hear
-from peer.devices.shared_memory import Parcel
+from peer.devices.messages import Answer, Begin, Do, Order, Parcel, give, hear
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
 from protocol.manifest import Manifest
 
