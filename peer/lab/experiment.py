@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,15 +150,13 @@ def cases(experiment: Experiment) -> list[Case]:
     )
     if number > MOST_CASES:
         raise ManifestError(f"the grid makes {number} runs, more than {MOST_CASES}")
-    combinations = {tuple(axes.items()): axes for axes in _combinations(experiment)}.values()
-    return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations]
-
-
-def _combinations(experiment: Experiment) -> Iterator[dict[str, Value]]:
+    combinations: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for block in experiment.grid:
         lists = [values if isinstance(values, list) else [values] for values in block.values()]
         for values in itertools.product(*lists):
-            yield dict(zip(block, values, strict=True))
+            axes = dict(zip(block, values, strict=True))
+            combinations[tuple(axes.items())] = axes
+    return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations.values()]
 
 
 def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from peer.lab.experiment import Case
-from peer.lab.record import Point, Record
-from peer.lab.reference_run import Lab
-from peer.lab.state import load_lab, save_lab
+from peer.lab.reference_run import Lab, load_lab, save_lab
+from peer.lab.results import Point, Record
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.payloads import Payload
 from protocol.errors import HetpeerError
