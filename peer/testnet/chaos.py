@@ -141,16 +141,14 @@ def _random(text: str) -> Random:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,4}(?:\.\d{1,3})?)(?::([a-z+]+))?", text)
     if not found or not float(found[2]):
         raise ValueError("it takes a seed, how many faults a minute, and kinds of fault if not only kill")
-    kinds = tuple(_random_kind(kind) for kind in (found[3] or "kill").split("+"))
-    return Random(int(found[1]), float(found[2]), kinds)
-
-
-def _random_kind(word: str) -> RandomKind:
-    match word:
-        case "kill" | "pause" | "slow" | "partition":
-            return word
-        case _:
-            raise ValueError(f"random faults are kill, pause, slow and partition, not {word!r}")
+    kinds: list[RandomKind] = []
+    for word in (found[3] or "kill").split("+"):
+        match word:
+            case "kill" | "pause" | "slow" | "partition":
+                kinds.append(word)
+            case _:
+                raise ValueError(f"random faults are kill, pause, slow and partition, not {word!r}")
+    return Random(int(found[1]), float(found[2]), tuple(kinds))
 
 
 def _attacker(text: str) -> Attacker:

@@ -181,8 +181,8 @@ CrowdKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """`names` hostile names in one process (`peer/testnet/crowd`), which attack for `seconds`: all in one way, or all
-    ways shared out among them ("all")."""
+    """`names` hostile names in one process (`peer/testnet/attackers/hostile_process.py`), which attack for `seconds`:
+    all in one way, or all ways shared out among them ("all")."""
 
     kind: CrowdKind | Literal["all"]
     names: int

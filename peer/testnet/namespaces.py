@@ -101,7 +101,7 @@ class Namespaces:
     async def add_behind_router(self, name: str) -> str:
         """A namespace for a process that sees the others through a router of its own, which lets nobody in: it
         translates addresses, as a home's does. The process's address, which is of no use to others."""
-        router, inside = self._router(name), f"lan{len(self.hosts)}"
+        router, inside = f"router of {name}", f"lan{len(self.hosts)}"
         await self.add(router)
         number = self.hosts[name] = len(self.hosts)
         namespace = self.namespace(name)
@@ -154,10 +154,6 @@ class Namespaces:
             with suppress(ResourceError):
                 await _run("ip", "netns", "del", self.made.pop())
 
-    @staticmethod
-    def _router(name: str) -> str:
-        return f"router of {name}"
-
     def _port(self, name: str) -> str:
         return f"port{self.hosts[name]}"
 
@@ -179,22 +175,17 @@ async def opened() -> AsyncIterator[Namespaces]:
     """
     if lacking := missing():
         raise ResourceError(f"partition and slow put each process into a network namespace, which needs {lacking}")
-    await _remove_those_of_the_dead()
+    for name in _names():  # a testnet that was killed could not remove its own
+        pid = name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            with suppress(ResourceError):
+                await _run("ip", "netns", "del", name)
     namespaces = Namespaces(os.getpid())
     try:
         await namespaces.open()
         yield namespaces
     finally:
         await namespaces.close()
-
-
-async def _remove_those_of_the_dead() -> None:
-    """A testnet that was killed could not remove its own."""
-    for name in _names():
-        pid = name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            with suppress(ResourceError):
-                await _run("ip", "netns", "del", name)
 
 
 def _names() -> list[str]:

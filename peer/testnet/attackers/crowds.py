@@ -61,9 +61,7 @@ class Crowds:
         peers = [[each.peer_id, each.address] for each in self.report.joined.values()]
         targets.write_text(json.dumps({"peers": peers, "dashboard": urlsplit(self.dashboard).netloc}))
         asked = [crowd.kind, str(crowd.names), str(crowd.seconds), self.ticket(), str(targets)]
-        child = await self.start(
-            folder.name, [sys.executable, "-m", "peer.testnet.attackers.crowd.hostile_process", *asked]
-        )
+        child = await self.start(folder.name, [sys.executable, "-m", "peer.testnet.attackers.hostile_process", *asked])
         try:
             if not await child.wait_until_serving():
                 raise TestnetError(child.obituary())
