@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from peer.data.batches import Batch
     from peer.data.text import Text
-    from peer.export.collected import Collected
-    from peer.export.written import Export, HeldOutLosses
+    from peer.export.written import Collected, Export, HeldOutLosses
     from peer.model.language_model import LanguageModel
     from peer.process import Terminal
     from protocol.manifest import Model

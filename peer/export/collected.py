@@ -12,6 +12,7 @@ from pathlib import Path
 
 from peer.daemon import run_until
 from peer.data.batches import Batch
+from peer.export.written import Collected, named, run_file
 from peer.model.first_weights import read_part
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
@@ -34,7 +35,7 @@ from protocol.layout import elements, model_layout
 from protocol.outer.history import History
 from protocol.outer.ledger import Ledger
 from protocol.outer.window import Window
-from protocol.run.run_files import BASIS, HELD_OUT, TOKENIZER, TRAIN, Descriptor, check_file, genesis_file, read_kept
+from protocol.run.run_files import BASIS, HELD_OUT, TOKENIZER, TRAIN, Descriptor, genesis_file, read_kept
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_entry, read_revocation
 from protocol.trust.ticket import Ticket
@@ -57,29 +58,6 @@ class PeerFolder:
     settled: Settled
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The outer state of every part after `round`, with its digest, and which rounds of which authors are in it.
-
-    `folders` are where the run's files are, some here and some there.
-    """
-
-    descriptor: Descriptor
-    round: int
-    grids: dict[Part, Grid]
-    digests: dict[Part, str]
-    counted: dict[Part, History]
-    folders: tuple[Path, ...]
-
-    def file(self, name: str) -> Path:
-        """One of the run's files, checked.
-
-        Raises:
-            ResourceError: no folder has it as it should be.
-        """
-        return run_file(self.descriptor, self.folders, name)
-
-
 def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Collected:
     """The model after `round`, or after the last one that all folders have finished.
 
@@ -89,14 +67,14 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
     """
     descriptor, *others = [read_kept(folder) for folder in folders]
     if any(each.run_id != descriptor.run_id for each in others):
-        raise UserError(f"{_named(folders)} are of different runs")
+        raise UserError(f"{named(folders)} are of different runs")
     places = [place for folder in folders if (place := _place(folder)) is not None]
     last = min((place.settled.round for place in places), default=0)
     chosen = last if round is None else round
     if not 0 <= chosen <= last:
-        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {_named(folders)}")
+        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {named(folders)}")
     if not places:
-        emit(Progress(f"{_named(folders)}: no peer's state, so these are the weights that the run began with"))
+        emit(Progress(f"{named(folders)}: no peer's state, so these are the weights that the run began with"))
     everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
     grids, digests, counted = {}, {}, {}
     layouts, done = model_layout(descriptor.manifest), 0
@@ -108,22 +86,6 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
     for name in (TOKENIZER, BASIS):
         run_file(descriptor, everywhere, name)
     return Collected(descriptor, chosen, grids, digests, counted, everywhere)
-
-
-def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
-    """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
-    found = [folder / name for folder in folders if (folder / name).exists()]
-    for path in found:
-        try:
-            check_file(path, descriptor.file(name))
-        except FormatError:
-            continue
-        return path
-    if found:
-        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
-    raise ResourceError(
-        f"{name} is not in {_named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
-    )
 
 
 def _place(folder: Path) -> PeerFolder | None:
@@ -153,7 +115,7 @@ def _part(
         grid = _first(descriptor, part, folders)
         found[digest(grid)] = grid, History()
     if not found:
-        which = "; ".join(reasons) or f"none of {_named(folders)} holds it: give the folder of a peer that does, too"
+        which = "; ".join(reasons) or f"none of {named(folders)} holds it: give the folder of a peer that does, too"
         raise ResourceError(f"{part} after round {round}: {which}")
     if len(found) > 1:
         raise ResourceError(
@@ -264,10 +226,6 @@ def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: H
             "were dropped just now by its peer: try again, or ask the swarm, with a ticket"
         )
     return found
-
-
-def _named(folders: Sequence[Path]) -> str:
-    return " and ".join(map(str, folders))
 
 
 # From the swarm

@@ -1,10 +1,10 @@
-"""The model of a run as a folder that transformers loads, with its model card: `protocol/run/hugging_face.py` has the
-format."""
+"""The model of a run after a round, and the same as a folder that transformers loads, with its model card:
+`protocol/run/hugging_face.py` has the format."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from peer.export.collected import Collected
 from peer.optim.grid import to_float
+from peer.optim.outer import Grid
 from peer.telemetry.events import Listener, Progress
-from protocol.errors import ResourceError, UserError
+from protocol.errors import FormatError, ResourceError, UserError
 from protocol.files import sync_folder
-from protocol.identity import PeerId, stage_part
+from protocol.identity import Part, PeerId, stage_part
 from protocol.layout import parameter_count
 from protocol.outer.history import History
 from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config
-from protocol.run.run_files import BASIS, TOKENIZER
+from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file
 from protocol.run.tokenizer import read_tokenizer
 
 CARD = "README.md"
@@ -31,6 +31,50 @@ OURS = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, "hetpeer"}
 
 
 CONTRIBUTORS_NAMED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The outer state of every part after `round`, with its digest, and which rounds of which authors are in it.
+
+    `folders` are where the run's files are, some here and some there.
+    """
+
+    descriptor: Descriptor
+    round: int
+    grids: dict[Part, Grid]
+    digests: dict[Part, str]
+    counted: dict[Part, History]
+    folders: tuple[Path, ...]
+
+    def file(self, name: str) -> Path:
+        """One of the run's files, checked.
+
+        Raises:
+            ResourceError: no folder has it as it should be.
+        """
+        return run_file(self.descriptor, self.folders, name)
+
+
+def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
+    """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    for path in found:
+        try:
+            check_file(path, descriptor.file(name))
+        except FormatError:
+            continue
+        return path
+    if found:
+        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
+    raise ResourceError(
+        f"{name} is not in {named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
+    )
+
+
+def named(folders: Sequence[Path]) -> str:
+    """These folders, in a sentence."""
+    return " and ".join(map(str, folders))
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,11 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         if key == "label":
             continue
         if key == "mode":
-            _set_mode(tables, experiment, str(value), source)
+            if value not in MODES:
+                raise ManifestError(f"{source}: mode is one of {', '.join(MODES)}")
+            some = round(experiment.share * experiment.replicas)
+            groups = {"baseline": 0, "uniform": experiment.replicas}.get(str(value), some)
+            tables.setdefault("replicas", {}).update(groups=groups, datacenters=experiment.replicas - groups)
             continue
         table, _, name = key.partition(".")
         if not name:
@@ -186,13 +190,6 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
         manifest = check_manifest(tables, source)
     return Case(dict(axes), seed, manifest, switches(lab, manifest, source), experiment.evaluate_every)
-
-
-def _set_mode(tables: Tables, experiment: Experiment, mode: str, source: str) -> None:
-    if mode not in MODES:
-        raise ManifestError(f"{source}: mode is one of {', '.join(MODES)}")
-    groups = {"baseline": 0, "uniform": experiment.replicas}.get(mode, round(experiment.share * experiment.replicas))
-    tables.setdefault("replicas", {}).update(groups=groups, datacenters=experiment.replicas - groups)
 
 
 def _merged(base: Tables, change: Tables) -> Tables:

@@ -174,7 +174,11 @@ def _frontier(x: str | None, found: Sequence[Row], what: str, label: str, path: 
         axes.errorbar(
             sizes, means, yerr=deviations, color=_colour(i), marker=MARKS[i % len(MARKS)], capsize=3, label=line
         )
-    _logarithmic(axes, _apart([size for _, _, size in placed]), "{:,.0f}")
+    ticks: list[float] = []
+    for size in sorted(size for _, _, size in placed):
+        if not ticks or size > TICKS_APART * ticks[-1]:
+            ticks.append(size)
+    _logarithmic(axes, ticks, "{:,.0f}")
     axes.axhline(0.0, color="#94a3b8", linewidth=0.8)
     return _save(figure, axes, path)
 
@@ -184,14 +188,6 @@ def _logarithmic(axes: Any, values: Sequence[float], say: str) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks, [say.format(value) for value in ticks])
     axes.minorticks_off()
-
-
-def _apart(values: Sequence[float]) -> list[float]:
-    kept: list[float] = []
-    for value in sorted(values):
-        if not kept or value > TICKS_APART * kept[-1]:
-            kept.append(value)
-    return kept
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:

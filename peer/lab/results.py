@@ -180,13 +180,7 @@ def rows(experiment: Experiment, cases: Sequence[Case], records: Mapping[str, Re
     first = next(iter(found.values()), {})
     named = [dict(key) for key in found]
     return [
-        _row(
-            axes,
-            _naming(axes, named),
-            list(of_seed.values()),
-            None if of_seed is first else _paired(of_seed, first, experiment.loss),
-            experiment.loss,
-        )
+        _row(axes, _naming(axes, named), of_seed, first, experiment.loss)
         for axes, of_seed in zip(named, found.values(), strict=True)
     ]
 
@@ -198,20 +192,26 @@ def _naming(axes: Mapping[str, Value], others: Sequence[Mapping[str, Value]]) ->
     return frozenset({"label"} | {key for key in axes if any(each.get(key) != axes[key] for each in namesakes)})
 
 
-def _paired(these: Mapping[int, Record], first: Mapping[int, Record], which: str) -> Spread | None:
-    differences = [record.loss(which) - first[seed].loss(which) for seed, record in these.items() if seed in first]
-    return Spread.over(differences) if differences else None
-
-
 def _row(
-    axes: dict[str, Value], naming: frozenset[str], records: Sequence[Record], more: Spread | None, which: str
+    axes: dict[str, Value],
+    naming: frozenset[str],
+    of_seed: Mapping[int, Record],
+    first: Mapping[int, Record],
+    which: str,
 ) -> Row:
+    records = list(of_seed.values())
     share = records[0].groups / records[0].replicas
     peaks = [record.peak for record in records if record.peak is not None]
+    differences = [record.loss(which) - first[seed].loss(which) for seed, record in of_seed.items() if seed in first]
+    losses: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        for point in record.curve:
+            losses[point.tokens].append(loss_of(point, which, share))
+    whole = [each for each in sorted(losses.items()) if len(each[1]) == len(records)]  # `evaluate_every` may differ
     return Row(
         axes=axes,
         loss=Spread.over([record.loss(which) for record in records]),
-        more=more,
+        more=Spread.over(differences) if differences and of_seed is not first else None,
         through=Spread.over([record.loss("through") for record in records]),
         plain=Spread.over([record.loss("plain") for record in records]),
         boundary_bytes=records[0].boundary_bytes,
@@ -219,15 +219,6 @@ def _row(
         tokens=records[0].curve[-1].tokens,
         tokens_per_second=math.fsum(record.tokens_per_second for record in records) / len(records),
         peak=math.fsum(peaks) / len(peaks) if peaks else None,
-        curve=_curve(records, which, share),
+        curve=[(tokens, Spread.over(found)) for tokens, found in whole],
         naming=naming,
     )
-
-
-def _curve(records: Sequence[Record], which: str, share: float) -> list[tuple[int, Spread]]:
-    """Where all were evaluated: seeds may have been run with different `evaluate_every`."""
-    losses: dict[int, list[float]] = defaultdict(list)
-    for record in records:
-        for point in record.curve:
-            losses[point.tokens].append(loss_of(point, which, share))
-    return [(tokens, Spread.over(found)) for tokens, found in sorted(losses.items()) if len(found) == len(records)]
