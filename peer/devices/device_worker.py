@@ -89,7 +89,7 @@ class Shard:
                 start.copy_(own)
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state."""
+        """Take up AdamW's state, whole tensors by key."""
         rows = {
             f"{number}.{name}": self._rows(moments[f"{key}.{name}"])
             for number, key in enumerate(self.keys)
@@ -189,7 +189,7 @@ class Shard:
         return tensor[self.rank * rows : (self.rank + 1) * rows]
 
     def _sums(self, *values: float) -> list[float]:
-        """The sum of each over all processes."""
+        """The sum of each value over all processes."""
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         found: list[float] = sums.tolist()

@@ -44,7 +44,7 @@ class Parcel:
 
 @contextmanager
 def packed(layout: TensorLayout) -> Iterator[Parcel]:
-    """New tensors, all zeros; others can be let have them within the block."""
+    """New tensors, all zeros, in memory of their own; other processes can be given them within the block."""
     if sys.platform == "linux":
         handle = os.memfd_create("hetpeer")
     else:
@@ -69,7 +69,7 @@ def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> TensorLayout:
-    """The layout in which these find room."""
+    """The layout in which these tensors find room."""
     return {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
@@ -133,7 +133,7 @@ def give(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | 
 
 
 def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tensor]]:
-    """The next order, and its tensors.
+    """The daemon's next order, and its tensors.
 
     Raises:
         EOFError: there are no more.

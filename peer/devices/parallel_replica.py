@@ -164,7 +164,7 @@ class ShardedReplica:
             raise self._without(error) from None
 
     def _without(self, error: LostMemberError) -> LostMemberError:
-        """The crew is lost."""
+        """Note that the crew is lost; the error."""
         self.crew = None
         self.lost.append(str(error))
         return error

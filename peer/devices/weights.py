@@ -45,12 +45,12 @@ def embedding_key(manifest: Manifest) -> str:
 
 
 def weights_layout(manifest: Manifest) -> TensorLayout:
-    """Of all weights, or of their Δ, in fp32."""
+    """The layout of all weights, or of their Δ, in fp32."""
     return {key: ("float32", weight.shape) for key, weight in trained(manifest).items()}
 
 
 def moments_layout(manifest: Manifest) -> TensorLayout:
-    """Of AdamW's state."""
+    """The layout of AdamW's state of all weights."""
     shapes = {key: weight.shape for key, weight in trained(manifest).items()}
     return {
         f"{key}.{name}": ("float32", shape if name in MOMENTS else ())

@@ -73,7 +73,7 @@ def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path
 
 
 def named(folders: Sequence[Path]) -> str:
-    """These folders, in a sentence."""
+    """Folders as a sentence names them."""
     return " and ".join(map(str, folders))
 
 
@@ -252,7 +252,7 @@ def contributors(collected: Collected) -> dict[PeerId, int]:
 
 
 def rounds_of(history: History, author: PeerId) -> int:
-    """How many rounds of an author count."""
+    """The number of rounds in which an author counts."""
     return sum(last - first + 1 for first, last in history.ranges.get(author, []))
 
 

@@ -100,7 +100,7 @@ class Spectrum:
         self.seen += 1
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all microbatches that were seen."""
         self.moment_DD.zero_()
         self.count = self.seen = 0
 
@@ -110,7 +110,7 @@ class Spectrum:
         return vectors_DD.flip(1).float().contiguous(), values_D.flip(0).clamp_min(0).float()
 
     def variances(self, basis_Dk: Tensor) -> Tensor:
-        """The variances [k] in another basis."""
+        """The variances [k] of the coordinates in another basis."""
         return ((self.moment_DD / max(1, self.count)) @ basis_Dk * basis_Dk).sum(0).clamp_min(0)
 
 

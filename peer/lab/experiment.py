@@ -99,12 +99,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The run's axes and seed, in words for people."""
         return f"{said(self.axes)}, seed {self.seed}"
 
 
 def identity(manifest: Manifest, switches: Switches) -> str:
-    """Of a run: equal for equal options."""
+    """The id of a run, which is equal for equal options: 16 hexadecimal digits."""
     said = manifest.digest + switches.model_dump_json()
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 

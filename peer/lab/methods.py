@@ -45,7 +45,7 @@ class Quantizer:
 
 
 def exact(values: Int32Array) -> Int32Array:
-    """Every integer as it is."""
+    """The quantizer that leaves every integer as it is."""
     return values
 
 
@@ -85,18 +85,18 @@ QUANTIZERS = {
 
 
 def rice_bytes(offsets: Offsets, grid: ChunkGrid) -> int:
-    """As the swarm codes them."""
+    """The bytes of the offsets in the Rice code of the swarm."""
     unary, rests = rice.encode(offsets, grid)
     return 4 + len(unary) + len(rests)
 
 
 def plain_bytes(offsets: Offsets, grid: ChunkGrid) -> int:
-    """⌈log₂ size⌉ bits each."""
+    """The bytes of the offsets with ⌈log₂ size⌉ bits for each."""
     return math.ceil(sum(k * (size - 1).bit_length() for size, k in chunks(grid)) / 8)
 
 
 def bound_bytes(offsets: Offsets, grid: ChunkGrid) -> int:
-    """log₂ C(size, k) bits a chunk: no code needs fewer if all choices are equally likely."""
+    """The bytes of the offsets with log₂ C(size, k) bits a chunk: no code of equally likely choices needs fewer."""
     return math.ceil(sum(math.log2(math.comb(size, k)) for size, k in chunks(grid)) / 8)
 
 
@@ -108,7 +108,7 @@ INDICES: dict[str, Callable[[Offsets, ChunkGrid], int]] = {
 
 
 def chunks(grid: ChunkGrid) -> list[tuple[int, int]]:
-    """(size, kept) of every chunk."""
+    """The pair (size, kept entries) of every chunk of a grid."""
     return [(grid.size, grid.k)] * grid.full + [(grid.tail, grid.tail_k)] * bool(grid.tail)
 
 
@@ -122,7 +122,7 @@ class Method(Protocol):
 
 
 def method(manifest: Manifest, switches: Switches, run: RunId) -> Method:
-    """The one that the switches name."""
+    """The method that the switches name."""
     match switches.method:
         case "sparseloco":
             return SparseLoCo(manifest, switches, run)
@@ -244,7 +244,7 @@ class PerStep:
         return dict.fromkeys(bench.grids, len(bench.replicas))
 
     def begin(self, bench: Bench) -> None:
-        """Take the weights up from the grids."""
+        """Take the weights up from the grids, and make an optimizer of them."""
         for part, grid in bench.grids.items():
             self.weights[part] = {
                 name: torch.nn.Parameter(to_float(each).to(bench.workshop.device)) for name, each in grid.items()

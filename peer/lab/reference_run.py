@@ -71,7 +71,7 @@ class Lab:
         return Lab(bench, evaluator, method(manifest, switches, descriptor.run_id))
 
     def run(self, emit: Listener) -> None:
-        """All rounds that are not behind it."""
+        """Train all rounds that are left."""
         rounds = self.bench.manifest.outer.rounds
         emit(Joined("lab", "lab", 0, 0, ""))
         for round in range(self.done + 1, rounds + 1):

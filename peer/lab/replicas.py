@@ -207,7 +207,7 @@ class Workshop:
         return whole
 
     def inner_step(self, replica: LabReplica, batch_SM: Tensor, step: int) -> float:
-        """One inner step of who is seated; its loss."""
+        """One inner step of the replica that is seated; its mean loss in nats per token."""
         whole = self.wholes[replica.kind]
         with self.computing():
             loss = whole.inner_step(batch_SM, step)
@@ -216,7 +216,7 @@ class Workshop:
         return loss
 
     def compile(self) -> None:
-        """Let torch compile every layer."""
+        """Let torch compile every layer of every replica."""
         for whole in self.wholes.values():
             whole.compile_layers()
 
@@ -228,7 +228,7 @@ class Workshop:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What the switches ask for."""
+        """The number format that the switches ask for."""
         return Arithmetic(self.switches.precision)
 
 

@@ -74,7 +74,7 @@ def pivot(found: Sequence[Row], x: str) -> list[str]:
 
 
 def table(found: Sequence[Row]) -> list[str]:
-    """Everything of every row."""
+    """A table with every figure of every row."""
     head = (
         "",
         "loss",

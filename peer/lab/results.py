@@ -60,7 +60,7 @@ class Record:
         return loss_of(self.curve[-1], which, self.groups / self.replicas)
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """The record as a line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
 
 
@@ -79,7 +79,7 @@ def loss_of(point: Point, which: str, share: float) -> float:
 
 
 def append(folder: Path, record: Record) -> None:
-    """Add a run that has ended.
+    """Add the record of a run that has ended to a folder.
 
     Raises:
         ResourceError: it cannot be written.
@@ -136,7 +136,7 @@ class Spread:
 
     @staticmethod
     def over(values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+        """The spread of one value or more."""
         mean = math.fsum(values) / len(values)
         if len(values) == 1:
             return Spread(mean, None, 1)

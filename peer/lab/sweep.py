@@ -122,7 +122,7 @@ def _start(case: Case, setting: Setting) -> Running:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """For the processes that are started meanwhile."""
+    """Within the block, the environment of this process has `MEMORY`, which the processes started there inherit."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in MEMORY.items() if name not in before})
     try:
@@ -171,7 +171,7 @@ class SweepScreen:
         self.bars.stop()
 
     def hear(self, message: WorkerMessage) -> None:
-        """What a run says."""
+        """Show what a run says."""
         case = self.cases[message.case]
         match message:
             case Started(done=done):

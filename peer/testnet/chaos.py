@@ -49,7 +49,7 @@ EXAMPLES = {
 
 
 def parse_chaos(spec: str) -> tuple[ChaosItem, ...]:
-    """Read comma-separated items.
+    """Read the comma-separated items of `--chaos`.
 
     Raises:
         UserError: one of them is wrong; the message names it and shows a right one.
@@ -184,7 +184,7 @@ def _target(text: str) -> Target:
 
 
 def _timed(text: str) -> tuple[str, When, float | None]:
-    """`WHO@round=R[.S][+Ns]` or `WHO@Ns[+Ns]`."""
+    """Read `WHO@round=R[.S][+Ns]` or `WHO@Ns[+Ns]`: who, when, and for how many seconds, if it says so."""
     duration = r"\d{1,6}(?:\.\d{1,3})?"
     found = re.fullmatch(rf"(.+)@(?:round=(\d{{1,6}})(?:\.(\d{{1,6}}))?|({duration})s)(?:\+({duration})s)?", text)
     if not found:

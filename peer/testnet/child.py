@@ -84,7 +84,7 @@ async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyn
 
 
 def attacker_command(kind: str, ticket: str) -> list[str]:
-    """What the attacker is started with."""
+    """The command that starts an attacker."""
     return [sys.executable, "-m", "peer.testnet.attackers.attacker", kind, ticket]
 
 
@@ -130,12 +130,12 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.process.returncode is None
 
     @property
     def succeeded(self) -> bool:
-        """Whether it saw the last round and then ended well."""
+        """Whether the process saw the last round and then ended well."""
         return self.finished and self.process.returncode == 0
 
     @property
@@ -144,7 +144,7 @@ class Child:
         return self.fate == "killed" or (self.fate == "left" and self.process.returncode in STOPPED)
 
     def obituary(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words."""
         code = self.process.returncode
         who = f"{self.name} (process {self.process.pid})"
         if code is not None and code < 0:

@@ -77,7 +77,7 @@ class Injection:
     under_way: int = 0
 
     def look(self) -> None:
-        """Something was said: some fault may be due."""
+        """Look whether a fault is due, after something was said."""
         if self.began is None and self.swarm.has_reached(Moment(1)):
             self.began = asyncio.get_running_loop().time()
         self.news.ring()
@@ -91,7 +91,7 @@ class Injection:
                 tasks.create_task(self._do_drawn(item, tasks) if isinstance(item, Random) else self._do(item))
 
     def attacks(self, attacker: Attacker) -> None:
-        """An attacker has joined."""
+        """Tell that an attacker has joined."""
         FaultRecord(next(self.numbers), attacker, self.tell).begun("joined", [ATTACKER])
 
     async def _do_drawn(self, plan: Random, tasks: asyncio.TaskGroup) -> None:

@@ -74,17 +74,17 @@ class Namespaces:
         return f"{PREFIX}{self.pid}-switch"
 
     def namespace(self, name: str) -> str:
-        """That of a process."""
+        """The namespace of a process."""
         return f"{PREFIX}{self.pid}-{self.hosts[name]}"
 
     async def open(self) -> None:
-        """Make the bridge."""
+        """Make the bridge, in a namespace of its own."""
         await self._make(self.switch)
         await _run("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
         await _run("ip", "-n", self.switch, "link", "set", "bridge", "up")
 
     async def add(self, name: str) -> str:
-        """A namespace for a process; its address."""
+        """Make a namespace for a process; its address."""
         number = self.hosts[name] = len(self.hosts)
         address = f"{NETWORK}.{number // HOSTS}.{number % HOSTS + 1}"
         inside, port = self.namespace(name), self._port(name)
@@ -134,7 +134,7 @@ class Namespaces:
         await _run("nsenter", f"--net={FOLDER / self.switch}", "nft", table)
 
     async def heal(self, number: int) -> None:
-        """Let everything pass again."""
+        """Let everything pass again that `cut` of the same number has stopped."""
         await _run("nsenter", f"--net={FOLDER / self.switch}", "nft", "delete", "table", "bridge", f"cut{number}")
 
     async def limit(self, name: str, rate: str) -> None:

@@ -85,7 +85,7 @@ class EventLog:
         return time.monotonic() - self.began
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self.file.close()
 
 

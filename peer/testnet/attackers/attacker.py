@@ -62,25 +62,25 @@ honest_publish = Reconciler.publish
 
 
 def say(what: str) -> None:
-    """Tell of an attack."""
+    """Tell of an attack, as `Progress`."""
     print_json(Progress(ATTACK + what))
 
 
 def replace(where: object, name: str, by: object) -> None:
-    """From now on, `by` is what others find there."""
+    """Put `by` in the place of an attribute, for all of this process."""
     assert hasattr(where, name)
     setattr(where, name, by)
 
 
 async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> Entry:
-    """To be fetched from here; the entry that stands for it."""
+    """Keep a contribution where others fetch it; the entry that stands for it."""
     entry = reconciler.intake.signer.contribution(part, round, digest(blob), len(blob))
     await asyncio.to_thread(reconciler.intake.contribution_store.put, entry, blob)
     return entry
 
 
 async def give(reconciler: Reconciler, part: Part, round: int, blob: bytes, peers: Sequence[PeerRecord]) -> None:
-    """A contribution in this peer's name, to these."""
+    """Give a contribution in this peer's name to some peers."""
     entry = await keep(reconciler, part, round, blob)
     await asyncio.gather(*(reconciler._tell(peer, [entry]) for peer in peers))
 
@@ -107,7 +107,7 @@ def contributing(otherwise: Publish) -> None:
 
 
 async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """One to every other peer, its negative to the rest."""
+    """Give a contribution to every other peer, and its negative to the rest."""
     other = changed(blob, reconciler, lambda values: -values)
     peers = reconciler.followers(part)
     say(f"two contributions to {part} of round {round}")
@@ -116,7 +116,7 @@ async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: 
 
 
 async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """Larger than any honest one."""
+    """Give a contribution larger than any honest one."""
 
     def scaled(values: Int32Array) -> Int32Array:
         return np.clip(values.astype(np.int64) * FACTOR, -LARGEST, LARGEST).astype(np.int32)
@@ -126,7 +126,7 @@ async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: b
 
 
 async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """The first that comes, under this peer's name."""
+    """Publish the first contribution that comes from another peer, under this peer's name."""
     ledger = reconciler.intake.ledgers[part]
     while not (others := [sha256 for author, sha256 in ledger.chosen(round).items() if author != ledger.me]):
         await reconciler.discovery.news.wait(1.0)
@@ -136,7 +136,7 @@ async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) 
 
 
 async def against_all(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
-    """Every sign the other way round, as large as the rules allow."""
+    """Publish a contribution with every sign the other way round, as large as the rules allow."""
     bound = int(ROOM * largest_value(reconciler.manifest, part, round))
 
     def flipped(values: Int32Array) -> Int32Array:
@@ -150,7 +150,7 @@ async def against_all(reconciler: Reconciler, part: Part, round: int, blob: byte
 
 
 def with_raw_bytes(raw: Callable[[], bytes]) -> None:
-    """Bytes of our own where a frame was to be sent."""
+    """Send bytes of our own where a frame was to be sent."""
 
     def serializer(frame: pipeline.Frame) -> bytes:
         made = raw()
@@ -169,12 +169,12 @@ def with_raw_bytes(raw: Callable[[], bytes]) -> None:
 
 
 def garbage() -> None:
-    """Random bytes."""
+    """Send random bytes for frames."""
     with_raw_bytes(lambda: os.urandom(4096))
 
 
 def lengths() -> None:
-    """Headers that announce gigabytes: of a frame, of its tensor, and of a message that is sent, too."""
+    """Send headers that announce gigabytes: of a frame, of its tensor, and of a message that is sent, too."""
     turns = count()
     announced = b"\xff\xff\xff\xff\x07"  # 2³¹ − 1 as a varint
     tensor = pipeline.Tensor(format=pipeline.BF16, shape=[HUGE, HUGE, HUGE], data=b"\0" * 64)
@@ -187,7 +187,7 @@ def lengths() -> None:
 
 
 def shapes() -> None:
-    """Frames of another shape, and of another size than their shape."""
+    """Send frames of another shape, and of another size than their shape."""
     turns = count()
 
     def pack(frame: Any, rules: FrameRules) -> list[pipeline.Frame]:
@@ -288,7 +288,7 @@ async def _pester(node: Node, peer: PeerRecord, turn: int) -> None:
 
 
 def serialized(message: pb.News | pb.Comparison) -> bytes:
-    """A message as it travels."""
+    """A message as the bytes that travel."""
     return message.SerializeToString()
 
 

@@ -45,12 +45,12 @@ class Crowds:
 
     @property
     def witnessed(self) -> Witnessed:
-        """All that was seen."""
+        """All that was seen of the crowds, and of the honest meanwhile."""
         return Witnessed(self.held, self.met, self.told)
 
     @asynccontextmanager
     async def attacking(self, crowd: Crowd, number: int) -> AsyncIterator[None]:
-        """From its first attack until it has gone.
+        """Run a crowd from its first attack until it has gone.
 
         Raises:
             TestnetError: it does not come about.
@@ -74,7 +74,7 @@ class Crowds:
                     self.told[number] = json.loads((folder / "outcomes.json").read_text())
 
     def overhear(self, hostile: Child, event: Event) -> None:
-        """What an attacker says, or a crowd's process."""
+        """Take up what an attacker or a crowd's process says."""
         overhear(hostile, event)
         number = hostile.name.removeprefix(f"{ATTACKER}-")
         if isinstance(event, Joined) and number.isdecimal():

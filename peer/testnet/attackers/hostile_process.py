@@ -152,13 +152,13 @@ class CrowdProcess:
             self.node = await stranger_attacks.meet(self.folder, self.ticket.addresses, self.register)
 
     async def stop(self) -> None:
-        """Nothing is left running."""
+        """End the node of the DHT, if there is one."""
         if self.node is not None:
             await self.node.stop()
 
     @property
     def register(self) -> Register:
-        """Where the run's records are."""
+        """The register of the run's records in the DHT."""
         authority = Authority(self.descriptor.run_id, self.descriptor.operator)
         return Register(authority, self.descriptor.manifest)
 
@@ -183,7 +183,7 @@ class CrowdProcess:
 
 
 def attack_of(kind: CrowdKind) -> Attack:
-    """What a name of this kind does."""
+    """The attack of a name of this kind."""
     attack: Attack = getattr(name_attacks, kind)
     return attack
 
@@ -216,7 +216,7 @@ async def attack(crowd: CrowdProcess, kinds: Kinds, names: int, seconds: float) 
 
 
 def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, folder: Path) -> int:
-    """The exit code."""
+    """Attack as a crowd until the time is over; the exit code."""
     terminal = Terminal(print_json, json=True, until_stdin_closes=True)
     every: Kinds = get_args(CrowdKind)
     kinds = every if kind == "all" else tuple(each for each in every if each == kind)

@@ -101,7 +101,7 @@ class HalfSender:
             self.news.set()
 
     async def begin(self, stream: int, path: str) -> None:
-        """Send one call by all but its end."""
+        """Send one call but for its last byte."""
         self.writer.write(frame(HEADERS, END_HEADERS, stream, headers(path)))
         left = b"\0" + struct.pack(">I", MESSAGE_BYTES) + bytes(MESSAGE_BYTES - 1)
         self.rooms.setdefault(stream, self.initial)
@@ -126,7 +126,7 @@ class HalfSender:
 async def opened(
     address: str, secure: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection, and its end."""
+    """A connection that is closed at the end of the block."""
     host, port = split(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=secure)
     try:
