@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.optim.topk import top_k
+from peer.optim.outer import top_k
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import ChunkGrid, Offsets, chunk_grid

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from peer.data.batches import Batch
     from peer.data.text import Text
-    from peer.export.card import HeldOutLosses
-    from peer.export.collected import Collected
-    from peer.export.written import Export
+    from peer.export.written import Collected, Export, HeldOutLosses
     from peer.model.language_model import LanguageModel
     from peer.process import Terminal
     from protocol.manifest import Model
@@ -103,7 +101,7 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
 def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int:
     """Export from the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
     from peer.compute.capacity import cores
-    from peer.export.live import bring_up_to_date
+    from peer.export.collected import bring_up_to_date
     from peer.process import run_command
     from peer.store.home import locked, peer_folder
     from protocol.trust.ticket import PREFIX, find
@@ -144,7 +142,7 @@ def _losses(collected: "Collected", held_out: "Batch | None", terminal: "Termina
 
     from peer.compute.evaluation import Evaluator
     from peer.data.batches import held_out_batch
-    from peer.export.card import HeldOutLosses
+    from peer.export.written import HeldOutLosses
     from peer.model.first_weights import read_basis
     from peer.telemetry.events import Progress
     from protocol.run.run_files import BASIS
@@ -177,7 +175,7 @@ def _held_out(collected: "Collected") -> "Text":
 
 def _row(collected: "Collected", losses: "HeldOutLosses | None", written: "Export") -> dict[str, object]:
     """The export for a program."""
-    from peer.export.card import contributors, tokens_at_most
+    from peer.export.written import contributors, tokens_at_most
 
     return {
         "out": str(written.folder),
@@ -197,7 +195,7 @@ def _table(collected: "Collected", losses: "HeldOutLosses | None", written: "Exp
     """The export for a person."""
     from rich.table import Table
 
-    from peer.export.card import contributors, tokens_at_most
+    from peer.export.written import contributors, tokens_at_most
     from protocol.wording import millions, size
 
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -45,7 +45,7 @@ class Arithmetic:
             yield
 
     def require(self, device: torch.device) -> None:
-        """Check that this machine can.
+        """Check that this machine can compute so.
 
         Raises:
             ResourceError: torch has no compiler here.

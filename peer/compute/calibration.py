@@ -67,7 +67,7 @@ def a_microbatch(trainer: StageTrainer) -> Callable[[], None]:
 
 
 def wait_for(result: Tensor) -> None:
-    """Until a device has computed it."""
+    """Wait until a device has computed a tensor."""
     if result.device.type != "cpu":
         result.flatten()[0].item()
 

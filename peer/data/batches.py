@@ -1,23 +1,31 @@
 """Which tokens are read in an inner step: a function of the run's seed and a chunk's number.
 
 The text is cut into N sequences of `context` tokens. The run reads numbers k = 0, 1, 2, …, and number k is sequence
-P(k mod N) of the order P of epoch ⌊k / N⌋ (`peer/data/order.py`). A *chunk* is as many numbers as a replica reads in
-one inner step; who reads which chunks, so that each is read once, is in `protocol/outer/data_plan.py`.
+P(k mod N) of the order P of epoch ⌊k / N⌋. A *chunk* is as many numbers as a replica reads in one inner step; who reads
+which chunks, so that each is read once, is in `protocol/outer/data_plan.py`.
+
+The order P is random, but sequences whose tokens come together are read together: over the internet a sequence alone
+costs a round trip. So the blocks are permuted, and the sequences within each block.
 """
 
+import hashlib
 from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.order import in_order
 from peer.data.text import BlockedTokens, Text
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
 
 Batch = NDArray[np.int64]
 """Token ids [sequences, context + 1]: inputs are [:, :-1], targets [:, 1:]."""
+
+UInt64Array = NDArray[np.uint64]
+
+LARGEST_SIZE = 2**62
+"""Of a permutation: both halves of a number and their sum stay within 64 bits."""
 
 AHEAD_BLOCKS = 16
 """Of 512 KiB: four million tokens, a second of a datacenter's training and a minute of a group's."""
@@ -134,3 +142,73 @@ class Ahead:
         self._blocks = found
         needed = next(iter(found.values()), [])
         return needed, [block for block in ahead if block not in needed]
+
+
+def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Where the order named (seed, epoch) takes each number of [0, sequences): int64 [n] → int64 [n], a permutation.
+
+    Of every `together` sequences in a row, those of one block, the numbers are in a row, too. With 1 it is one
+    permutation of all sequences. Those after the last whole block come last in every epoch.
+
+    Raises:
+        ValueError: a number is outside [0, sequences), or `together` is less than 1.
+    """
+    if together < 1:
+        raise ValueError(f"no blocks of {together} sequences")
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < sequences):
+        raise ValueError(f"a number is outside [0, {sequences})")
+    blocks = sequences // together
+    place = numbers // together
+    moved = np.empty_like(numbers)
+    whole = place < blocks
+    if whole.any():
+        moved[whole] = permute(place[whole], blocks, seed, epoch) * together
+    moved[~whole] = blocks * together
+    if together > 1:
+        for each in np.unique(place):
+            here = place == each
+            size = together if each < blocks else sequences - blocks * together
+            name = f"{epoch} block {int(each)}"  # of the order within the block that is read at this place of the epoch
+            moved[here] += permute(numbers[here] - each * together, size, seed, name)
+    return moved
+
+
+def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int | str) -> NDArray[np.int64]:
+    """Where the permutation of [0, size) named (seed, epoch) takes each number: int64 [n] → int64 [n].
+
+    It keeps no list: any member of any epoch in O(1), the same everywhere. A Feistel network permutes the pairs of
+    half-words whatever its round function is; four rounds of a good one are as good as random (Luby & Rackoff, 1988).
+    Numbers that it takes outside [0, size) are moved on until they are inside ("cycle walking": Black & Rogaway, 2002),
+    which is again a permutation.
+
+    Raises:
+        ValueError: a number is outside [0, size), or size outside [1, 2**62].
+    """
+    if not 1 <= size <= LARGEST_SIZE:
+        raise ValueError(f"no permutation of {size} numbers")
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < size):
+        raise ValueError(f"a number is outside [0, {size})")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = np.frombuffer(hashlib.sha256(f"hetpeer order {seed} {epoch}".encode()).digest(), dtype="<u8")
+    moved = _feistel(numbers.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(moved >= size)
+    while outside.size:
+        moved[outside] = _feistel(moved[outside], half, keys)
+        outside = outside[moved[outside] >= size]
+    return moved.astype(np.int64)
+
+
+def _feistel(words: UInt64Array, half: int, keys: UInt64Array) -> UInt64Array:
+    """A permutation of [0, 2^(2·half)), one round for each key. uint64 [n] → uint64 [n]."""
+    mask, shift = np.uint64(2**half - 1), np.uint64(half)
+    left, right = words >> shift, words & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
+    return left << shift | right
+
+
+def _mix(words: UInt64Array) -> UInt64Array:
+    """The finalizer of SplitMix64 (Steele, Lea & Flood, 2014): every bit depends on all bits."""
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)

@@ -1,26 +1,236 @@
-"""A process of the crew: it computes what the daemon orders, and ends when the daemon does."""
+"""A process of the crew: it computes its share of a datacenter replica, as the daemon orders, and ends when the daemon
+does.
+
+The share is a part of the rows of every weight, gradient and moment (FSDP2). Each of N processes runs the whole model
+over its share of the sequences. A layer's weights are together only while it computes; its gradients are averaged over
+the processes, and each keeps its own rows of them. So the losses are those of one process but for the order of sums.
+"""
 
 import os
 import shutil
 import signal
 import threading
 import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import lower_priority
+from peer.compute.design import Boundaries, design
 from peer.devices.messages import Answer, Begin, Order, answer, take
-from peer.devices.shard import Shard
+from peer.devices.weights import EMBEDDING_STAGE, embedding_key
+from peer.model.stage import Stage, loss
+from peer.optim import inner
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest
 
 OrderQueue = SimpleQueue[tuple[Order, dict[str, Tensor]]]
+
+
+class WholeModel(nn.Module):
+    """All stages, with nothing between them."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(manifest.model.vocabulary, manifest.model.d)
+        self.stages = nn.ModuleList(Stage(manifest, stage) for stage in range(manifest.replicas.stages))
+
+    def forward(self, tokens_BL: Tensor, boundaries: Boundaries | None = None) -> Tensor:
+        """Token ids [B, L] → logits [B, L, V]; through these boundaries, if any, as a group's."""
+        x_BLD: Tensor = self.embedding(tokens_BL)
+        for index, stage in enumerate(self.stages):
+            if index and boundaries is not None:
+                boundary = boundaries(index - 1)
+                x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
+            x_BLD = stage(x_BLD)
+        return x_BLD
+
+    def keyed(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter with its key (`peer/devices/weights.py`)."""
+        for index, stage in enumerate(self.stages):
+            own = [*stage.parameters(), *(self.embedding.parameters() if index == EMBEDDING_STAGE else ())]
+            yield from ((f"{index}.{number}", each) for number, each in enumerate(own))
+
+
+class Shard:
+    """The share of the process `rank` of `ranks`, which have one process group. It is loaded before it is used.
+
+    All processes call `step` and `evaluate` alike: each pass is a sequence of collectives.
+    """
+
+    def __init__(
+        self, manifest: Manifest, rank: int, ranks: int, device: torch.device, arithmetic: Arithmetic | None = None
+    ) -> None:
+        self.manifest, self.rank, self.ranks, self.device = manifest, rank, ranks, device
+        self.arithmetic = arithmetic or Arithmetic()
+        self.model = _sharded(manifest, ranks, device, self.arithmetic.compiled)
+        parameters = dict(self.model.keyed())
+        self.keys = list(parameters)
+        self.whole = [_as_dtensor(each) for each in parameters.values()]
+        self.own = [nn.Parameter(_rows_of(each), requires_grad=False) for each in self.whole]
+        self.start = [torch.empty_like(each) for each in self.own]
+        self.optimizer = inner.AdamW(self.own, manifest.inner)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Start a round from these weights, whole ones, by key. The moments stay."""
+        with torch.no_grad():
+            for key, own, start in zip(self.keys, self.own, self.start, strict=True):
+                own.copy_(self._rows(weights[key]))
+                start.copy_(own)
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Take up AdamW's state, whole tensors by key."""
+        rows = {
+            f"{number}.{name}": self._rows(moments[f"{key}.{name}"])
+            for number, key in enumerate(self.keys)
+            for name in inner.STATE
+        }
+        self.optimizer.load(rows)
+
+    def warm_up(self) -> None:
+        """Let torch compile now what it compiles at its first use."""
+        if self.arithmetic.compiled:
+            each = min(self.manifest.inner.microbatch, self.manifest.inner.sequences // self.ranks)
+            self._gradients(torch.zeros(each, self.manifest.model.context + 1, dtype=torch.int64))
+            for whole in self.whole:
+                whole.grad = None
+
+    def step(self, batch_SM: Tensor, step: int) -> float:
+        """One inner step, of which this process has the sequences `batch_SM` [S / N, L + 1]; the mean loss over all
+        processes, in nats per token. `step` counts from 0 over the run.
+
+        Raises:
+            DivergedError: the gradient is not a number; at all processes.
+        """
+        losses = self._gradients(batch_SM)
+        for own, whole in zip(self.own, self.whole, strict=True):
+            assert isinstance(whole.grad, DTensor)
+            own.grad = _rows_of(whole.grad)
+        mean, norm = self._sums(losses.item() / self.ranks, inner.squared_norm(self.own))
+        factor = inner.clip_factor([norm], self.manifest.inner.clip)
+        self.optimizer.update(factor, inner.learning_rate(self.manifest, step))
+        return mean
+
+    def _gradients(self, batch_SM: Tensor) -> Tensor:
+        """Add the gradients of a batch to what there is; its mean loss. Copies of weights in bf16 are made for each
+        microbatch anew: kept, they would be the whole model on every device."""
+        losses = torch.zeros((), device=self.device)
+        with self.arithmetic(self.device, self.manifest.model.context, cached=False):
+            for tokens_BM in batch_SM.to(self.device).split(self.manifest.inner.microbatch):
+                value = loss(self.model(tokens_BM[:, :-1]), tokens_BM[:, 1:]) * (len(tokens_BM) / len(batch_SM))
+                value.backward()
+                losses += value.detach()
+        return losses
+
+    def moved(self, into: Mapping[str, Tensor]) -> None:
+        """Write Δ = θ_start − θ_end of the rows that are here, to their places in whole tensors."""
+        for key, own, start in zip(self.keys, self.own, self.start, strict=True):
+            self._rows(into[key]).copy_(start - own.detach())
+
+    def moments(self, into: Mapping[str, Tensor]) -> None:
+        """Write AdamW's state of the rows that are here, to their places in whole tensors."""
+        for name, of in self.optimizer.state.items():
+            for key, tensor in zip(self.keys, of, strict=True):
+                self._rows(into[f"{key}.{name}"]).copy_(tensor)
+
+    @torch.no_grad()
+    def evaluate(
+        self, weights: Mapping[str, Tensor], held_out_EM: Tensor, basis_DD: Tensor | None
+    ) -> tuple[float, float]:
+        """(loss through the boundaries, plain loss) of these weights, in nats per token, as `Evaluator` has them.
+
+        The weights take the place of those in training: it is between two rounds.
+        """
+        self.load(weights)
+        group = design(self.manifest, "group", basis_DD, self.device)
+        te_VD = weights[embedding_key(self.manifest)].to(self.device) if group.anchored else None
+        through = self._held_out_loss(held_out_EM, group.boundaries(te_VD))
+        return through, self._held_out_loss(held_out_EM, None)
+
+    def _held_out_loss(self, held_out_EM: Tensor, boundaries: Boundaries | None) -> float:
+        """The sequences are dealt out. Who has one less than others computes one twice, as all must take part in every
+        pass, and does not count it."""
+        count = len(held_out_EM)
+        mine = torch.arange(self.rank, -(-count // self.ranks) * self.ranks, self.ranks)
+        total = 0.0
+        for some in mine.split(self.manifest.inner.microbatch):
+            tokens_BM = held_out_EM[some % count].to(self.device)
+            logits_BLV = self.model(tokens_BM[:, :-1], boundaries)
+            losses_BL = F.cross_entropy(logits_BLV.transpose(1, 2).float(), tokens_BM[:, 1:], reduction="none")
+            total += losses_BL.mean(1)[(some < count).to(self.device)].sum().item()
+        return self._sums(total)[0] / count
+
+    def held_bytes(self) -> dict[str, int]:
+        """What is on this device for as long as it trains, in bytes, by kind."""
+        gradients = [_rows_of(whole.grad) for whole in self.whole if isinstance(whole.grad, DTensor)]
+        moments = [each for name in inner.MOMENTS for each in self.optimizer.state.get(name, ())]
+        return {
+            "weights": _bytes(self.own),
+            "start": _bytes(self.start),
+            "gradients": _bytes(gradients),
+            "moments": _bytes(moments),
+        }
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """The rows that are here of a whole tensor; a scalar is everywhere."""
+        if not tensor.ndim:
+            return tensor
+        rows = -(-len(tensor) // self.ranks)
+        return tensor[self.rank * rows : (self.rank + 1) * rows]
+
+    def _sums(self, *values: float) -> list[float]:
+        """The sum of each value over all processes."""
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        found: list[float] = sums.tolist()
+        return found
+
+
+def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> WholeModel:
+    """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
+    the head."""
+    mesh = init_device_mesh(device.type, (ranks,))
+    with torch.device("meta"):
+        model = WholeModel(manifest)
+    for stage in model.stages:
+        assert isinstance(stage, Stage)
+        if compiled:
+            stage.compile_layers()
+        for layer in stage.model.layers.values():
+            fully_shard(layer, mesh=mesh)
+        if stage.last:  # not left to the root, which FSDP leaves together after a pass: it would evaluate old weights
+            fully_shard([stage.model.norm, stage.lm_head], mesh=mesh)
+    fully_shard(model.embedding, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=device)
+    return model
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """The memory behind them; several may lie in one piece."""
+    pieces = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    return sum(pieces.values())
+
+
+def _as_dtensor(parameter: nn.Parameter) -> DTensor:
+    assert isinstance(parameter, DTensor)
+    return parameter
+
+
+def _rows_of(whole: DTensor) -> Tensor:
+    """The rows that are here: the same memory, without FSDP's wrapping."""
+    rows: Tensor = whole.to_local().detach()
+    return rows
 
 
 def work(rank: int, handle: int) -> None:

@@ -1,23 +1,86 @@
 """What the daemon and the processes of its crew say to each other: an order, and an answer, both small JSON. Tensors go
-along as a `Parcel`.
+along as a `Parcel`: a piece of memory without a name that the processes share, handed on as a file descriptor. That is
+not torch's own sharing, which goes through /dev/shm: a container has 64 MB of that.
 
 Each process has a connection of its own to the daemon, which is its leash, too: when it ends, the process does.
 """
 
 import json
+import mmap
 import os
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import prod
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from peer.compute.arithmetic import Precision
-from peer.devices.shared_memory import Parcel, TensorLayout, unpack_tensors
 
 MOST_BYTES = 2**24
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64}
+
+ALIGNMENT = 64
+
+TensorLayout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name → dtype and shape, as JSON can say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Tensors at the places that their layout says. The memory lives as long as one of them does anywhere."""
+
+    layout: TensorLayout
+    tensors: dict[str, Tensor]
+    handle: int
+
+
+@contextmanager
+def packed(layout: TensorLayout) -> Iterator[Parcel]:
+    """New tensors, all zeros, in memory of their own; other processes can be given them within the block."""
+    if sys.platform == "linux":
+        handle = os.memfd_create("hetpeer")
+    else:
+        with tempfile.TemporaryFile() as file:
+            handle = os.dup(file.fileno())
+    try:
+        os.ftruncate(handle, _end(layout))
+        yield Parcel(layout, unpack_tensors(handle, layout), handle)
+    finally:
+        os.close(handle)
+
+
+def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
+    """The tensors in the memory behind a file descriptor, which may be closed afterwards."""
+    memory = mmap.mmap(handle, _end(layout))
+    tensors, place = {}, 0
+    for name, (dtype, shape) in layout.items():
+        flat = torch.frombuffer(memory, dtype=DTYPES[dtype], count=prod(shape), offset=place)
+        tensors[name] = flat.view(shape)
+        place += _room(dtype, shape)
+    return tensors
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> TensorLayout:
+    """The layout in which these tensors find room."""
+    return {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
+
+
+def _end(layout: TensorLayout) -> int:
+    return sum(_room(dtype, shape) for dtype, shape in layout.values())
+
+
+def _room(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of one tensor and of what is left free behind it."""
+    return -(-DTYPES[dtype].itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
+
 
 Do = Literal["begin", "load", "load_moments", "warm_up", "step", "moved", "moments", "evaluate", "held_bytes"]
 
@@ -70,7 +133,7 @@ def give(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | 
 
 
 def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tensor]]:
-    """The next order, and its tensors.
+    """The daemon's next order, and its tensors.
 
     Raises:
         EOFError: there are no more.

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.trainer import GridView
-from peer.devices.messages import Answer, Do
-from peer.devices.shared_memory import Parcel, layout_of, packed
+from peer.devices.messages import Answer, Do, Parcel, layout_of, packed
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
 from peer.devices.workers import Crew, Split
 from protocol.errors import LostMemberError, ResourceError
@@ -165,7 +164,7 @@ class ShardedReplica:
             raise self._without(error) from None
 
     def _without(self, error: LostMemberError) -> LostMemberError:
-        """The crew is lost."""
+        """Note that the crew is lost; the error."""
         self.crew = None
         self.lost.append(str(error))
         return error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.compute.trainer import GridView
-from peer.devices.shared_memory import TensorLayout
+from peer.devices.messages import TensorLayout
 from peer.optim.grid import to_float
 from peer.optim.inner import MOMENTS, STATE
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -45,12 +45,12 @@ def embedding_key(manifest: Manifest) -> str:
 
 
 def weights_layout(manifest: Manifest) -> TensorLayout:
-    """Of all weights, or of their Δ, in fp32."""
+    """The layout of all weights, or of their Δ, in fp32."""
     return {key: ("float32", weight.shape) for key, weight in trained(manifest).items()}
 
 
 def moments_layout(manifest: Manifest) -> TensorLayout:
-    """Of AdamW's state."""
+    """The layout of AdamW's state of all weights."""
     shapes = {key: weight.shape for key, weight in trained(manifest).items()}
     return {
         f"{key}.{name}": ("float32", shape if name in MOMENTS else ())

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from peer.compute.arithmetic import Arithmetic
-from peer.devices.messages import Answer, Begin, Do, Order, give, hear
-from peer.devices.shared_memory import Parcel
+from peer.devices.messages import Answer, Begin, Do, Order, Parcel, give, hear
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
 from protocol.manifest import Manifest
 
@@ -128,7 +128,12 @@ class Crew:
     def _lost(self, said: Answer) -> HetpeerError:
         """End all. What to say of it: of the one that ended by itself, or else what one of them said."""
         patience = SETTLE_SECONDS / len(self.workers)
-        ended = next((worker for worker in self.workers if _has_ended(worker, patience)), None)
+        ended = None
+        for worker in self.workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(patience)
+                ended = worker
+                break
         self.stop()
         if ended is not None:
             code = ended.process.returncode
@@ -155,12 +160,3 @@ def _spawn(rank: int, threads: int) -> Worker:
             | {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": str(threads)},
         )
     return Worker(rank, process, ours)
-
-
-def _has_ended(worker: Worker, seconds: float) -> bool:
-    """Whether it ends within this time."""
-    try:
-        worker.process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True

@@ -26,5 +26,5 @@ class Finding:
 
 
 def gravest(outcomes: list[Outcome]) -> Outcome:
-    """Of some."""
+    """The gravest of some outcomes; `ok` of none."""
     return max(outcomes, key=("ok", "warning", "failure").index, default="ok")

@@ -22,7 +22,7 @@ NEAR_SECONDS = 0.005
 
 
 def answers(node: MeasuredWay | NoWay) -> bool:
-    """Whether a node does, if only to refuse."""
+    """Whether a node answers, if only to refuse."""
     return isinstance(node, MeasuredWay) or node.answers
 
 
@@ -69,7 +69,7 @@ def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
 
 
 def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
-    """Some of `known` peers that are in the run."""
+    """The finding on peers: some of `known` that are in the run were dialled."""
     answering = [each for each in shaken if isinstance(each, Handshake)]
     trip = usual_round_trip(shaken)
     if not known:

@@ -96,7 +96,7 @@ def _trained(manifest: Manifest, stage: int) -> int:
 
 
 def _tried_operations(device: torch.device) -> float:
-    """A second, about."""
+    """Operations a second of a stage on this device, about, by a small matrix product."""
     left = torch.randn(TRIED_SIDE, TRIED_SIDE, device=device)
     for _ in range(3):
         begun = time.perf_counter()
@@ -130,7 +130,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def _trainer(manifest: Manifest, stage: int, device: torch.device) -> StageTrainer:
-    """A volunteer's, with weights that no run has."""
+    """A volunteer's trainer, with weights that no run has."""
     model = manifest.model
     basis_Dk = torch.randn(model.d, manifest.k) / model.d**0.5
     trainer = StageTrainer(manifest, stage, "group", basis_Dk, device)

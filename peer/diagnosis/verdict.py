@@ -68,7 +68,7 @@ class Room:
 
     @property
     def fits(self) -> bool:
-        """Whether the stage does."""
+        """Whether the free memory is enough for the stage."""
         return self.needed <= self.free
 
 

@@ -1,35 +1,52 @@
 """The whole model after one round, from peers' folders: closed rounds from a snapshot, open ones from what they keep.
+From a running swarm, an observer comes, catches up and goes, and its folder is taken.
 
 Nothing is changed in the folders, whose peers may be at work. Each part is what a peer that starts from its folder
 makes of it, so it has the digest that this peer tells.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.daemon import run_until
+from peer.data.batches import Batch
+from peer.export.written import Collected, named, run_file
 from peer.model.first_weights import read_part
 from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState
+from peer.settings import PeerSettings
 from peer.store import checkpoint
 from peer.store.checkpoint import Settled
 from peer.store.served import ContributionStore, SnapshotStore
+from peer.swarm.node import Node
+from peer.swarm.rounds.catch_up import agree, catch_up
+from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import to_torch
-from peer.telemetry.events import Listener, Progress
+from peer.telemetry.events import Event, Failed, Joined, Listener, Progress
+from peer.telemetry.status import EventStream
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.snapshot import Header
-from protocol.errors import FormatError, ResourceError, UserError
+from protocol.errors import FormatError, ResourceError, UnreachableError, UserError
 from protocol.identity import Part, PeerId
 from protocol.layout import elements, model_layout
 from protocol.outer.history import History
 from protocol.outer.ledger import Ledger
 from protocol.outer.window import Window
-from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file, genesis_file, read_kept
+from protocol.run.run_files import BASIS, HELD_OUT, TOKENIZER, TRAIN, Descriptor, genesis_file, read_kept
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_entry, read_revocation
+from protocol.trust.ticket import Ticket
 
 OBSERVER = "observer"
 """Beneath a bootstrap node's folder, where the observer beside it keeps its own."""
+
+TRIES = 30
+"""Attempts at catching up, a second or more apart: peers come and go."""
+
+TRIES_ALONE = 5
+"""So many where nobody is there at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +57,6 @@ class PeerFolder:
     settled: Settled
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The outer state of every part after `round`, with its digest, and which rounds of which authors are in it.
-
-    `folders` are where the run's files are, some here and some there.
-    """
-
-    descriptor: Descriptor
-    round: int
-    grids: dict[Part, Grid]
-    digests: dict[Part, str]
-    counted: dict[Part, History]
-    folders: tuple[Path, ...]
-
-    def file(self, name: str) -> Path:
-        """One of the run's files, checked.
-
-        Raises:
-            ResourceError: no folder has it as it should be.
-        """
-        return run_file(self.descriptor, self.folders, name)
-
-
 def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Collected:
     """The model after `round`, or after the last one that all folders have finished.
 
@@ -70,14 +64,16 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
         UserError: the folders are not of one run, or have no such round.
         ResourceError: a part is in no folder, or what is there is damaged.
     """
-    descriptor = _one_run(folders)
+    descriptor, *others = [read_kept(folder) for folder in folders]
+    if any(each.run_id != descriptor.run_id for each in others):
+        raise UserError(f"{named(folders)} are of different runs")
     places = [place for folder in folders if (place := _place(folder)) is not None]
     last = min((place.settled.round for place in places), default=0)
     chosen = last if round is None else round
     if not 0 <= chosen <= last:
-        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {_named(folders)}")
+        raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {named(folders)}")
     if not places:
-        emit(Progress(f"{_named(folders)}: no peer's state, so these are the weights that the run began with"))
+        emit(Progress(f"{named(folders)}: no peer's state, so these are the weights that the run began with"))
     everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
     grids, digests, counted = {}, {}, {}
     layouts, done = model_layout(descriptor.manifest), 0
@@ -89,30 +85,6 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
     for name in (TOKENIZER, BASIS):
         run_file(descriptor, everywhere, name)
     return Collected(descriptor, chosen, grids, digests, counted, everywhere)
-
-
-def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
-    """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
-    found = [folder / name for folder in folders if (folder / name).exists()]
-    for path in found:
-        try:
-            check_file(path, descriptor.file(name))
-        except FormatError:
-            continue
-        return path
-    if found:
-        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
-    raise ResourceError(
-        f"{name} is not in {_named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
-    )
-
-
-def _one_run(folders: Sequence[Path]) -> Descriptor:
-    """Raises ResourceError or UserError unless all folders are of one run."""
-    found = [read_kept(folder) for folder in folders]
-    if len({each.run_id for each in found}) > 1:
-        raise UserError(f"{_named(folders)} are of different runs")
-    return found[0]
 
 
 def _place(folder: Path) -> PeerFolder | None:
@@ -142,7 +114,7 @@ def _part(
         grid = _first(descriptor, part, folders)
         found[digest(grid)] = grid, History()
     if not found:
-        which = "; ".join(reasons) or f"none of {_named(folders)} holds it: give the folder of a peer that does, too"
+        which = "; ".join(reasons) or f"none of {named(folders)} holds it: give the folder of a peer that does, too"
         raise ResourceError(f"{part} after round {round}: {which}")
     if len(found) > 1:
         raise ResourceError(
@@ -255,5 +227,58 @@ def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: H
     return found
 
 
-def _named(folders: Sequence[Path]) -> str:
-    return " and ".join(map(str, folders))
+# From the swarm
+
+
+async def bring_up_to_date(
+    ticket: Ticket, folder: Path, threads: int, evaluates: bool, stop: asyncio.Event, emit: Listener
+) -> Batch | None:
+    """Take over what the swarm agrees on: states that more peers than may lie announce alike, and the contributions
+    since, which their authors signed. `evaluates`: also read the held-out text, which is returned then.
+
+    Raises:
+        UnreachableError: nobody is in the run, or those who are do not give the state.
+        HetpeerError: there is no place for an observer; the message says why.
+    """
+    without = (TRAIN,) if evaluates else (TRAIN, HELD_OUT)
+    settings = PeerSettings(ticket=ticket, role="observer", directory=folder, threads=threads, without=without)
+
+    held_out: Batch | None = None
+
+    async def follow(node: Node) -> None:
+        nonlocal held_out
+        if evaluates:
+            async with node.reading() as reader:
+                held_out = await reader.held_out()
+        outer = await node.outer_loop([])
+        async with node.in_the_swarm(outer):
+            await _catch_up(outer)
+            node.leave()
+
+    def tell(event: Event) -> None:
+        if not isinstance(event, Joined | Failed):
+            emit(event)
+
+    await run_until(stop, settings, EventStream([tell]), follow)
+    return held_out
+
+
+async def _catch_up(outer: OuterLoop) -> None:
+    """Raises UnreachableError if the last round that the others were seen to finish cannot be had. They may go
+    meanwhile: what they had has come by then, or has not."""
+    met, last, witnesses = False, 0, outer.reconciler.witnesses
+    for attempt in range(TRIES):
+        met, last = met or bool(outer.discovery.others()), max(last, witnesses.shown_at())
+        if met and outer.clock > last and not witnesses.unanswered():
+            await agree(outer)
+            return
+        if not met and attempt == TRIES_ALONE:
+            break
+        await outer.discovery.news.wait(1.0)
+        await outer.discovery.read()
+        await catch_up(outer)
+    if not met:
+        raise UnreachableError(
+            "nobody is in the run now: instead of the ticket, give the folder of a peer or of the bootstrap node"
+        )
+    raise UnreachableError(f"round {last} cannot be had: those who hold it do not answer, or are gone; try again")

@@ -1,30 +1,87 @@
-"""The model of a run as a folder that transformers loads: `protocol/run/hugging_face.py` has the format."""
+"""The model of a run after a round, and the same as a folder that transformers loads, with its model card:
+`protocol/run/hugging_face.py` has the format."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from peer.export.card import HeldOutLosses, card
-from peer.export.collected import Collected
 from peer.optim.grid import to_float
+from peer.optim.outer import Grid
 from peer.telemetry.events import Listener, Progress
-from protocol.errors import ResourceError, UserError
+from protocol.errors import FormatError, ResourceError, UserError
 from protocol.files import sync_folder
+from protocol.identity import Part, PeerId, stage_part
+from protocol.layout import parameter_count
+from protocol.outer.history import History
 from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config, read_tokenizer
-from protocol.run.run_files import BASIS, TOKENIZER
+from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file
 
 CARD = "README.md"
 
 OURS = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, "hetpeer"}
 """What an export consists of: `--force` replaces a folder only if nothing else is in it."""
+
+
+CONTRIBUTORS_NAMED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The outer state of every part after `round`, with its digest, and which rounds of which authors are in it.
+
+    `folders` are where the run's files are, some here and some there.
+    """
+
+    descriptor: Descriptor
+    round: int
+    grids: dict[Part, Grid]
+    digests: dict[Part, str]
+    counted: dict[Part, History]
+    folders: tuple[Path, ...]
+
+    def file(self, name: str) -> Path:
+        """One of the run's files, checked.
+
+        Raises:
+            ResourceError: no folder has it as it should be.
+        """
+        return run_file(self.descriptor, self.folders, name)
+
+
+def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
+    """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    for path in found:
+        try:
+            check_file(path, descriptor.file(name))
+        except FormatError:
+            continue
+        return path
+    if found:
+        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
+    raise ResourceError(
+        f"{name} is not in {named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
+    )
+
+
+def named(folders: Sequence[Path]) -> str:
+    """Folders as a sentence names them."""
+    return " and ".join(map(str, folders))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLosses:
+    """Held-out, in nats per token: through the boundaries of a group, and plain."""
+
+    through: float
+    plain: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +117,11 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
     text = card(collected, losses)
     with _replacing(folder) as partial:
         emit(Progress(f"writing {WEIGHTS}"))
-        tensors = dict(_as_floats(collected))
+        tensors = {}
+        for part in list(collected.grids):
+            grid = collected.grids.pop(part)
+            for name in list(grid):
+                tensors[name] = to_float(grid.pop(name))
         parameters = sum(tensor.numel() for tensor in tensors.values())
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         _write_json(partial / CONFIG, config(manifest.model))
@@ -87,14 +148,6 @@ def tokenizer_config(end_of_text: str | None, context: int) -> dict[str, object]
     }
 
 
-def _as_floats(collected: Collected) -> Iterator[tuple[str, Tensor]]:
-    """Float32 weights; each part's grid goes as it is used."""
-    for part in list(collected.grids):
-        grid = collected.grids.pop(part)
-        for name in list(grid):
-            yield name, to_float(grid.pop(name))
-
-
 def _write_json(path: Path, document: dict[str, object]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
@@ -119,3 +172,90 @@ def _replacing(folder: Path) -> Iterator[Path]:
         if old.exists() and not folder.exists():
             os.replace(old, folder)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+# The model card
+
+
+def card(collected: Collected, losses: HeldOutLosses | None) -> str:
+    """The text of `README.md`: what an export is, in words."""
+    manifest, descriptor = collected.descriptor.manifest, collected.descriptor
+    model, replicas, outer = manifest.model, manifest.replicas, manifest.outer
+    authors = contributors(collected)
+    loss = "not measured (`hetpeer export --evaluate` does)"
+    if losses is not None:
+        loss = f"{losses.plain:.4f} nats per token; {losses.through:.4f} through the boundaries of a group"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [hetpeer, llama]",
+        "---",
+        "",
+        f"# {manifest.run.name}",
+        "",
+        f"A LLaMA of {parameter_count(manifest) / 1e6:,.1f} million parameters, trained by volunteers and datacenters "
+        "together, with hetpeer.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| run | `{descriptor.run_id}` |",
+        f"| operator | `{descriptor.operator}` |",
+        f"| outer round | {collected.round} of {outer.rounds} |",
+        f"| tokens seen | at most {tokens_at_most(collected):,} |",
+        f"| contributors | {len(authors)} |",
+        f"| model | {model.layers} layers, d = {model.d}, {model.heads} heads ({model.kv_heads} of keys and values), "
+        f"FFN {model.ffn}, context {model.context}, vocabulary {model.vocabulary} |",
+        f"| replicas | {replicas.groups} of volunteers, one for each of {replicas.stages} stages, "
+        f"d / k = {replicas.compression}; {replicas.datacenters} of datacenters |",
+        f"| held-out loss | {loss} |",
+        "",
+        "## Load it",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")',
+        'inputs = tokenizer("The", return_tensors="pt", return_token_type_ids=False)',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+        "```",
+        "",
+        'Or `hetpeer sample . "The"`. `hetpeer import . --out run.toml` begins another run from it.',
+        "",
+        "## Who made it",
+        "",
+        "Each peer signed what it contributed; peers that trained a stage contributed to that stage alone.",
+        "",
+        "| peer | rounds |",
+        "|---|---|",
+        *(f"| `{author}` | {rounds} |" for author, rounds in list(authors.items())[:CONTRIBUTORS_NAMED]),
+        *([f"| and {len(authors) - CONTRIBUTORS_NAMED} more | |"] if len(authors) > CONTRIBUTORS_NAMED else []),
+        "",
+        "## Digests",
+        "",
+        "SHA-256 of the outer state of each part; every peer of the run that holds this round tells the same.",
+        "",
+        *(f"* {part}: `{digest}`" for part, digest in collected.digests.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def contributors(collected: Collected) -> dict[PeerId, int]:
+    """Who contributed to the most rounds first: author → rounds, of whichever part it contributed to most."""
+    rounds: dict[PeerId, int] = {}
+    for history in collected.counted.values():
+        for author in history.ranges:
+            rounds[author] = max(rounds.get(author, 0), rounds_of(history, author))
+    return dict(sorted(rounds.items(), key=lambda each: (-each[1], each[0])))
+
+
+def rounds_of(history: History, author: PeerId) -> int:
+    """The number of rounds in which an author counts."""
+    return sum(last - first + 1 for first, last in history.ranges.get(author, []))
+
+
+def tokens_at_most(collected: Collected) -> int:
+    """Tokens behind what stage 0 was contributed, had every replica done all steps of its rounds."""
+    manifest = collected.descriptor.manifest
+    return collected.counted[stage_part(0)].total() * manifest.inner.steps * manifest.tokens_per_step

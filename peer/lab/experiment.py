@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,12 +99,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The run's axes and seed, in words for people."""
         return f"{said(self.axes)}, seed {self.seed}"
 
 
 def identity(manifest: Manifest, switches: Switches) -> str:
-    """Of a run: equal for equal options."""
+    """The id of a run, which is equal for equal options: 16 hexadecimal digits."""
     said = manifest.digest + switches.model_dump_json()
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -150,15 +150,13 @@ def cases(experiment: Experiment) -> list[Case]:
     )
     if number > MOST_CASES:
         raise ManifestError(f"the grid makes {number} runs, more than {MOST_CASES}")
-    combinations = {tuple(axes.items()): axes for axes in _combinations(experiment)}.values()
-    return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations]
-
-
-def _combinations(experiment: Experiment) -> Iterator[dict[str, Value]]:
+    combinations: dict[tuple[tuple[str, Value], ...], dict[str, Value]] = {}
     for block in experiment.grid:
         lists = [values if isinstance(values, list) else [values] for values in block.values()]
         for values in itertools.product(*lists):
-            yield dict(zip(block, values, strict=True))
+            axes = dict(zip(block, values, strict=True))
+            combinations[tuple(axes.items())] = axes
+    return [_case(experiment, axes, seed) for seed in experiment.seeds for axes in combinations.values()]
 
 
 def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
@@ -173,7 +171,11 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         if key == "label":
             continue
         if key == "mode":
-            _set_mode(tables, experiment, str(value), source)
+            if value not in MODES:
+                raise ManifestError(f"{source}: mode is one of {', '.join(MODES)}")
+            some = round(experiment.share * experiment.replicas)
+            groups = {"baseline": 0, "uniform": experiment.replicas}.get(str(value), some)
+            tables.setdefault("replicas", {}).update(groups=groups, datacenters=experiment.replicas - groups)
             continue
         table, _, name = key.partition(".")
         if not name:
@@ -188,13 +190,6 @@ def _case(experiment: Experiment, axes: Mapping[str, Value], seed: int) -> Case:
         tables.setdefault("outer", {})["rounds"] = max(1, experiment.steps // manifest.inner.steps)
         manifest = check_manifest(tables, source)
     return Case(dict(axes), seed, manifest, switches(lab, manifest, source), experiment.evaluate_every)
-
-
-def _set_mode(tables: Tables, experiment: Experiment, mode: str, source: str) -> None:
-    if mode not in MODES:
-        raise ManifestError(f"{source}: mode is one of {', '.join(MODES)}")
-    groups = {"baseline": 0, "uniform": experiment.replicas}.get(mode, round(experiment.share * experiment.replicas))
-    tables.setdefault("replicas", {}).update(groups=groups, datacenters=experiment.replicas - groups)
 
 
 def _merged(base: Tables, change: Tables) -> Tables:

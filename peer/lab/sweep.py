@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from peer.lab.experiment import Case
-from peer.lab.record import append, of, read_records
+from peer.lab.results import append, of, read_records
 from peer.lab.sweep_worker import Advanced, Ended, Setting, Started, WorkerMessage, state_folder, work
 from peer.store.home import locked
 from protocol.errors import FormatError, ManifestError
@@ -96,7 +96,11 @@ def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> lis
                     message: WorkerMessage = one.messages.recv()
                 except EOFError:
                     running.remove(one)
-                    failures += _failure(one)
+                    one.process.join()
+                    if one.ended is None:
+                        failures.append(f"{one.case.name}: its process ended with exit code {one.process.exitcode}")
+                    elif one.ended.record is None:
+                        failures.append(f"{one.case.name}: {one.ended.failure}")
                     continue
                 hear(message)
                 if isinstance(message, Ended):
@@ -116,16 +120,9 @@ def _start(case: Case, setting: Setting) -> Running:
     return Running(case, process, ours)
 
 
-def _failure(one: Running) -> list[str]:
-    one.process.join()
-    if one.ended is None:
-        return [f"{one.case.name}: its process ended with exit code {one.process.exitcode}"]
-    return [f"{one.case.name}: {one.ended.failure}"] if one.ended.record is None else []
-
-
 @contextmanager
 def _environment() -> Iterator[None]:
-    """For the processes that are started meanwhile."""
+    """Within the block, the environment of this process has `MEMORY`, which the processes started there inherit."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in MEMORY.items() if name not in before})
     try:
@@ -174,7 +171,7 @@ class SweepScreen:
         self.bars.stop()
 
     def hear(self, message: WorkerMessage) -> None:
-        """What a run says."""
+        """Show what a run says."""
         case = self.cases[message.case]
         match message:
             case Started(done=done):

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from peer.lab.experiment import Case
-from peer.lab.record import Point, Record
-from peer.lab.reference_run import Lab
-from peer.lab.state import load_lab, save_lab
+from peer.lab.reference_run import Lab, load_lab, save_lab
+from peer.lab.results import Point, Record
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.frames import Payload
 from protocol.errors import HetpeerError
@@ -84,7 +83,7 @@ def run_files(manifest: Manifest) -> Manifest:
 
 
 def files_folder(folder: Path, manifest: Manifest) -> Path:
-    """Where those files are."""
+    """The folder of the files that `run_files` says."""
     return folder / "files" / run_files(manifest).digest[:16]
 
 
@@ -156,12 +155,12 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
 
 
 def dtype_of(case: Case) -> torch.dtype:
-    """What matrices are multiplied in."""
+    """The number format in which a case's matrices are multiplied."""
     return torch.bfloat16 if case.switches.precision == "bf16" else torch.float32
 
 
 def boundary_bytes(lab: Lab) -> float:
-    """Of a compressed group's boundary, a token and direction; 0 without groups."""
+    """Bytes that a compressed group's boundary takes for a token in one direction; 0 without groups."""
     replicas = lab.bench.manifest.replicas
     if not replicas.groups:
         return 0.0

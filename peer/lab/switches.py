@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from peer.lab.coding import BITS, coordinates
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest
 from protocol.tensor_formats import FORMATS
@@ -16,6 +15,12 @@ from protocol.toml_tables import Section, validated
 
 NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
 """Switches that change nothing in how a compressed group is built."""
+
+SCALE_BITS = 16
+"""A token's own scale, in bf16, where coordinates are quantized."""
+
+BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2, "allocated": 4}
+"""Of a coordinate; where bits are allocated, before there are variances to go by."""
 
 
 class Switches(Section):
@@ -119,3 +124,23 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
     except ValueError as error:
         raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
     return found
+
+
+def coordinates(budget: int, bits: int, residuals: int, d: int) -> int:
+    """How many coordinates of `bits` each fit into `budget` bits a token, beside its scale and `residuals` entries.
+
+    Raises:
+        ValueError: none do.
+    """
+    scale = SCALE_BITS if bits < 16 else 0
+    fit = min(d, (budget - scale - residuals * residual_bits(d)) // bits)
+    if fit < 1:
+        raise ValueError(
+            f"{budget} bits a token are too few for {residuals} residuals and one coordinate of {bits} bits"
+        )
+    return fit
+
+
+def residual_bits(d: int) -> int:
+    """One entry of the residual: its place, and its value in bf16."""
+    return (d - 1).bit_length() + 16

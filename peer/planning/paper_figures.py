@@ -43,7 +43,7 @@ def _work(weights: float, d: int, ratio: int, tokens: int, microbatches: int) ->
 
 
 def volunteer(megabits: float, operations: float = A100, latency: float = 0.02) -> Volunteer:
-    """One with as much up as down."""
+    """A volunteer with as much up as down, in megabits a second; latency in seconds."""
     return Volunteer(operations, megabits * 1e6, megabits * 1e6, latency)
 
 

@@ -49,7 +49,7 @@ EXAMPLES = {
 
 
 def parse_chaos(spec: str) -> tuple[ChaosItem, ...]:
-    """Read comma-separated items.
+    """Read the comma-separated items of `--chaos`.
 
     Raises:
         UserError: one of them is wrong; the message names it and shows a right one.
@@ -141,16 +141,14 @@ def _random(text: str) -> Random:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,4}(?:\.\d{1,3})?)(?::([a-z+]+))?", text)
     if not found or not float(found[2]):
         raise ValueError("it takes a seed, how many faults a minute, and kinds of fault if not only kill")
-    kinds = tuple(_random_kind(kind) for kind in (found[3] or "kill").split("+"))
-    return Random(int(found[1]), float(found[2]), kinds)
-
-
-def _random_kind(word: str) -> RandomKind:
-    match word:
-        case "kill" | "pause" | "slow" | "partition":
-            return word
-        case _:
-            raise ValueError(f"random faults are kill, pause, slow and partition, not {word!r}")
+    kinds: list[RandomKind] = []
+    for word in (found[3] or "kill").split("+"):
+        match word:
+            case "kill" | "pause" | "slow" | "partition":
+                kinds.append(word)
+            case _:
+                raise ValueError(f"random faults are kill, pause, slow and partition, not {word!r}")
+    return Random(int(found[1]), float(found[2]), tuple(kinds))
 
 
 def _attacker(text: str) -> Attacker:
@@ -186,7 +184,7 @@ def _target(text: str) -> Target:
 
 
 def _timed(text: str) -> tuple[str, When, float | None]:
-    """`WHO@round=R[.S][+Ns]` or `WHO@Ns[+Ns]`."""
+    """Read `WHO@round=R[.S][+Ns]` or `WHO@Ns[+Ns]`: who, when, and for how many seconds, if it says so."""
     duration = r"\d{1,6}(?:\.\d{1,3})?"
     found = re.fullmatch(rf"(.+)@(?:round=(\d{{1,6}})(?:\.(\d{{1,6}}))?|({duration})s)(?:\+({duration})s)?", text)
     if not found:

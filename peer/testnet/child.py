@@ -1,17 +1,21 @@
-"""One process of a testnet: how it lives, and how it ended, in words."""
+"""One process of a testnet: its command line, how it lives, and how it ended, in words."""
 
 import asyncio
 import os
 import signal
+import socket
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from peer.process import INTERRUPTED
+from peer.process import INTERRUPTED, LINE_BYTES
 from peer.telemetry.events import Event, Failed, Joined, Progress, to_line
-from protocol.errors import HetpeerError, LostMemberError, UnreachableError
+from peer.testnet.swarm import BOOTSTRAP, Swarm
+from peer.testnet.testnet_options import TestnetOptions
+from protocol.errors import HetpeerError, LostMemberError, ResourceError, UnreachableError
 from protocol.net.tasks import Children, first_of
 
 LAST_WORDS_SECONDS = 2.0
@@ -38,6 +42,65 @@ class TestnetError(HetpeerError):
     """A process died, or the run was no success."""
 
     __test__ = False
+
+
+def arguments(
+    name: str,
+    swarm: Swarm,
+    options: TestnetOptions,
+    directory: Path,
+    listen: str,
+    ticket: str,
+    evaluate: bool,
+    dashboard: bool = False,
+) -> list[str]:
+    """What `hetpeer` is called with for the process `name`; `evaluate`: beside the bootstrap node, an observer does."""
+    if name == BOOTSTRAP:
+        data = ["--data", str(options.data)] if options.data else []
+        more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else []
+        more += ["--dashboard", "0"] if dashboard else []
+        return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
+    common = ["--device", "cpu", "--threads", "1"]
+    if name in swarm.stages:
+        return ["join", ticket, "--stage", str(swarm.stages[name]), "--priority", "normal", *common]
+    return ["replica", ticket, *common]
+
+
+async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process:
+    """Start a process that keeps its things in `folder`, says its events on standard output, and ends with us."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        "--dir",
+        str(folder),
+        "--json",
+        "--until-stdin-closes",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        limit=LINE_BYTES,
+        start_new_session=True,  # the terminal's Ctrl-C is for the testnet, which stops its children
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def attacker_command(kind: str, ticket: str) -> list[str]:
+    """The command that starts an attacker."""
+    return [sys.executable, "-m", "peer.testnet.attackers.attacker", kind, ticket]
+
+
+def two_free_ports() -> int:
+    """The first of two neighbouring ports on loopback that are free now.
+
+    Raises:
+        ResourceError: there are none.
+    """
+    for _ in range(100):
+        with socket.socket() as one, socket.socket() as other, suppress(OSError, OverflowError):
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            other.bind(("127.0.0.1", port + 1))
+            return port
+    raise ResourceError("no two neighbouring ports are free on 127.0.0.1")
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +130,12 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.process.returncode is None
 
     @property
     def succeeded(self) -> bool:
-        """Whether it saw the last round and then ended well."""
+        """Whether the process saw the last round and then ended well."""
         return self.finished and self.process.returncode == 0
 
     @property
@@ -81,7 +144,7 @@ class Child:
         return self.fate == "killed" or (self.fate == "left" and self.process.returncode in STOPPED)
 
     def obituary(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words."""
         code = self.process.returncode
         who = f"{self.name} (process {self.process.pid})"
         if code is not None and code < 0:

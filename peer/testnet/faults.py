@@ -181,8 +181,8 @@ CrowdKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """`names` hostile names in one process (`peer/testnet/crowd`), which attack for `seconds`: all in one way, or all
-    ways shared out among them ("all")."""
+    """`names` hostile names in one process (`peer/testnet/attackers/hostile_process.py`), which attack for `seconds`:
+    all in one way, or all ways shared out among them ("all")."""
 
     kind: CrowdKind | Literal["all"]
     names: int
@@ -206,7 +206,7 @@ def _seconds(value: float) -> str:
 
 
 def targets(item: ChaosItem) -> tuple[Target, ...]:
-    """Whom an item names."""
+    """The targets that an item names."""
     match item:
         case Kill(target) | Pause(target) | Leave(target) | Slow(target):
             return (target,)
@@ -217,7 +217,7 @@ def targets(item: ChaosItem) -> tuple[Target, ...]:
 
 
 def needs_namespaces(items: Iterable[ChaosItem]) -> bool:
-    """Whether links must be cut or slowed."""
+    """Whether these faults cut or slow links."""
     return any(
         isinstance(item, Partition | Slow) or (isinstance(item, Random) and {"slow", "partition"} & {*item.kinds})
         for item in items
@@ -225,7 +225,7 @@ def needs_namespaces(items: Iterable[ChaosItem]) -> bool:
 
 
 def ends_a_datacenter(items: Iterable[ChaosItem]) -> bool:
-    """Whether the process that evaluates may be gone at the end."""
+    """Whether these faults may leave the process that evaluates gone at the end."""
     return any(
         isinstance(item, Kill | Leave) and {"datacenter", "all"} & {target.kind for target in targets(item)}
         for item in items

@@ -1,9 +1,10 @@
-"""Does the faults of a chaos run at their moments, and undoes them at their ends."""
+"""Chaos: faults of a run are done at their moments and undone at their ends; random faults are drawn from a seed."""
 
 import asyncio
 import itertools
+import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 from peer.telemetry.events import Injected
 from peer.testnet.child import Fate
 from peer.testnet.faults import (
+    After,
     Attacker,
     ChaosItem,
     Crowd,
@@ -22,16 +24,23 @@ from peer.testnet.faults import (
     Partition,
     Pause,
     Random,
+    RandomKind,
     Slow,
+    Target,
     When,
 )
 from peer.testnet.namespaces import Namespaces
-from peer.testnet.random_faults import draw
 from peer.testnet.swarm import ATTACKER, Swarm
 from protocol.net.tasks import Notifier
 
 CHAOS = "chaos"
 """Who says `Injected`, where processes have names."""
+
+BACK_SECONDS = 1.0
+PAUSE_SECONDS = 3.0
+LINK_SECONDS = 5.0
+SLOW_RATE = "1mbit"
+"""Of random faults: when a killed process is started again, how long others last, and what a slow link carries."""
 
 
 class Processes(Protocol):
@@ -68,7 +77,7 @@ class Injection:
     under_way: int = 0
 
     def look(self) -> None:
-        """Something was said: some fault may be due."""
+        """Look whether a fault is due, after something was said."""
         if self.began is None and self.swarm.has_reached(Moment(1)):
             self.began = asyncio.get_running_loop().time()
         self.news.ring()
@@ -79,13 +88,13 @@ class Injection:
             for item in self.items:
                 if isinstance(item, Attacker):
                     continue  # it has been there from the start
-                tasks.create_task(self._draw(item, tasks) if isinstance(item, Random) else self._do(item))
+                tasks.create_task(self._do_drawn(item, tasks) if isinstance(item, Random) else self._do(item))
 
     def attacks(self, attacker: Attacker) -> None:
-        """An attacker has joined."""
+        """Tell that an attacker has joined."""
         FaultRecord(next(self.numbers), attacker, self.tell).begun("joined", [ATTACKER])
 
-    async def _draw(self, plan: Random, tasks: asyncio.TaskGroup) -> None:
+    async def _do_drawn(self, plan: Random, tasks: asyncio.TaskGroup) -> None:
         stages = 1 + max(self.swarm.stages.values())
         for fault in draw(plan, self.swarm.groups, stages):
             await self._until_due(fault.when)
@@ -233,3 +242,26 @@ class FaultRecord:
     def nothing(self, action: str, processes: list[str], reason: str) -> None:
         """It is not done."""
         self.tell(Injected(self.number, str(self.fault), action, processes, False, reason))
+
+
+def draw(plan: Random, groups: int, stages: int) -> Iterator[Fault]:
+    """Faults without end, in the order of their moments, on average `plan.per_minute` of them a minute."""
+    chance = random.Random(plan.seed)
+    seconds = 0.0
+    while True:
+        seconds += chance.expovariate(plan.per_minute / 60)
+        kind = plan.kinds[chance.randrange(len(plan.kinds))]
+        target = Target("volunteer", chance.randrange(groups), chance.randrange(stages))
+        yield _fault(kind, target, After(round(seconds, 1)))
+
+
+def _fault(kind: RandomKind, target: Target, when: After) -> Fault:
+    match kind:
+        case "kill":
+            return Kill(target, when, BACK_SECONDS)
+        case "pause":
+            return Pause(target, when, PAUSE_SECONDS)
+        case "slow":
+            return Slow(target, SLOW_RATE, when, LINK_SECONDS)
+        case "partition":
+            return Partition(None, when, seconds=LINK_SECONDS)

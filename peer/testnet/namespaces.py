@@ -74,17 +74,17 @@ class Namespaces:
         return f"{PREFIX}{self.pid}-switch"
 
     def namespace(self, name: str) -> str:
-        """That of a process."""
+        """The namespace of a process."""
         return f"{PREFIX}{self.pid}-{self.hosts[name]}"
 
     async def open(self) -> None:
-        """Make the bridge."""
+        """Make the bridge, in a namespace of its own."""
         await self._make(self.switch)
         await _run("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
         await _run("ip", "-n", self.switch, "link", "set", "bridge", "up")
 
     async def add(self, name: str) -> str:
-        """A namespace for a process; its address."""
+        """Make a namespace for a process; its address."""
         number = self.hosts[name] = len(self.hosts)
         address = f"{NETWORK}.{number // HOSTS}.{number % HOSTS + 1}"
         inside, port = self.namespace(name), self._port(name)
@@ -101,7 +101,7 @@ class Namespaces:
     async def add_behind_router(self, name: str) -> str:
         """A namespace for a process that sees the others through a router of its own, which lets nobody in: it
         translates addresses, as a home's does. The process's address, which is of no use to others."""
-        router, inside = self._router(name), f"lan{len(self.hosts)}"
+        router, inside = f"router of {name}", f"lan{len(self.hosts)}"
         await self.add(router)
         number = self.hosts[name] = len(self.hosts)
         namespace = self.namespace(name)
@@ -134,7 +134,7 @@ class Namespaces:
         await _run("nsenter", f"--net={FOLDER / self.switch}", "nft", table)
 
     async def heal(self, number: int) -> None:
-        """Let everything pass again."""
+        """Let everything pass again that `cut` of the same number has stopped."""
         await _run("nsenter", f"--net={FOLDER / self.switch}", "nft", "delete", "table", "bridge", f"cut{number}")
 
     async def limit(self, name: str, rate: str) -> None:
@@ -153,10 +153,6 @@ class Namespaces:
         while self.made:
             with suppress(ResourceError):
                 await _run("ip", "netns", "del", self.made.pop())
-
-    @staticmethod
-    def _router(name: str) -> str:
-        return f"router of {name}"
 
     def _port(self, name: str) -> str:
         return f"port{self.hosts[name]}"
@@ -179,22 +175,17 @@ async def opened() -> AsyncIterator[Namespaces]:
     """
     if lacking := missing():
         raise ResourceError(f"partition and slow put each process into a network namespace, which needs {lacking}")
-    await _remove_those_of_the_dead()
+    for name in _names():  # a testnet that was killed could not remove its own
+        pid = name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            with suppress(ResourceError):
+                await _run("ip", "netns", "del", name)
     namespaces = Namespaces(os.getpid())
     try:
         await namespaces.open()
         yield namespaces
     finally:
         await namespaces.close()
-
-
-async def _remove_those_of_the_dead() -> None:
-    """A testnet that was killed could not remove its own."""
-    for name in _names():
-        pid = name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            with suppress(ResourceError):
-                await _run("ip", "netns", "del", name)
 
 
 def _names() -> list[str]:

@@ -1,20 +1,25 @@
-"""The processes of a testnet: real ones, watched until the last round or the first death that chaos did not cause.
+"""The processes of a testnet: real ones, watched until the last round or the first death that chaos did not cause; and
+the log of every event with its time.
 
 Children stop when their standard input closes, so even a killed testnet leaves no process behind.
 """
 
 import asyncio
+import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from peer.process import heard
+from peer.telemetry.damage import Timed
 from peer.telemetry.events import Evaluated, Event, Failed, Finished, GroupFormed, Joined, Serving
-from peer.telemetry.run_report import Report
+from peer.telemetry.run_report import Report, strict
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet.attackers.crowds import Crowds
 from peer.testnet.child import (
@@ -23,15 +28,17 @@ from peer.testnet.child import (
     TestnetError,
     all_finished,
     all_gone,
+    arguments,
+    attacker_command,
     came_too_late,
     ended_from_outside,
+    spawn,
     to_blame,
+    two_free_ports,
 )
 from peer.testnet.child import stop as stop_all
-from peer.testnet.event_log import EventLog
 from peer.testnet.faults import CONTRIBUTING, Attacker, ChaosItem, Crowd, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
-from peer.testnet.launch import arguments, attack, spawn, two_free_ports
 from peer.testnet.namespaces import Namespaces
 from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm, is_hostile
 from peer.testnet.testnet_options import TestnetOptions
@@ -50,6 +57,36 @@ STRAGGLER_SECONDS = 75.0
 attacker, never does."""
 
 NAMESPACE_PORT = 7700
+
+
+@dataclass(slots=True)
+class EventLog:
+    """`events.jsonl`: {"at": seconds since the start, "process": …, "event": "StepDone", its fields}, one a line."""
+
+    file: TextIO
+    began: float = field(default_factory=time.monotonic)
+    entries: list[Timed] = field(default_factory=list)
+
+    @staticmethod
+    def open(path: Path) -> "EventLog":
+        """Begin a log at `path`."""
+        return EventLog(path.open("w", buffering=1, encoding="utf-8"))
+
+    def take(self, process: str, event: Event) -> Timed:
+        """Keep and write what a process said."""
+        entry = Timed(round(self.now(), 4), process, event)
+        self.entries.append(entry)
+        head = {"at": entry.seconds, "process": process, "event": event.name}
+        self.file.write(json.dumps(strict(head | asdict(event)), allow_nan=False) + "\n")
+        return entry
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
 
 
 @dataclass(slots=True)
@@ -148,7 +185,7 @@ class Testnet:
             if isinstance(item, Attacker) and among_the_first == (item.kind not in CONTRIBUTING):
                 if not among_the_first:
                     await self.all_joined.wait()
-                await self._wait_until_serving(await self.start(ATTACKER, attack(item.kind, self.ticket)))
+                await self._wait_until_serving(await self.start(ATTACKER, attacker_command(item.kind, self.ticket)))
                 self.screen.add(ATTACKER)
                 self.injection.attacks(item)
                 started = True
@@ -235,7 +272,10 @@ class Testnet:
         while not all_finished(self._trainees()):
             if all_gone(self._trainees()):
                 raise TestnetError("chaos has left nobody to train")
-            patience = self._patience()
+            patience = None  # for how long a silence may last; only chaos makes that a question
+            if self.faults:
+                finished = any(child.succeeded for child in self._trainees())
+                patience = STRAGGLER_SECONDS if finished else STILL_SECONDS
             child = await self._next_end(patience)
             if child is None and came_too_late(self._trainees(), self.children):
                 return
@@ -256,12 +296,6 @@ class Testnet:
 
     def _honest(self) -> list[Child]:
         return [child for child in self._latest().values() if not is_hostile(child.name)]
-
-    def _patience(self) -> float | None:
-        """For how long a silence may last; only chaos makes that a question."""
-        if not self.faults:
-            return None
-        return STRAGGLER_SECONDS if any(child.succeeded for child in self._trainees()) else STILL_SECONDS
 
     def _give_up(self, patience: float) -> None:
         """Raises TestnetError where all have been silent for so long, and no fault is still to end."""

@@ -1,24 +1,29 @@
-"""A testnet from its options to its verdict."""
+"""A testnet from its options to its verdict; and the undisturbed run of the same manifest, by `hetpeer lab` in another
+process."""
 
 import asyncio
+import json
 import shutil
+import sys
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+
+from rich.console import Console
 
 from peer.process import first_error
 from peer.telemetry.damage import damages
-from peer.telemetry.run_report import COMPLETED, Chaos, Report
+from peer.telemetry.events import RoundDone, from_line
+from peer.telemetry.run_report import COMPLETED, Chaos
 from peer.telemetry.terminal import TestnetScreen, summary
 from peer.telemetry.toll import tolls
 from peer.testnet import namespaces
 from peer.testnet.child import TestnetError
-from peer.testnet.compare import CompareError, lab_loss
-from peer.testnet.event_log import EventLog
 from peer.testnet.faults import ChaosItem, needs_namespaces
-from peer.testnet.processes import Testnet
+from peer.testnet.processes import EventLog, Testnet
 from peer.testnet.testnet_options import TestnetOptions, to_toml
 from protocol.errors import HetpeerError
+from protocol.net.tasks import first_of
 
 
 async def run_testnet(
@@ -43,7 +48,9 @@ async def run_testnet(
     if stop.is_set():
         report.failure = "stopped by hand"
     if faults:
-        report.chaos = _chaos(report, testnet)
+        manifest, entries = report.manifest, testnet.log.entries
+        damage = damages(entries, manifest.outer.rounds, manifest.inner.steps)
+        report.chaos = Chaos(damage, testnet.alive, tolls=tolls(entries, testnet.crowds.witnessed))
         if options.compare and report.failure is None:
             try:
                 report.chaos.lab_loss = await lab_loss(directory, options.rounds, screen.console, stop)
@@ -68,8 +75,49 @@ async def _watch(testnet: Testnet, screen: TestnetScreen, stop: asyncio.Event) -
         screen.stop()
 
 
-def _chaos(report: Report, testnet: Testnet) -> Chaos:
-    outer, inner = report.manifest.outer, report.manifest.inner
-    entries = testnet.log.entries
-    paid = tolls(entries, testnet.crowds.witnessed)
-    return Chaos(damages(entries, outer.rounds, inner.steps), testnet.alive, tolls=paid)
+# The undisturbed run of the same manifest
+
+
+class CompareError(HetpeerError):
+    """The lab could not run."""
+
+
+async def lab_loss(directory: Path, rounds: int, console: Console, stop: asyncio.Event) -> float | None:
+    """The final held-out loss of the lab on the run in `directory`; None after a stop.
+
+    Raises:
+        CompareError: the lab failed.
+    """
+    console.print("Comparing with the undisturbed run, by `hetpeer lab` …")
+    report = directory / "lab.json"
+    where = [str(directory / "run.toml"), "--dir", str(directory / "bootstrap"), "--report", str(report)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "peer.cli", "lab", *where, "--device", "cpu", "--threads", "1", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        await first_of(_follow(process, rounds, console), stop.wait())
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        code = await process.wait()
+    if stop.is_set():
+        return None
+    if code:
+        raise CompareError(f"the lab, run for comparison, ended with exit code {code}")
+    loss: float | None = json.loads(report.read_text())["rounds"][-1]["loss"]
+    return float("nan") if loss is None else loss
+
+
+async def _follow(process: asyncio.subprocess.Process, rounds: int, console: Console) -> None:
+    """Tell the lab's rounds until it has ended."""
+    assert process.stdout is not None
+    async for line in process.stdout:
+        with suppress(ValueError):
+            match from_line(line.decode()):
+                case RoundDone(round):
+                    console.print(f"lab: round {round} of {rounds}", highlight=False)
+                case _:
+                    pass
+    await process.wait()

@@ -15,12 +15,12 @@ def is_hostile(name: str) -> bool:
 
 
 def volunteer(group: int, stage: int) -> str:
-    """The name of a process; people count from 1."""
+    """A volunteer's process by its name, in which groups count from 1."""
     return f"volunteer {group + 1}, stage {stage}"
 
 
 def datacenter(number: int) -> str:
-    """The name of a process; people count from 1."""
+    """A datacenter's process by its name, in which they count from 1."""
     return f"datacenter {number + 1}"
 
 
@@ -37,7 +37,7 @@ class Swarm:
 
     @staticmethod
     def of(groups: int, stages: int, datacenters: int) -> "Swarm":
-        """As it is when it starts."""
+        """The swarm as it is when it starts."""
         volunteers = {volunteer(group, stage): stage for group in range(groups) for stage in range(stages)}
         return Swarm(groups, volunteers, [datacenter(number) for number in range(datacenters)])
 
@@ -72,7 +72,7 @@ class Swarm:
 
     @property
     def names(self) -> list[str]:
-        """All processes."""
+        """The names of all processes, the bootstrap node first."""
         return [BOOTSTRAP, *self.stages, *self.datacenters]
 
     def company(self, stage: int) -> list[str]:

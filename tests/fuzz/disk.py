@@ -17,7 +17,7 @@ from bootstrap.data.corpus import read_corpus
 from bootstrap.data.documents import Meter, find
 from bootstrap.genesis import load_run
 from peer.data.text import open_tokens
-from peer.lab import record as lab_records
+from peer.lab import results as lab_results
 from peer.lab.experiment import Case
 from peer.lab.sweep import _text
 from peer.lab.switches import Switches
@@ -191,13 +191,13 @@ def read_run(path: Path) -> object:
 
 # Lab
 
-MEASURED = lab_records.Record(
+MEASURED = lab_results.Record(
     id="",
     axes={"mode": "uniform"},
     seed=1,
     replicas=4,
     groups=4,
-    curve=[lab_records.Point(1000, 5.5, 5.25)],
+    curve=[lab_results.Point(1000, 5.5, 5.25)],
     boundary_bytes=2.0,
     outer_bytes=5000.0,
     seconds=2.0,
@@ -208,16 +208,16 @@ MEASURED = lab_records.Record(
 )
 
 
-def read_results(path: Path) -> list[lab_records.Record]:
+def read_results(path: Path) -> list[lab_results.Record]:
     """A manifest and switches may be of another version, and anything: the id says whether they are known."""
-    return [replace(each, manifest={}, switches={}) for each in lab_records.read_records(path.parent)]
+    return [replace(each, manifest={}, switches={}) for each in lab_results.read_records(path.parent)]
 
 
 MEETING = "/ip4/1.2.3.4/tcp/4001/p2p/QmPeer"
 ENDED = RoundDone(2, 1.5, 64, {"stage-0": 2}, {"stage-0": "ab" * 32}, 10, 20)
 
 
-def measured() -> lab_records.Record:
+def measured() -> lab_results.Record:
     case = Case({}, 1, MANIFEST, Switches())
     return replace(MEASURED, id=case.id, manifest={}, switches={})
 
@@ -377,7 +377,7 @@ DISK = (
     ),
     Reader(
         "results of the lab",
-        from_file(f"lab/{lab_records.RESULTS}", read_results),
+        from_file(f"lab/{lab_results.RESULTS}", read_results),
         ((MEASURED.line().encode() + b"\n", [measured()]),),
         "json",
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.record import read_records
+from peer.lab.results import read_records
 
 EXPERIMENT = """
 title = "small"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peer.telemetry.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
-from peer.testnet.launch import two_free_ports
+from peer.testnet.child import two_free_ports
 from protocol.trust.keys import load_or_create
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
 

@@ -45,12 +45,12 @@ class Crowds:
 
     @property
     def witnessed(self) -> Witnessed:
-        """All that was seen."""
+        """All that was seen of the crowds, and of the honest meanwhile."""
         return Witnessed(self.held, self.met, self.told)
 
     @asynccontextmanager
     async def attacking(self, crowd: Crowd, number: int) -> AsyncIterator[None]:
-        """From its first attack until it has gone.
+        """Run a crowd from its first attack until it has gone.
 
         Raises:
             TestnetError: it does not come about.
@@ -61,9 +61,7 @@ class Crowds:
         peers = [[each.peer_id, each.address] for each in self.report.joined.values()]
         targets.write_text(json.dumps({"peers": peers, "dashboard": urlsplit(self.dashboard).netloc}))
         asked = [crowd.kind, str(crowd.names), str(crowd.seconds), self.ticket(), str(targets)]
-        child = await self.start(
-            folder.name, [sys.executable, "-m", "peer.testnet.attackers.crowd.hostile_process", *asked]
-        )
+        child = await self.start(folder.name, [sys.executable, "-m", "peer.testnet.attackers.hostile_process", *asked])
         try:
             if not await child.wait_until_serving():
                 raise TestnetError(child.obituary())
@@ -76,7 +74,7 @@ class Crowds:
                     self.told[number] = json.loads((folder / "outcomes.json").read_text())
 
     def overhear(self, hostile: Child, event: Event) -> None:
-        """What an attacker says, or a crowd's process."""
+        """Take up what an attacker or a crowd's process says."""
         overhear(hostile, event)
         number = hostile.name.removeprefix(f"{ATTACKER}-")
         if isinstance(event, Joined) and number.isdecimal():

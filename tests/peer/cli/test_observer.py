@@ -14,7 +14,7 @@ from peer.cli.revocation import Operator
 from peer.process import Terminal, first_error
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Event, Failed, Finished, Progress, to_line
-from peer.testnet.launch import arguments
+from peer.testnet.child import arguments
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import LostMemberError, RefusedError

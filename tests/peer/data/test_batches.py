@@ -1,4 +1,4 @@
-"""Which tokens are read: a pure function, and each of an epoch once."""
+"""Which tokens are read, and in which order: a pure function, and each of an epoch once."""
 
 from itertools import count, islice
 
@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.data.batches import batch, held_out_batch, in_turn, sequence_ids, sequences_in
-from peer.data.permutation import permute
+from peer.data.batches import (
+    LARGEST_SIZE,
+    batch,
+    held_out_batch,
+    in_order,
+    in_turn,
+    permute,
+    sequence_ids,
+    sequences_in,
+)
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import OWN_ORDER, Reading, chunks
@@ -120,3 +128,103 @@ def test_too_few_tokens_for_one_sequence_are_an_error() -> None:
         batch(tokens, small_manifest(), 0)
     with pytest.raises(FormatError, match="too few"):
         held_out_batch(tokens, small_manifest())
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@given(st.integers(1, 2000), st.integers(1, 300), seeds, st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_every_sequence_comes_once(sequences: int, together: int, seed: int, epoch: int) -> None:
+    moved = in_order(np.arange(sequences), sequences, together, seed, epoch)
+    np.testing.assert_array_equal(np.sort(moved), np.arange(sequences))
+
+
+@given(st.integers(1, 2000), st.integers(1, 300), seeds)
+@settings(max_examples=60, deadline=None)
+def test_sequences_of_a_block_are_read_one_after_the_other(sequences: int, together: int, seed: int) -> None:
+    blocks = in_order(np.arange(sequences), sequences, together, seed, 0) // together
+    changes = np.count_nonzero(np.diff(blocks))
+    assert changes == len(np.unique(blocks)) - 1
+    assert (blocks == sequences // together)[-(sequences % together) or sequences :].all(), "the rest comes last"
+
+
+@given(st.integers(1, 500), st.integers(1, 40), seeds, st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_number_alone_goes_where_it_goes_among_others(
+    sequences: int, together: int, seed: int, data: st.DataObject
+) -> None:
+    numbers = data.draw(st.lists(st.integers(0, sequences - 1), max_size=20))
+    among = in_order(np.array(numbers, np.int64), sequences, together, seed, 3).tolist()
+    assert among == [int(in_order(np.array([number]), sequences, together, seed, 3)[0]) for number in numbers]
+
+
+@given(st.integers(1, 2000), seeds, st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_sequences_without_blocks_are_in_the_order_they_always_were(sequences: int, seed: int, epoch: int) -> None:
+    numbers = np.arange(sequences)
+    np.testing.assert_array_equal(
+        in_order(numbers, sequences, 1, seed, epoch), permute(numbers, sequences, seed, epoch)
+    )
+
+
+def test_epochs_seeds_and_blocks_have_orders_of_their_own() -> None:
+    orders = {tuple(in_order(np.arange(60), 60, 10, seed, epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    one = in_order(np.arange(60), 60, 10, 1, 0).reshape(6, 10) % 10
+    assert len({tuple(block) for block in one}) == 6
+
+
+def test_an_order_is_the_same_for_ever() -> None:
+    """A change here would make peers of two versions read the same text twice."""
+    assert in_order(np.arange(8), 1003, 4, seed=1, epoch=0).tolist() == [734, 732, 733, 735, 900, 903, 901, 902]
+
+
+@pytest.mark.parametrize(("number", "sequences", "together"), [(10, 10, 3), (-1, 10, 3), (0, 10, 0)])
+def test_a_number_outside_is_an_error(number: int, sequences: int, together: int) -> None:
+    with pytest.raises(ValueError, match=r"outside|no blocks"):
+        in_order(np.array([number]), sequences, together, 1, 0)
+
+
+@given(st.integers(1, 3000), seeds, st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_every_number_comes_once(size: int, seed: int, epoch: int) -> None:
+    moved = permute(np.arange(size), size, seed, epoch)
+    np.testing.assert_array_equal(np.sort(moved), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 4095, 4096, 4097, 100_003])
+def test_sizes_at_powers_of_two_are_no_exception(size: int) -> None:
+    np.testing.assert_array_equal(np.sort(permute(np.arange(size), size, 1, 0)), np.arange(size))
+
+
+@given(st.integers(1, LARGEST_SIZE), seeds, st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_number_alone_is_permuted_as_among_others(size: int, seed: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(0, size - 1), max_size=20))
+    together = permute(np.array(numbers, np.int64), size, seed, 0).tolist()
+    alone = [int(permute(np.array([number]), size, seed, 0)[0]) for number in numbers]
+    assert together == alone
+    assert all(0 <= number < size for number in together)
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {tuple(permute(np.arange(50), 50, seed, epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_a_permutation_is_the_same_for_ever() -> None:
+    """A change here would make peers of two versions read the same text twice."""
+    assert permute(np.arange(8), 1000, seed=1, epoch=0).tolist() == [359, 807, 390, 85, 203, 45, 201, 741]
+
+
+def test_neighbours_are_scattered() -> None:
+    """The mean distance of two random numbers of [0, N) is N / 3."""
+    moved = permute(np.arange(10_000), 10_000, 1, 0)
+    assert np.abs(np.diff(moved)).mean() == pytest.approx(10_000 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize(("number", "size"), [(10, 10), (-1, 10), (0, 0), (0, LARGEST_SIZE + 1)])
+def test_a_number_outside_the_permutation_is_an_error(number: int, size: int) -> None:
+    with pytest.raises(ValueError, match=r"outside|no permutation"):
+        permute(np.array([number]), size, 1, 0)

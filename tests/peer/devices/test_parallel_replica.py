@@ -17,8 +17,8 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
+from peer.devices.messages import packed
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
-from peer.devices.shared_memory import packed
 from peer.devices.weights import weights_layout
 from peer.devices.workers import Crew, Split
 from protocol.errors import DivergedError, LostMemberError, ResourceError

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.lab.experiment import Case, Experiment, cases, load_experiment
-from peer.lab.record import RESULTS, Point, Record, append, of, read_records
 from peer.lab.report import write_report
-from peer.lab.summary import Spread, rows
+from peer.lab.results import RESULTS, Point, Record, Spread, append, of, read_records, rows
 from protocol.errors import FormatError
 
 ROOT = Path(__file__).parents[3]

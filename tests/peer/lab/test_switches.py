@@ -1,10 +1,13 @@
-"""The lab's switches: which go together, and that each is heard."""
+"""The lab's switches: which go together, that each is heard, and how many coordinates a boundary's bytes hold."""
 
 import functools
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from peer.lab.switches import Switches, switches
+from peer.lab.switches import BITS, SCALE_BITS, Switches, coordinates, residual_bits, switches
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest
 from tests.reference.small_lab import play, small_lab
@@ -155,3 +158,21 @@ def test_what_the_bytes_of_a_token_have_no_room_for_is_an_error_that_says_so(
         switches(table, manifest(replicas={"compression": compression}), "experiment.toml")
     none = manifest(replicas={"compression": compression, "groups": 0})
     assert switches(table, none, "") == Switches()
+
+
+@given(st.integers(8, 4096), st.sampled_from(sorted(BITS.values())), st.integers(0, 40), st.integers(16, 65536))
+def test_coordinates_fill_the_budget_and_never_more(d: int, bits: int, residuals: int, budget: int):
+    beside = (SCALE_BITS if bits < 16 else 0) + residuals * (math.ceil(math.log2(d)) + 16)
+    if beside + bits > budget:
+        with pytest.raises(ValueError, match="too few"):
+            coordinates(budget, bits, residuals, d)
+        return
+    count = coordinates(budget, bits, residuals, d)
+    assert 1 <= count <= d
+    assert beside + count * bits <= budget
+    assert count == d or beside + (count + 1) * bits > budget
+
+
+@pytest.mark.parametrize(("d", "place"), [(2, 1), (4096, 12), (4097, 13), (5120, 13)])
+def test_a_residual_is_its_place_and_a_number_in_bf16(d: int, place: int):
+    assert residual_bits(d) == place + 16

@@ -21,8 +21,7 @@ from peer.telemetry.run_report import Report
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet import chaos, child, processes
 from peer.testnet.child import Child, TestnetError
-from peer.testnet.event_log import EventLog
-from peer.testnet.processes import Testnet
+from peer.testnet.processes import EventLog, Testnet
 from peer.testnet.testnet_options import TestnetOptions, check_manifest, to_toml
 from protocol import manifest as manifests
 

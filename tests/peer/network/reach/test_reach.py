@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.node import as_operator
 from peer.network.reach.reach import Reach, Wish, answering, find
-from peer.testnet.launch import two_free_ports
+from peer.testnet.child import two_free_ports
 from protocol.errors import ResourceError, UserError
 from protocol.identity import RunId
 from protocol.net.channels import listen, options

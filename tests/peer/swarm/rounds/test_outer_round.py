@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from peer.network import intake, snapshot_transfer
+from peer.network import intake
+from peer.network.contacts import Contacts
 from peer.network.intake import nothing_is_valid
 from peer.store.served import BLOCK_BYTES
 from peer.swarm.rounds import deadline
@@ -365,7 +366,7 @@ def test_a_newcomer_takes_the_closed_rounds_from_several_peers_and_the_open_ones
 
 def slow(made: Village, rounds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a newcomer asks for the pieces of a snapshot, the others go through these rounds."""
-    fetch, left = snapshot_transfer.fetch, list(rounds)
+    fetch, left = Contacts.fetch, list(rounds)
 
     async def after_rounds(*asked: Any) -> bytes:
         late, left[:] = left[:], []
@@ -374,7 +375,7 @@ def slow(made: Village, rounds: range, monkeypatch: pytest.MonkeyPatch) -> None:
             await made.round(round, made.peers)
         return await fetch(*asked)
 
-    monkeypatch.setattr(snapshot_transfer, "fetch", after_rounds)
+    monkeypatch.setattr(Contacts, "fetch", after_rounds)
 
 
 PATIENT = small_manifest(

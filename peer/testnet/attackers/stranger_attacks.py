@@ -1,17 +1,32 @@
-"""What needs no name at all: calls at the door that are sent by half, and a dashboard's readers that do not read.
+"""What a stranger does, who needs no name and no certificate: calls at the door that are sent by half, a dashboard's
+readers that do not read, and in the DHT calls full of signatures, calls that are too large, and others' records with a
+later expiry.
 
 HTTP/2 is spoken by hand here (RFC 9113), because no library sends half of a message.
 """
 
 import asyncio
+import os
 import ssl
 import struct
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgpack
 
 from protocol.addresses import split
+from protocol.errors import HetpeerError
+from protocol.limits import RECORD_SECONDS
+from protocol.net.dht import Dht, start
 from protocol.net.tasks import Children
 from protocol.net.tls_probe import anybody
+from protocol.trust import signed
+from protocol.trust.keys import load_or_create
+from protocol.trust.records import RECORD, Register
 
 CONNECTIONS = 12
 STREAMS = 64
@@ -25,6 +40,11 @@ ACK, END_HEADERS = 1, 4
 INITIAL_WINDOW = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_FRAME = 16384
+
+SIGNATURES = 3_000
+LARGE_BYTES = 3_900_000
+EVERY_LARGE, EVERY_OTHERS = 5, 3
+PAUSE_SECONDS = 0.2
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -81,7 +101,7 @@ class HalfSender:
             self.news.set()
 
     async def begin(self, stream: int, path: str) -> None:
-        """Send one call by all but its end."""
+        """Send one call but for its last byte."""
         self.writer.write(frame(HEADERS, END_HEADERS, stream, headers(path)))
         left = b"\0" + struct.pack(">I", MESSAGE_BYTES) + bytes(MESSAGE_BYTES - 1)
         self.rooms.setdefault(stream, self.initial)
@@ -95,12 +115,18 @@ class HalfSender:
             await self.writer.drain()
             self.room, self.rooms[stream], left = self.room - allowed, self.rooms[stream] - allowed, left[allowed:]
 
+    async def begin_all(self, path: str) -> None:
+        """Begin as many calls as a connection may have, until the server hangs up."""
+        with suppress(OSError):
+            for number in range(STREAMS):
+                await self.begin(2 * number + 1, path)
+
 
 @asynccontextmanager
 async def opened(
     address: str, secure: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection, and its end."""
+    """A connection that is closed at the end of the block."""
     host, port = split(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=secure)
     try:
@@ -123,15 +149,9 @@ async def _half_calls(address: str) -> None:
                 writer.write(PREFACE + frame(SETTINGS, 0, 0))
                 sender = HalfSender(reader, writer)
                 async with Children() as children:
-                    children.spawn(_send_all(sender))
+                    children.spawn(sender.begin_all("/hetpeer.v1.Run/Measure"))
                     await sender.listen()
         await asyncio.sleep(1.0)
-
-
-async def _send_all(sender: HalfSender) -> None:
-    with suppress(OSError):
-        for number in range(STREAMS):
-            await sender.begin(2 * number + 1, "/hetpeer.v1.Run/Measure")
 
 
 async def dashboard(address: str) -> None:
@@ -152,3 +172,41 @@ async def _stay(address: str, said: str) -> None:
                 await reader.read(1)
                 await asyncio.Event().wait() if not reader.at_eof() else None
         await asyncio.sleep(1.0)
+
+
+async def meet(folder: Path, nodes: Sequence[str], register: Register) -> Dht | None:
+    """A node of the DHT; None if nobody there answers."""
+    try:
+        return await start(load_or_create(folder / "stranger"), "127.0.0.1", 0, register, nodes)
+    except HetpeerError:
+        return None
+
+
+async def dht(here: Dht, folder: Path, register: Register) -> None:
+    """Store what is no peer's record at every node that can be found, as fast as it is answered."""
+    me = load_or_create(folder / "stranger")
+    body = signed.sign(me, RECORD, [register.authority.run, os.urandom(300), b""])
+    key = register.keys[0]
+    name = type(here.node.node_id).generate(key)
+    found = await here.read(key)
+    records = {owner: value for owner, value in found.items() if isinstance(value, bytes)}
+
+    async def trouble(target: Any) -> None:
+        for turn in count():
+            junk = [bytes(msgpack.packb(body[:-8] + os.urandom(8))) for _ in range(SIGNATURES)]
+            await _store(here, target, name, me.peer_id, junk)
+            if turn % EVERY_LARGE == 0:
+                await _store(here, target, name, me.peer_id, [bytes(LARGE_BYTES)])
+            if turn % EVERY_OTHERS == 0:
+                for owner, value in records.items():
+                    await _store(here, target, name, owner, [bytes(msgpack.packb(value))])
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async with asyncio.TaskGroup() as tasks:
+        for target in list(here.node.protocol.routing_table.peer_id_to_uid):
+            tasks.create_task(trouble(target))
+
+
+async def _store(here: Dht, target: Any, name: Any, owner: str, values: list[bytes]) -> None:
+    until = time.time() + 1.5 * RECORD_SECONDS
+    await here.node.protocol.call_store(target, [name] * len(values), values, until, subkeys=[owner] * len(values))

@@ -54,12 +54,12 @@ class CallPace:
 
 
 def as_bytes(message: Any) -> bytes:
-    """A message as it travels; bytes as they are."""
+    """A message as the bytes that travel; bytes as they are."""
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 def key_of(entry: Entry) -> int:
-    """What stands for an entry in a message."""
+    """The number that stands for an entry in a message."""
     return int.from_bytes(entry.key, "big")
 
 
@@ -86,13 +86,13 @@ class Name:
 
     @property
     def peer_id(self) -> PeerId:
-        """Its id."""
+        """The peer id of this name."""
         return self.signer.identity.peer_id
 
     # What it says
 
     def statement(self, **changes: object) -> bytes:
-        """Its signed word, newer than the last."""
+        """This name's signed statement, newer than its last."""
         sequence = max(self.record.sequence + 1, time.time_ns() // 1_000_000)
         self.record = self.record.model_copy(update={**changes, "sequence": sequence})
         return make_statement(self.signer, self.record, {})
@@ -102,7 +102,7 @@ class Name:
         return pb.News(statement=self.statement(**changes), entries=entries, held=held)
 
     def held(self) -> list[pb.PartKeys]:
-        """The keys of all that it serves."""
+        """The keys of all entries that this name serves, by part."""
         keys: dict[Part, list[int]] = {}
         for part, key in self.entries:
             keys.setdefault(part, []).append(key)
@@ -134,7 +134,7 @@ class Name:
         return self.channels[target.peer_id]
 
     async def everywhere(self, method: str, message: Any, seconds: float = CALL_SECONDS) -> None:
-        """The same call to everybody."""
+        """Make the same call to all targets."""
         data = as_bytes(message)
         await asyncio.gather(*(self.call(target, method, data, seconds) for target in self.targets))
 
@@ -224,7 +224,7 @@ class Name:
             yield blobs_pb2.Chunk(data=blob[at : at + CHUNK_BYTES])
 
     async def stop(self) -> None:
-        """Hang up everywhere."""
+        """Close all channels, and the server."""
         channels, self.channels = list(self.channels.values()), {}
         await asyncio.gather(*(channel.close(None) for channel in channels), return_exceptions=True)
         if self.server is not None:

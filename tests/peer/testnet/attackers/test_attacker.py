@@ -9,8 +9,7 @@ import pytest
 
 from peer.network.gossip import Reconciler
 from peer.optim.bounds import check_magnitudes, largest_value
-from peer.testnet.attackers import poison
-from peer.testnet.attackers.attacks import ATTACKS
+from peer.testnet.attackers import attacker
 from peer.testnet.faults import CONTRIBUTING, AttackKind
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import FormatError
@@ -23,11 +22,13 @@ MANIFEST = small_manifest()
 
 
 def test_each_kind_has_its_attack_and_those_of_a_datacenter_are_some_of_them():
-    assert ATTACKS.keys() == set(get_args(AttackKind))
-    assert set(CONTRIBUTING) <= ATTACKS.keys()
+    assert attacker.ATTACKS.keys() == set(get_args(AttackKind))
+    assert set(CONTRIBUTING) <= attacker.ATTACKS.keys()
 
 
-def poisoned(publish: poison.Publish, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Contribution]]:
+def poisoned(
+    publish: attacker.Publish, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, list[Contribution]]:
     """The attacker, and what it gives away in its name instead of its contribution to the embedding in round 1."""
     given: list[bytes] = []
 
@@ -37,18 +38,18 @@ def poisoned(publish: poison.Publish, folder: Path, monkeypatch: pytest.MonkeyPa
     async def honest_publish(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
         given.append(blob)
 
-    monkeypatch.setattr(poison, "give", give)
-    monkeypatch.setattr(poison, "honest_publish", honest_publish)
+    monkeypatch.setattr(attacker, "give", give)
+    monkeypatch.setattr(attacker, "honest_publish", honest_publish)
 
     async def scene(made: Village) -> str:
-        honest, attacker = made.peers
+        honest, hostile = made.peers
         await honest.contribute(1, 1)
-        reconciler = attacker.outer.reconciler
-        await reconciler.discovery.news.until(lambda: honest.id in attacker.intake.ledgers[EMBEDDING].chosen(1))
+        reconciler = hostile.outer.reconciler
+        await reconciler.discovery.news.until(lambda: honest.id in hostile.intake.ledgers[EMBEDDING].chosen(1))
         usual = largest_value(MANIFEST, EMBEDDING, 1) // 100
-        blob = poison.changed(blob_of(honest), reconciler, lambda values: np.sign(values) * usual)
+        blob = attacker.changed(blob_of(honest), reconciler, lambda values: np.sign(values) * usual)
         await publish(reconciler, EMBEDDING, 1, blob)
-        return attacker.id
+        return hostile.id
 
     async def run() -> str:
         async with village(MANIFEST, folder, "h", "a") as made:
@@ -63,23 +64,23 @@ def blob_of(peer: LoopbackPeer) -> bytes:
     return peer.intake.contribution_store.read(entry.sha256)
 
 
-@pytest.mark.parametrize("publish", [poison.anothers, poison.against_all])
+@pytest.mark.parametrize("publish", [attacker.anothers, attacker.against_all])
 def test_what_follows_the_rules_is_a_valid_contribution_in_the_attackers_name(
-    publish: poison.Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: attacker.Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    attacker, (given,) = poisoned(publish, tmp_path, monkeypatch)
-    assert given.name.author == attacker
+    author, (given,) = poisoned(publish, tmp_path, monkeypatch)
+    assert given.name.author == author
     check_magnitudes(given, MANIFEST)
 
 
 def test_a_thousandfold_is_more_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _, (given,) = poisoned(poison.a_thousandfold, tmp_path, monkeypatch)
+    _, (given,) = poisoned(attacker.a_thousandfold, tmp_path, monkeypatch)
     with pytest.raises(FormatError, match="more than learning rate and error feedback allow"):
         check_magnitudes(given, MANIFEST)
 
 
 def test_an_equivocator_gives_two_contributions_of_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _, (one, other) = poisoned(poison.two_of_one_name, tmp_path, monkeypatch)
+    _, (one, other) = poisoned(attacker.two_of_one_name, tmp_path, monkeypatch)
     assert (one.name.part, one.name.round) == (other.name.part, other.name.round)
     values = [{name: each.values.tolist() for name, each in made.tensors.items()} for made in (one, other)]
     assert values[0] != values[1]

@@ -1,12 +1,11 @@
-"""Tensors in memory that processes share."""
+"""Orders and answers, and tensors in memory that processes share."""
 
 import os
 from multiprocessing import Pipe
 
 import torch
 
-from peer.devices.messages import Answer, Order, answer, give, hear, take
-from peer.devices.shared_memory import layout_of, packed, unpack_tensors
+from peer.devices.messages import Answer, Order, answer, give, hear, layout_of, packed, take, unpack_tensors
 
 LAYOUT = {"some": ("float32", (3, 5)), "scalar": ("float32", ()), "whole": ("int64", (7,))}
 

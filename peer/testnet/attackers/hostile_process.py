@@ -1,6 +1,6 @@
 """A crowd of hostile names in one process, for `hetpeer testnet --chaos crowd:KIND*N@WHEN+Ns`.
 
-    python -m peer.testnet.attackers.crowd.hostile_process KIND N SECONDS TICKET TARGETS --dir FOLDER
+    python -m peer.testnet.attackers.hostile_process KIND N SECONDS TICKET TARGETS --dir FOLDER
 
 Each name is admitted at the door like everybody else, and from then on does one thing, in bounded loops, for so many
 seconds; then the process ends. `TARGETS` is a file of JSON with the honest peers. What became of the calls is in
@@ -21,7 +21,8 @@ from typing import Any, Literal, get_args
 from peer.network import admission
 from peer.process import Terminal, print_json, run_command, told
 from peer.telemetry.events import Joined, Progress
-from peer.testnet.attackers.crowd.names import CallPace, Name
+from peer.testnet.attackers import name_attacks, stranger_attacks
+from peer.testnet.attackers.hostile_name import CallPace, Name
 from peer.testnet.faults import CrowdKind
 from protocol.errors import HetpeerError, RefusedError
 from protocol.files import write_atomically
@@ -38,6 +39,12 @@ from protocol.trust.ticket import Ticket, find
 
 Attack = Callable[[Name], Coroutine[Any, Any, None]]
 Kinds = tuple[CrowdKind, ...]
+
+NAMELESS: Kinds = ("dht", "door", "dashboard")
+"""One of each is enough, however many names there are: it opens all the connections itself."""
+
+AUTHORS: Kinds = ("flood", "slow", "slots", "equivocation")
+"""A name that attacks in one of these ways is admitted as a datacenter, any other as an observer."""
 
 ADMITTED_SECONDS = 60.0
 """Who holds the door's connections waits so long for the names, whose address is the same: they could not come in."""
@@ -75,7 +82,8 @@ class CrowdProcess:
         me = load_or_create(self.folder / str(number))
         while True:
             try:
-                place = await admission.register(self.ticket, self.descriptor, me, _role(kinds), None)
+                role: Role = "datacenter" if {*kinds} & {*AUTHORS} else "observer"
+                place = await admission.register(self.ticket, self.descriptor, me, role, None)
                 break
             except HetpeerError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -126,36 +134,30 @@ class CrowdProcess:
                 tasks.create_task(self.attack(("clock",), Signer(mine, authority, signed), card, shown))
 
     async def stranger(self, kind: CrowdKind) -> None:
-        """What needs no name."""
-        from peer.testnet.attackers.crowd import sockets
-
+        """Attack in a way that needs no name."""
         if kind == "door":
             with suppress(TimeoutError):
                 async with asyncio.timeout(ADMITTED_SECONDS):
                     await self.admitted.wait()
-            await sockets.door(self.ticket.operator)
+            await stranger_attacks.door(self.ticket.operator)
         elif kind == "dashboard" and self.dashboard:
-            await sockets.dashboard(self.dashboard)
+            await stranger_attacks.dashboard(self.dashboard)
         elif kind == "dht" and self.node is not None:
-            from peer.testnet.attackers.crowd.dht_flood import dht
-
-            await dht(self.node, self.folder, self.register)
+            await stranger_attacks.dht(self.node, self.folder, self.register)
 
     async def prepare(self, kinds: Kinds) -> None:
         """What takes seconds, before the attack is told of."""
         if "dht" in kinds:
-            from peer.testnet.attackers.crowd.dht_flood import meet
-
-            self.node = await meet(self.folder, self.ticket.addresses, self.register)
+            self.node = await stranger_attacks.meet(self.folder, self.ticket.addresses, self.register)
 
     async def stop(self) -> None:
-        """Nothing is left running."""
+        """End the node of the DHT, if there is one."""
         if self.node is not None:
             await self.node.stop()
 
     @property
     def register(self) -> Register:
-        """Where the run's records are."""
+        """The register of the run's records in the DHT."""
         authority = Authority(self.descriptor.run_id, self.descriptor.operator)
         return Register(authority, self.descriptor.manifest)
 
@@ -180,25 +182,9 @@ class CrowdProcess:
 
 
 def attack_of(kind: CrowdKind) -> Attack:
-    """What a name of this kind does."""
-    from peer.testnet.attackers.crowd import words
-
-    if kind in ("slots", "equivocation"):
-        from peer.testnet.attackers.crowd import forged_contributions
-
-        return forged_contributions.slots if kind == "slots" else forged_contributions.equivocation
-    attack: Attack = getattr(words, kind)
+    """The attack of a name of this kind."""
+    attack: Attack = getattr(name_attacks, kind)
     return attack
-
-
-NAMELESS: Kinds = ("dht", "door", "dashboard")
-"""One of each is enough, however many names there are: it opens all the connections itself."""
-
-AUTHORS: Kinds = ("flood", "slow", "slots", "equivocation")
-
-
-def _role(kinds: Kinds) -> Role:
-    return "datacenter" if {*kinds} & {*AUTHORS} else "observer"
 
 
 def shared_out(kinds: Kinds, names: int) -> list[Kinds]:
@@ -229,7 +215,7 @@ async def attack(crowd: CrowdProcess, kinds: Kinds, names: int, seconds: float) 
 
 
 def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, folder: Path) -> int:
-    """The exit code."""
+    """Attack as a crowd until the time is over; the exit code."""
     terminal = Terminal(print_json, json=True, until_stdin_closes=True)
     every: Kinds = get_args(CrowdKind)
     kinds = every if kind == "all" else tuple(each for each in every if each == kind)

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from peer.optim.bounds import check_magnitudes
-from peer.testnet.attackers.crowd import dht_flood, forged_contributions, sockets, words
-from peer.testnet.attackers.crowd.hostile_process import NAMELESS, attack_of, shared_out
-from peer.testnet.attackers.crowd.names import Name, as_bytes
+from peer.testnet.attackers import name_attacks, stranger_attacks
+from peer.testnet.attackers.hostile_name import Name, as_bytes
+from peer.testnet.attackers.hostile_process import NAMELESS, attack_of, shared_out
 from peer.testnet.faults import CrowdKind
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
@@ -95,7 +95,7 @@ def test_all_kinds_are_shared_out_among_the_names_there_are():
 
 
 def test_who_takes_anothers_slot_contributes_what_is_valid(tmp_path: Path):
-    name = attacked(tmp_path, forged_contributions.slots, lambda name: len(name.blobs) >= 1)
+    name = attacked(tmp_path, name_attacks.slots, lambda name: len(name.blobs) >= 1)
     made = decode(next(iter(name.blobs.values())), MANIFEST)
     assert made.name.author == name.peer_id
     assert made.slot == 0 != name.record.slot
@@ -103,7 +103,7 @@ def test_who_takes_anothers_slot_contributes_what_is_valid(tmp_path: Path):
 
 
 def test_an_equivocator_has_two_contributions_of_one_name(tmp_path: Path):
-    name = attacked(tmp_path, forged_contributions.equivocation, lambda name: len(name.blobs) >= 2)
+    name = attacked(tmp_path, name_attacks.equivocation, lambda name: len(name.blobs) >= 2)
     one, other = [decode(blob, MANIFEST) for blob in list(name.blobs.values())[:2]]
     assert one.name == other.name
     assert one.tensors.keys() == other.tensors.keys()
@@ -112,12 +112,12 @@ def test_an_equivocator_has_two_contributions_of_one_name(tmp_path: Path):
 
 
 def test_who_is_slow_is_asked_for_bytes_and_gives_one(tmp_path: Path):
-    name = attacked(tmp_path, words.slow, lambda name: name.outcomes["trickled"] > 0)
+    name = attacked(tmp_path, name_attacks.slow, lambda name: name.outcomes["trickled"] > 0)
     assert name.entries  # others' contributions, which it says that it holds
 
 
 def test_who_replays_says_what_others_have_said(tmp_path: Path):
-    name = attacked(tmp_path, words.replay, lambda name: name.outcomes["refused"] > 0, "observer")
+    name = attacked(tmp_path, name_attacks.replay, lambda name: name.outcomes["refused"] > 0, "observer")
     assert len(name.known) == 2
 
 
@@ -140,7 +140,7 @@ def said(folder: Path, attack: Attack, count: int, monkeypatch: pytest.MonkeyPat
     async def scene() -> Name:
         async with village(MANIFEST, folder, "h") as made, hostile(made) as name:
             monkeypatch.setattr(Name, "everywhere", everywhere)
-            monkeypatch.setattr(words.asyncio, "sleep", at_once)
+            monkeypatch.setattr(name_attacks.asyncio, "sleep", at_once)
             with pytest.raises(Enough):
                 await attack(name)
             monkeypatch.undo()
@@ -152,7 +152,7 @@ def said(folder: Path, attack: Attack, count: int, monkeypatch: pytest.MonkeyPat
 def test_a_false_clock_is_a_few_rounds_ahead_then_at_the_end_then_beyond_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    name, heard = said(tmp_path, words.clock, 3, monkeypatch)
+    name, heard = said(tmp_path, name_attacks.clock, 3, monkeypatch)
     told = [read_statement(pb.News.FromString(each).statement, name.signer.authority).record for each in heard]
     last = MANIFEST.outer.rounds
     assert [each.round for each in told] == [min(5, last), last, 2**31 - 2]
@@ -162,20 +162,21 @@ def test_a_false_clock_is_a_few_rounds_ahead_then_at_the_end_then_beyond_it(
 def test_a_flood_is_of_nothing_of_valid_entries_of_far_rounds_and_of_keys_each_as_long_as_messages_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    name, heard = said(tmp_path, words.flood, 4, monkeypatch)
+    name, heard = said(tmp_path, name_attacks.flood, 4, monkeypatch)
     empty, far, held = [pb.News.FromString(each) for each in heard[:3]]
     question = pb.Question.FromString(heard[3])
     assert all(0.85 * 2**20 < len(each) <= message_bytes(MANIFEST) for each in heard)
-    assert len(empty.entries) == words.EMPTY_ENTRIES
+    assert len(empty.entries) == name_attacks.EMPTY_ENTRIES
     assert not any(each.proof for each in empty.entries[:10])
     entries = [read_entry(each.proof, [], name.signer.authority) for each in far.entries[:10]]
-    assert [each.name.round for each in entries] == list(range(words.LAST - words.FAR_ENTRIES, words.LAST))[:10]
-    assert len(far.entries) == words.FAR_ENTRIES
-    assert sum(len(each.keys) for each in held.held) == len(question.keys) == words.RANDOM_KEYS
+    last = name_attacks.LAST
+    assert [each.name.round for each in entries] == list(range(last - name_attacks.FAR_ENTRIES, last))[:10]
+    assert len(far.entries) == name_attacks.FAR_ENTRIES
+    assert sum(len(each.keys) for each in held.held) == len(question.keys) == name_attacks.RANDOM_KEYS
 
 
 def test_spam_is_not_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    name, heard = said(tmp_path, words.spam, 3, monkeypatch)
+    name, heard = said(tmp_path, name_attacks.spam, 3, monkeypatch)
     valid, wrong_entry, wrong_statement = [pb.News.FromString(each) for each in heard]
     read_statement(valid.statement, name.signer.authority)
     with pytest.raises(FormatError):
@@ -198,23 +199,26 @@ def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(t
         operator = load_or_create(tmp_path / "operator")
         port = listen(server, "127.0.0.1:0", certified(operator, operator).at_the_door())
         await server.start()
-        async with asyncio.timeout(SECONDS), sockets.opened(f"127.0.0.1:{port}", sockets.anybody()) as (reader, writer):
-            writer.write(sockets.PREFACE + sockets.frame(sockets.SETTINGS, 0, 0))
-            sender = sockets.HalfSender(reader, writer)
+        async with (
+            asyncio.timeout(SECONDS),
+            stranger_attacks.opened(f"127.0.0.1:{port}", stranger_attacks.anybody()) as (reader, writer),
+        ):
+            writer.write(stranger_attacks.PREFACE + stranger_attacks.frame(stranger_attacks.SETTINGS, 0, 0))
+            sender = stranger_attacks.HalfSender(reader, writer)
             listening = asyncio.create_task(sender.listen())
             await sender.begin(1, "/hetpeer.v1.Run/Measure")
             half = len(reached)
-            writer.write(sockets.frame(sockets.DATA, 1, 1, b"\0"))
+            writer.write(stranger_attacks.frame(stranger_attacks.DATA, 1, 1, b"\0"))
             await eventually(lambda: bool(reached))
             listening.cancel()
         await server.stop(None)
         return half, len(reached[0])
 
-    assert asyncio.run(scene()) == (0, sockets.MESSAGE_BYTES)
+    assert asyncio.run(scene()) == (0, stranger_attacks.MESSAGE_BYTES)
 
 
 def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dht_flood, "SIGNATURES", 5)
+    monkeypatch.setattr(stranger_attacks, "SIGNATURES", 5)
     authority = Authority(RUN, load_or_create(tmp_path / "operator").peer_id)
     register, checked = Register(authority, MANIFEST), list[tuple[str, str]]()
 
@@ -232,9 +236,9 @@ def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path,
 
     async def scene() -> str:
         victim = await dht.start(load_or_create(tmp_path / "victim"), "127.0.0.1", 0, Victim())
-        here = await dht_flood.meet(tmp_path, victim.addresses, register)
+        here = await stranger_attacks.meet(tmp_path, victim.addresses, register)
         assert here is not None
-        attacking = asyncio.create_task(dht_flood.dht(here, tmp_path, register))
+        attacking = asyncio.create_task(stranger_attacks.dht(here, tmp_path, register))
         try:
             await eventually(lambda: len(checked) >= 10 or attacking.done())
         finally:

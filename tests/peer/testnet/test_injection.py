@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.testnet.faults import After, Fault, Kill, Random
-from peer.testnet.random_faults import draw
+from peer.testnet.injection import draw
 
 seeds = st.integers(0, 10**6)
 

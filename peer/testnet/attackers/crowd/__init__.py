@@ -1,1 +1,0 @@
-"""Many hostile names in one process, without the weight of a daemon each, for `hetpeer testnet --chaos crowd:…`."""
