@@ -41,9 +41,9 @@ def invite(
     import time
     from dataclasses import replace
 
-    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
-    from bootstrap.admission.lists import date
+    from bootstrap.admission.database import date
     from peer.cli.tables import show
     from peer.store.home import operators_ticket
     from protocol.errors import UserError
@@ -55,8 +55,8 @@ def invite(
         seconds, ticket, now = duration(expires), operators_ticket(folder), time.time()
         if gateway and load_or_create(folder).public != ticket.authority:
             raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
-        token = invitations.invite(folder, uses, seconds, now, gateway)
-        id = invitations.invitation_id(token)
+        token = operator_lists.invite(folder, uses, seconds, now, gateway)
+        id = operator_lists.invitation_id(token)
         what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
         audit_log.append_entry(
             folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}")
@@ -69,7 +69,7 @@ def invite(
         lines = [f"Invitation {id}, for {number} until {until}. The ticket, one line, shown only now:", "", line]
         if gateway:
             lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
-        elif not invitations.is_closed(folder):
+        elif not operator_lists.is_closed(folder):
             lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
         show(shown, [row], "\n".join(lines))
 
@@ -84,13 +84,13 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
     from rich.console import Group
     from rich.text import Text
 
-    from bootstrap.admission.invitations import is_closed, listed
+    from bootstrap.admission.operator_lists import is_closed, read_invitations
     from peer.cli.tables import invitation_rows, invitations_table, show
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        found, now = listed(folder), time.time()
+        found, now = read_invitations(folder), time.time()
         closed = "This run is closed: joining takes an invitation."
         said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
         show(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
@@ -112,14 +112,14 @@ def withdraw(
     """Take an invitation back: nobody gets in with its ticket any more."""
     import time
 
-    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
     from peer.telemetry.events import Progress
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        invitations.withdraw(folder, invitation)
+        operator_lists.withdraw(folder, invitation)
         audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
         shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 

@@ -133,7 +133,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     """Create the run or take it up again, and serve it until stopped; the exit code."""
     import asyncio
 
-    from bootstrap.admission import trials
+    from bootstrap.admission import operator_lists
     from bootstrap.dashboard.server import serve_dashboard, taken
     from bootstrap.genesis import create_run
     from bootstrap.monitor.metrics import render
@@ -174,8 +174,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 lets_in = f"{FIRST_USES} newcomers in {FIRST_SECONDS // 86400} days"
                 terminal.emit(Progress(f"the run is closed: its first ticket lets in {lets_in}, and is a secret"))
             if options.trials is not None:
-                trials.require(folder, options.trials)
-            audits = options.audit or options.revoke or (ticket is None and trials.read_trials(folder).required)
+                operator_lists.require_trials(folder, options.trials)
+            audits = options.audit or options.revoke or (ticket is None and operator_lists.read_trials(folder).required)
 
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -240,14 +240,14 @@ def _close(options: BootstrapOptions, folder: Path) -> bytes:
     invitation, whose token this is."""
     import time
 
-    from bootstrap.admission import invitations
+    from bootstrap.admission import operator_lists
 
-    if options.closed is None or options.closed == invitations.is_closed(folder):
+    if options.closed is None or options.closed == operator_lists.is_closed(folder):
         return b""
-    invitations.set_closed(folder, options.closed)
+    operator_lists.set_closed(folder, options.closed)
     if not options.closed:
         return b""
-    return invitations.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
+    return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
 
 
 def _manifest(options: BootstrapOptions) -> "Manifest":
@@ -277,7 +277,7 @@ async def _become_gateway(
     """
     import time
 
-    from bootstrap.admission import invitations, trials
+    from bootstrap.admission import operator_lists
     from bootstrap.genesis import load_run
     from bootstrap.node import ServingRights
     from peer.network import admission
@@ -310,8 +310,8 @@ async def _become_gateway(
         require_same(descriptor, data)
         link(folder, data)
     if place.closed:
-        invitations.set_closed(folder, True)
-    trials.require(folder, place.trials)
+        operator_lists.set_closed(folder, True)
+    operator_lists.require_trials(folder, place.trials)
     return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
 
 

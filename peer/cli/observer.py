@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bootstrap.admission import invitations, trials
+from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER
 from peer.cli.revocation import Operator, spread
 from peer.process import LINE_BYTES, Terminal, heard
@@ -121,8 +121,8 @@ async def observe_beside(
         LostMemberError: it died.
     """
     folder = node.folder
-    if invitations.is_closed(folder):
-        ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
+    if operator_lists.is_closed(folder):
+        ticket = replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, time.time()))
     if attests:
         await asyncio.to_thread(name_attester, node)
     await observe(
@@ -147,7 +147,7 @@ def _acquit_in(folder: Path) -> Acquit:
     """Acquit by this node's list, which it reads when a peer asks for its next card."""
 
     async def acquit(tried: Tried) -> None:
-        await asyncio.to_thread(trials.note_stood, folder, PeerId(tried.peer))
+        await asyncio.to_thread(operator_lists.note_stood, folder, PeerId(tried.peer))
 
     return acquit
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median_low
 
 from bootstrap.admission import audit_log as logs
-from bootstrap.admission import revoked
+from bootstrap.admission import operator_lists
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.lists import RevokedPeer
+from bootstrap.admission.database import RevokedPeer
 from bootstrap.node import as_operator
 from peer.network.contacts import Contacts
 from peer.network.visiting import read_peers, tell_revocation
@@ -88,7 +88,7 @@ async def _revoke(given: str, asked: int | None, operator: Operator, here: Peers
     revocation = _revocation(peer, asked, [each.round for each in here if each.peer_id != peer])
     signed = operator.sign(revocation) if revocation else b""
     now, start = time.time(), revocation.start if revocation else asked or 0
-    revoked.add(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
+    operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=start, at=now, signed=signed))
     since = f"from round {start} on" if start else ""
     logs.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
     reached = await _tell(operator, here, signed) if signed else 0

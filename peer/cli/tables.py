@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.lists import Invitation, date
+from bootstrap.admission.database import Invitation, date
 from peer.process import Terminal
 from protocol.trust.records import PeerRecord
 from protocol.wording import moment, printable

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bootstrap.admission.audit_log import AuditEntry, append_entry
-from bootstrap.admission.invitations import TOKEN_BYTES, listed, redeem, set_closed
+from bootstrap.admission.operator_lists import TOKEN_BYTES, read_invitations, redeem, set_closed
 from peer.cli.__main__ import app
 from peer.cli.options import duration
 from protocol.errors import RefusedError, UserError
@@ -64,7 +64,7 @@ def test_another_time_is_refused_with_what_it_takes(text: str):
 def test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for(folder: Path):
     id, token = invited(folder, "--uses", "5", "--expires", "12h")
     assert len(token) == TOKEN_BYTES
-    (made,) = listed(folder)
+    (made,) = read_invitations(folder)
     assert (made.id, made.uses, made.expires - made.issued) == (id, 5, 43200)
     assert redeem(folder, token, ANN, made.issued) == id
 
@@ -72,7 +72,7 @@ def test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for(folder: P
 def test_a_person_is_shown_the_ticket_on_a_line_of_its_own(folder: Path):
     set_closed(folder, True)
     shown = admin(folder, "invite", "--uses", "2", COLUMNS="20").output.splitlines()
-    assert shown[0].startswith(f"Invitation {listed(folder)[0].id}, for 2 peers until ")
+    assert shown[0].startswith(f"Invitation {read_invitations(folder)[0].id}, for 2 peers until ")
     assert replace(parse_ticket(shown[2]), token=b"") == TICKET
     assert len(shown) == 3
 
@@ -92,7 +92,7 @@ def test_the_ticket_is_the_folders_own_whatever_the_environment_says(folder: Pat
 
 def test_invitations_are_listed_with_what_is_left_and_who_came(folder: Path):
     id, token = invited(folder, "--uses", "5")
-    redeem(folder, token, ANN, listed(folder)[0].issued)
+    redeem(folder, token, ANN, read_invitations(folder)[0].issued)
     table = admin(folder, "invitations").output
     assert all(part in table for part in (id, "open", "4 of 5", "UTC", ANN[-8:]))
     row = json.loads(admin(folder, "invitations", "--json").output)
@@ -123,7 +123,7 @@ def test_what_cannot_be_done_is_one_sentence(folder: Path, arguments: tuple[str,
     assert done.exit_code == code
     assert said in done.output
     assert len(done.output.splitlines()) == 1
-    assert listed(folder) == ()
+    assert read_invitations(folder) == ()
 
 
 def test_a_folder_without_a_ticket_or_a_run_says_what_it_lacks(folder: Path):
@@ -179,7 +179,7 @@ def test_the_operator_alone_makes_an_invitation_for_a_gateway(folder: Path):
     done = admin(folder, "invite", "--gateway")
     assert done.exit_code != 0
     assert "is a gateway's: only the run's operator can make another" in done.output
-    assert not listed(folder)
+    assert not read_invitations(folder)
     operator = load_or_create(folder)
     (folder / "ticket").write_text(f"{replace(TICKET, authority=operator.public)}\n")
     row = json.loads(admin(folder, "invite", "--gateway", "--json").output)

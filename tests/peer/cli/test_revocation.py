@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bootstrap.admission import audit_log, revoked
+from bootstrap.admission import audit_log, operator_lists
 from bootstrap.genesis import create_run
 from peer.cli.revocation import one_peer
 from peer.cli.tables import peers_table
@@ -106,7 +106,7 @@ def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(t
     assert (done.returncode, done.stderr) == (0, "")
     said = json.loads(done.stdout)["doing"]
     assert said.startswith(f"peer {ANN[-8:]} is taken out from round 9 on. It gets no new certificate. None of 3 peers")
-    (entry,) = revoked.read_revoked(tmp_path / "operator")
+    (entry,) = operator_lists.read_revoked(tmp_path / "operator")
     assert (entry.peer, entry.start) == (ANN, 9)
     signed = read_revocation(entry.signed, Authority(run.run_id, run.operator))
     assert signed == Revocation(ANN, 9, 9), "the round after the last that the others have finished"
@@ -121,7 +121,7 @@ def test_a_peer_is_shut_out_while_the_run_is_down(tmp_path: Path, run: Descripto
     assert (done.returncode, done.stderr) == (0, "")
     assert "No bootstrap node answered" in done.stdout
     assert "gets no new certificate. No other peer was found, so what it has contributed stays" in done.stdout
-    (entry,) = revoked.read_revoked(folder)
+    (entry,) = operator_lists.read_revoked(folder)
     assert (entry.peer, entry.start, entry.signed) == (BOB, 4, b"")
 
 
@@ -131,7 +131,7 @@ def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):
     done = admin(folder, run, (), "revoke", BOB)
     assert done.returncode == 2
     assert "does not hold the key of this run's operator" in done.stderr
-    assert revoked.read_revoked(folder) == ()
+    assert operator_lists.read_revoked(folder) == ()
 
 
 def test_a_peer_is_meant_by_its_id_or_by_the_end_of_one_that_is_known():
