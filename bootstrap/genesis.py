@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap.data import corpus, published_text
+from bootstrap.data import published_text
+from bootstrap.data.documents import read_corpus, split
+from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.codec.fixed_point import to_units
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
@@ -85,10 +87,10 @@ def create_run(
     prepared_text = corpus_path if is_prepared(corpus_path) else None
     if checkpoint is not None:
         checkpoint.require(manifest.model)
-    elif prepared_text is None and manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
+    elif prepared_text is None and manifest.model.end_of_text != END_OF_TEXT_ID:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
-            f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
+            f"with --weights; of the tokenizer that a run trains itself it is {END_OF_TEXT_ID}"
         )
     operator = load_or_create(directory).peer_id
     if prepared_text is not None:
@@ -183,19 +185,19 @@ def _write_text(
     manifest: Manifest, directory: Path, path: Path | None, progress: GenesisProgress, checkpoint: ModelFolder | None
 ) -> None:
     """The tokenizer and the tokens. Raises ResourceError unless there is a sequence of each kind."""
-    text = corpus.read_corpus(path)
+    text = read_corpus(path)
     progress(text.source)
-    documents, held_out = corpus.split(text.documents, manifest.evaluation.held_out, manifest.run.seed)
+    documents, held_out = split(text.documents, manifest.evaluation.held_out, manifest.run.seed)
     vocabulary, context = manifest.model.vocabulary, manifest.model.context
     if checkpoint is None:
         progress(f"Training a tokenizer of {vocabulary} tokens.")
-        tokenizer = corpus.train_tokenizer(documents, vocabulary)
+        tokenizer = train_tokenizer(documents, vocabulary)
         write_atomically(directory / TOKENIZER, tokenizer.to_str().encode())
     else:
         tokenizer = read_tokenizer(checkpoint.tokenizer, vocabulary)
         write_atomically(directory / TOKENIZER, checkpoint.tokenizer.read_bytes())
     for name, texts in ((HELD_OUT, held_out), (TRAIN, documents)):
-        tokens = corpus.tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)
+        tokens = tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)
         if len(tokens) <= context:
             raise ResourceError(
                 f"too little text: {name} has {len(tokens)} tokens, but a sequence takes {context + 1}. "
