@@ -19,12 +19,11 @@ from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
 from bootstrap.admission.database import RevokedPeer, changing
-from bootstrap.admission.dial_back import NOBODY
+from bootstrap.admission.door_answers import NOBODY, StatusAnswers
 from bootstrap.admission.front import Front
 from bootstrap.admission.operator_lists import set_closed
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
-from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
 from bootstrap.rate_limit import Rates
