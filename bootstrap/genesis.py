@@ -98,7 +98,12 @@ def create_run(
     else:
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")
-    write_atomically(directory / BASIS, save({"basis": _basis(manifest, checkpoint)}))
+    if checkpoint is None:
+        made = basis(manifest)
+    else:
+        kept = checkpoint.basis()
+        made = principal_basis(checkpoint) if kept is None else kept
+    write_atomically(directory / BASIS, save({"basis": made}))
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
@@ -153,14 +158,6 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
             weight = checkpoint.read(name)
             written += weight @ weight.T
     return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
-
-
-def _basis(manifest: Manifest, checkpoint: ModelFolder | None) -> NDArray[np.float32]:
-    """Drawn, or a checkpoint's own, or the one that fits it."""
-    if checkpoint is None:
-        return basis(manifest)
-    kept = checkpoint.basis()
-    return principal_basis(checkpoint) if kept is None else kept
 
 
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:

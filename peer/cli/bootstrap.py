@@ -23,7 +23,6 @@ from protocol.errors import FormatError, UnreachableError, UserError
 if TYPE_CHECKING:
     from bootstrap.node import Listen, ServingRights
     from peer.process import Terminal
-    from protocol.manifest import Manifest
     from protocol.run.run_files import Descriptor, RunFile
     from protocol.trust.ticket import Ticket
 
@@ -139,13 +138,14 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import as_operator, serve_node
-    from peer.cli.dry_run import dry_run
+    from peer.cli.admin import Operator
     from peer.cli.observer import observe_beside
-    from peer.cli.revocation import Operator
+    from peer.cli.plan import dry_run
     from peer.process import run_command, told
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
     from peer.telemetry.events import Progress, Serving, Warned
+    from protocol.manifest import load_manifest
     from protocol.run.dataset import MOST_MIRRORS
     from protocol.trust import ticket as tickets
     from protocol.trust.keys import load_or_create
@@ -158,7 +158,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
-            manifest = _manifest(options)
+            if options.run_toml is None:
+                raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
+            manifest = load_manifest(options.run_toml)
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
@@ -248,14 +250,6 @@ def _close(options: BootstrapOptions, folder: Path) -> bytes:
     if not options.closed:
         return b""
     return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
-
-
-def _manifest(options: BootstrapOptions) -> "Manifest":
-    from protocol import manifest as manifests
-
-    if options.run_toml is None:
-        raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
-    return manifests.load_manifest(options.run_toml)
 
 
 def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
