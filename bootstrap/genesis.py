@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bootstrap.data import corpus, published_text
+from bootstrap.data import published_text
+from bootstrap.data.documents import read_corpus, split
+from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
@@ -84,10 +86,10 @@ def create_run(
     prepared_text = corpus_path if is_prepared(corpus_path) else None
     if checkpoint is not None:
         checkpoint.require(manifest.model)
-    elif prepared_text is None and manifest.model.end_of_text != corpus.END_OF_TEXT_ID:
+    elif prepared_text is None and manifest.model.end_of_text != END_OF_TEXT_ID:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
-            f"with --weights; of the tokenizer that a run trains itself it is {corpus.END_OF_TEXT_ID}"
+            f"with --weights; of the tokenizer that a run trains itself it is {END_OF_TEXT_ID}"
         )
     operator = load_or_create(directory).peer_id
     if prepared_text is not None:
@@ -95,7 +97,12 @@ def create_run(
     else:
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")
-    write_atomically(directory / BASIS, save({"basis": _basis(manifest, checkpoint)}))
+    if checkpoint is None:
+        made = basis(manifest)
+    else:
+        kept = checkpoint.basis()
+        made = principal_basis(checkpoint) if kept is None else kept
+    write_atomically(directory / BASIS, save({"basis": made}))
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
@@ -152,14 +159,6 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
     return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
 
 
-def _basis(manifest: Manifest, checkpoint: ModelFolder | None) -> NDArray[np.float32]:
-    """Drawn, or a checkpoint's own, or the one that fits it."""
-    if checkpoint is None:
-        return basis(manifest)
-    kept = checkpoint.basis()
-    return principal_basis(checkpoint) if kept is None else kept
-
-
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:
     """The first weights of one tensor, in units of 2⁻²⁶: normal, and one for the scale of a norm."""
     if name.endswith("norm.weight"):
@@ -182,19 +181,19 @@ def _write_text(
     manifest: Manifest, directory: Path, path: Path | None, progress: GenesisProgress, checkpoint: ModelFolder | None
 ) -> None:
     """The tokenizer and the tokens. Raises ResourceError unless there is a sequence of each kind."""
-    text = corpus.read_corpus(path)
+    text = read_corpus(path)
     progress(text.source)
-    documents, held_out = corpus.split(text.documents, manifest.evaluation.held_out, manifest.run.seed)
+    documents, held_out = split(text.documents, manifest.evaluation.held_out, manifest.run.seed)
     vocabulary, context = manifest.model.vocabulary, manifest.model.context
     if checkpoint is None:
         progress(f"Training a tokenizer of {vocabulary} tokens.")
-        tokenizer = corpus.train_tokenizer(documents, vocabulary)
+        tokenizer = train_tokenizer(documents, vocabulary)
         write_atomically(directory / TOKENIZER, tokenizer.to_str().encode())
     else:
         tokenizer = read_tokenizer(checkpoint.tokenizer, vocabulary)
         write_atomically(directory / TOKENIZER, checkpoint.tokenizer.read_bytes())
     for name, texts in ((HELD_OUT, held_out), (TRAIN, documents)):
-        tokens = corpus.tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)
+        tokens = tokenize(tokenizer, texts, vocabulary, manifest.model.end_of_text)
         if len(tokens) <= context:
             raise ResourceError(
                 f"too little text: {name} has {len(tokens)} tokens, but a sequence takes {context + 1}. "

@@ -11,13 +11,12 @@ from typing import Any
 import grpc
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
+from bootstrap.admission.door_answers import Measuring, StatusAnswers
 from bootstrap.admission.front import Front
-from bootstrap.admission.measuring import Measuring
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
 from bootstrap.data.published_text import lookup
-from bootstrap.monitor.pace import SwarmPace
-from bootstrap.monitor.status_service import StatusAnswers
+from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import LOOPBACK, join, moved
 from protocol.files import write_atomically

@@ -339,6 +339,6 @@ def test_the_check_lets_a_task_with_a_parent_pass(line: str) -> None:
 
 def test_help_needs_nothing_heavy() -> None:
     heavy = ("torch", "grpc", "hivemind", "matplotlib", "numpy", "numba", "tokenizers")
-    program = f"import sys, peer.cli; print(*(m for m in {heavy} if m in sys.modules))"
+    program = f"import sys, peer.cli.__main__; print(*(m for m in {heavy} if m in sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

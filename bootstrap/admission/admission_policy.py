@@ -5,10 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bootstrap.admission import audit_log, invitations, trials
+from bootstrap.admission import audit_log, operator_lists
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.lists import Trials
-from bootstrap.admission.revoked import RevokedList
+from bootstrap.admission.database import Trials
+from bootstrap.admission.operator_lists import RevokedList
 from bootstrap.rate_limit import Rates, host_of
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
@@ -37,7 +37,7 @@ class AdmissionPolicy:
         Raises:
             RefusedError: too often.
         """
-        self.rates.take(caller, invitations.invitation_id(token), time.monotonic())
+        self.rates.take(caller, operator_lists.invitation_id(token), time.monotonic())
 
     def require_welcome(self, peer: PeerId, token: bytes, gateway: bool = False) -> str:
         """The id of the invitation by which a peer may come in, or become a gateway; empty where it needs none, or has
@@ -48,9 +48,9 @@ class AdmissionPolicy:
             ResourceError: the node's folder cannot be read or written; nobody is let in then.
         """
         self.revoked.check(peer)
-        if not gateway and not invitations.is_closed(self.folder):
+        if not gateway and not operator_lists.is_closed(self.folder):
             return ""
-        return invitations.redeem(self.folder, token, peer, time.time(), gateway)
+        return operator_lists.redeem(self.folder, token, peer, time.time(), gateway)
 
     def is_closed(self) -> bool:
         """Whether joining takes an invitation.
@@ -58,7 +58,7 @@ class AdmissionPolicy:
         Raises:
             ResourceError: the node's folder cannot be read.
         """
-        return invitations.is_closed(self.folder)
+        return operator_lists.is_closed(self.folder)
 
     def trials(self) -> Trials:
         """Whether newcomers are tried, and who has stood it.
@@ -66,7 +66,7 @@ class AdmissionPolicy:
         Raises:
             ResourceError: the node's folder cannot be read; nobody is let in then.
         """
-        return trials.read_trials(self.folder)
+        return operator_lists.read_trials(self.folder)
 
     def attestation(self) -> bytes:
         """The newest that the observer beside this node has made or heard of; empty: none."""

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bootstrap.admission.database import DATABASE, LOG, changing, reading
-from bootstrap.admission.lists import END_OF_TIME
+from bootstrap.admission.database import DATABASE, END_OF_TIME, LOG, changing, reading
 from protocol.files import LOG_BYTES
 
 MOST_BYTES = 2 * LOG_BYTES

@@ -96,7 +96,10 @@ class Front:
         caller = caller_at(*(writer.get_extra_info("peername") or ("", 0))[:2])  # without, it has gone already
         guest = Guest(caller, network_of(caller), writer, asyncio.get_running_loop().create_future())
         try:
-            if self._is_too_much(guest):
+            of_network = sum(each.network == guest.network for each in self.waiting)
+            if len(self.waiting) >= DOOR_WAITING or of_network >= DOOR_WAITING_OF_NETWORK:
+                return
+            if self.rate.wait_seconds(guest.network, self.clock()) > 0:
                 return
             self.waiting.append(guest)
             self._seat()
@@ -113,12 +116,6 @@ class Front:
                     place.remove(guest)
             guest.close()
             self._seat()
-
-    def _is_too_much(self, guest: Guest) -> bool:
-        of_network = sum(each.network == guest.network for each in self.waiting)
-        if len(self.waiting) >= DOOR_WAITING or of_network >= DOOR_WAITING_OF_NETWORK:
-            return True
-        return self.rate.wait_seconds(guest.network, self.clock()) > 0
 
     async def _keep_seating(self) -> None:
         """Somebody's time may be over without anything else happening."""

@@ -59,7 +59,9 @@ class Admission:
         Raises:
             RefusedError: there is no such stage.
         """
-        self._forget_the_lost(alive, now)
+        for each in list(self.places):
+            if each not in alive and now - self.since[each] > ARRIVAL_SECONDS:
+                del self.places[each], self.since[each]
         held = self.places.get(peer)
         if held is None or (held.role, stage) not in ((role, held.stage), (role, None)):
             self.places.pop(peer, None)
@@ -68,11 +70,6 @@ class Admission:
         self.since[peer] = now
         return held
 
-    def _forget_the_lost(self, alive: set[PeerId], now: float) -> None:
-        for peer in list(self.places):
-            if peer not in alive and now - self.since[peer] > ARRIVAL_SECONDS:
-                del self.places[peer], self.since[peer]
-
     def _free_place(self, role: PlaceRole, stage: int | None) -> Place:
         replicas = self.manifest.replicas
         if role in ("observer", "gateway"):
@@ -80,15 +77,11 @@ class Admission:
         if role == "datacenter":
             return Place(role, 0, self._free_slot(role, 0))
         if stage is None:
-            stage = self._scarcest_stage()
+            held = [place.stage for place in self.places.values() if place.role == "volunteer"]
+            stage = min(range(replicas.stages), key=lambda each: (held.count(each), each))  # the earliest of equals
         if not 0 <= stage < replicas.stages:
             raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
         return Place(role, stage, self._free_slot(role, stage))
-
-    def _scarcest_stage(self) -> int:
-        """The stage with fewest volunteers, the earliest of equals."""
-        held = [place.stage for place in self.places.values() if place.role == "volunteer"]
-        return min(range(self.manifest.replicas.stages), key=lambda stage: (held.count(stage), stage))
 
     def _free_slot(self, role: PlaceRole, stage: int, *wanted: int) -> int:
         """The slot that is wanted, if nobody has it; or one of those that the run begins with; or, for who comes beside

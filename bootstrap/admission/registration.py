@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
-from bootstrap.admission.dial_back import Dialler
-from bootstrap.admission.lists import Trials
-from bootstrap.admission.measuring import Measuring
+from bootstrap.admission.database import Trials
+from bootstrap.admission.door_answers import Dialler, Measuring, StatusAnswers
 from bootstrap.admission.places import Admission, PlaceRole
-from bootstrap.monitor.status_service import StatusAnswers
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials, refuse, require_manifest

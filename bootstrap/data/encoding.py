@@ -1,21 +1,33 @@
 """Text into token ids, by a tokenizer that is given or trained, on all cores (its own threads)."""
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from bootstrap.data.corpus import PIECES, train_tokenizer
 from bootstrap.data.documents import DocumentSource, Meter, Piece
 from protocol.errors import ResourceError, UserError
+from protocol.run.run_files import token_dtype
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0
 
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]")
 """What tokenizers call it; else the user says."""
+
+PIECES = re.compile(r".{1,4096}.*?(?=\n\S|\Z)", re.DOTALL)
+"""Pieces of a text of some 4096 characters, cut before a line break that a visible character follows.
+
+The byte-level pre-tokenizer separates there too, so the pieces' tokens are the whole text's tokens.
+"""
+
+PIECES_AT_ONCE = 256
+"""A MiB of text: enough to share among threads, little enough that the encodings are small."""
 
 SAMPLE_CHARACTERS = 2**26
 """Of the text that a tokenizer is trained on: 64 million are English enough, and take twenty seconds on two cores."""
@@ -37,6 +49,39 @@ class Encoder:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.file).hexdigest()
+
+
+def train_tokenizer(documents: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE with at most `vocabulary` ids (fewer if the text is small): `END_OF_TEXT` is 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((piece for text in documents for piece in PIECES.findall(text)), trainer)
+    return tokenizer
+
+
+def tokenize(
+    tokenizer: Tokenizer, documents: Sequence[str], vocabulary: int, end_of_text: int = END_OF_TEXT_ID
+) -> NDArray[np.unsignedinteger]:
+    """All documents in turn, `end_of_text` after each: [tokens] of `token_dtype(vocabulary)`."""
+    dtype = token_dtype(vocabulary)
+    tokenizer.encode_special_tokens = True  # a document that contains "<|endoftext|>" does not end there
+    end = np.array([end_of_text], dtype)
+    tokens: list[NDArray[np.unsignedinteger]] = []
+    for text in documents:
+        pieces = PIECES.findall(text) if _cuts_before_lines(tokenizer) else [text]
+        for first in range(0, len(pieces), PIECES_AT_ONCE):
+            some = pieces[first : first + PIECES_AT_ONCE]
+            encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            tokens += (np.array(encoding.ids, dtype) for encoding in encoded)
+        tokens.append(end)
+    return np.concatenate(tokens)
 
 
 def read_encoder(path: Path, end_of_text: str | None) -> Encoder:
@@ -88,11 +133,11 @@ def _encoder(tokenizer: Tokenizer, file: bytes, named: str | None, whose: str) -
 
 
 def _cuts_before_lines(tokenizer: Tokenizer) -> bool:
-    """Whether it is byte-level with GPT-2's pattern, and changes nothing before: only of that is it known."""
-    described = json.loads(tokenizer.to_str())
-    splits = described["pre_tokenizer"] or {}
-    plain = splits.get("type") == "ByteLevel" and splits.get("use_regex") and not splits.get("add_prefix_space")
-    return bool(plain) and described["normalizer"] is None
+    """Whether a text cut at `PIECES` has the same tokens as the whole. That is known of byte-level tokenizers with
+    GPT-2's pattern alone, where nothing is changed before."""
+    before = tokenizer.pre_tokenizer
+    own = isinstance(before, pre_tokenizers.ByteLevel) and before.use_regex and not before.add_prefix_space
+    return own and tokenizer.normalizer is None
 
 
 def encode(encoder: Encoder, pieces: Iterable[Piece]) -> Iterator[tuple[NDArray[np.unsignedinteger], bool]]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from bootstrap.data.documents import DocumentSource, Meter, Piece, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
-from bootstrap.data.shards import SHARD_BLOCKS, ShardWriter, measure
-from bootstrap.data.shuffle import KEPT, Shuffle
+from bootstrap.data.shards import KEPT, SHARD_BLOCKS, ShardWriter, Shuffle, measure
 from protocol.errors import ResourceError, UserError
 from protocol.files import sync_folder, write_atomically
 from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
@@ -73,7 +72,11 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
     sources = find(wanted.sources, wanted.field)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     try:
-        _begin(partial, _asked(wanted, sources))
+        asked = _asked(wanted, sources)
+        if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == asked):
+            shutil.rmtree(partial, ignore_errors=True)  # of another call, which asked for something else
+            partial.mkdir(parents=True)
+            write_atomically(partial / WANTED, asked)
         manifest = _write(wanted, sources, mirrors, partial, progress)
         if out.exists():
             out.rmdir()
@@ -94,14 +97,6 @@ def _asked(wanted: PrepareRequest, sources: list[DocumentSource]) -> bytes:
     tokenizer = read_encoder(wanted.tokenizer, wanted.end_of_text).sha256 if wanted.tokenizer else ""
     how = [wanted.field, wanted.seed, wanted.train_tokenizer, wanted.end_of_text, tokenizer]
     return json.dumps([how, [source.stamp for source in sources]]).encode()
-
-
-def _begin(partial: Path, asked: bytes) -> None:
-    """The folder to work in, with what another call has left there if it asked the same."""
-    if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == asked):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_atomically(partial / WANTED, asked)
 
 
 def _write(

@@ -66,17 +66,13 @@ def lookup(descriptor: Descriptor, directory: Path) -> Lookup:
     numbers = {digests[DIGEST_BYTES * each : DIGEST_BYTES * (each + 1)]: each for each in range(dataset.blocks)}
 
     def find(sha256: str) -> Blob | None:
-        number = numbers.get(bytes.fromhex(sha256)) if _is_hex(sha256) else None
+        try:
+            number = numbers.get(bytes.fromhex(sha256))
+        except ValueError:
+            number = None
         if number is None:
             return files.get(sha256)
         block = dataset.block(number)
         return Slice(folder / block.shard, block.offset, block.size)
 
     return find
-
-
-def _is_hex(text: str) -> bool:
-    try:
-        return len(bytes.fromhex(text)) == DIGEST_BYTES
-    except ValueError:
-        return False

@@ -1,16 +1,155 @@
-"""Shards on disk: written, and measured."""
+"""Documents in a random order, though they may be more than memory holds; and the shards that they are written to.
+
+Each document goes to one of 256 files, drawn at random; then the files are read one after the other, each in a random
+order of its documents. That is a uniformly random order of all, and each file is read while it is in the page cache.
+
+Hours may go into it. What is kept now and then is where another one goes on, whatever became of this one.
+"""
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
-from bootstrap.data.shuffle import Ids
 from protocol.errors import FormatError, ResourceError
+from protocol.files import write_atomically
 from protocol.run.dataset import TokenShard
+
+Ids = NDArray[np.unsignedinteger]
+
+FILES = 256
+
+BUFFERED_TOKENS = 2**24
+"""In memory before they are written: 32 or 64 MiB."""
+
+DRAWS = 4096
+"""Made at once."""
+
+KEPT = "kept.json"
+
+
+class FileCounts(BaseModel):
+    """What is in the files: so many documents and tokens, and so many bytes of each file, by its name."""
+
+    documents: int = 0
+    tokens: int = 0
+    sizes: dict[str, int] = {}
+
+
+class Shuffle:
+    """Takes tokens of one document after the other, and gives the documents back in another order. `folder` is its own,
+    and may hold what another one of the same `dtype` and `seed` has kept: `documents` of them are there from the start.
+    The same documents and seed give the same order."""
+
+    def __init__(self, folder: Path, dtype: "np.dtype[np.unsignedinteger]", seed: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.dtype, self.seed = folder, dtype, seed
+        kept = self._recall()
+        self.documents, self.tokens = kept.documents, kept.tokens
+        self._waiting: list[list[Ids]] = [[] for _ in range(FILES)]
+        self._lengths: list[list[int]] = [[] for _ in range(FILES)]
+        self._buffered, self._length = 0, 0
+        self._files = islice(_numbers(_random(seed, "files")), self.documents, None)
+        self._file = next(self._files)
+
+    def add(self, tokens: Ids, ends: bool) -> None:
+        """More of a document; `ends` if that is all.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        self._waiting[self._file].append(tokens.astype(self.dtype))
+        self._length += len(tokens)
+        self._buffered += len(tokens)
+        self.tokens += len(tokens)
+        if ends:
+            self._lengths[self._file].append(self._length)
+            self._length, self._file = 0, next(self._files)
+            self.documents += 1
+            self._buffered += 1
+        if self._buffered >= BUFFERED_TOKENS:
+            self._write()
+
+    def keep(self) -> None:
+        """Whatever happens from now on, the documents until here are on disk. Between two documents.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        self._write()
+        sizes = {path.name: path.stat().st_size for path in self.folder.iterdir() if path.name != KEPT}
+        for name in sizes:
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        kept = FileCounts(documents=self.documents, tokens=self.tokens, sizes=sizes)
+        write_atomically(self.folder / KEPT, kept.model_dump_json().encode())
+
+    def shuffled(self) -> Iterator[Ids]:
+        """The documents, each [tokens], in their new order. The files go as they are read: nothing is kept any more."""
+        self._write()
+        (self.folder / KEPT).unlink(missing_ok=True)
+        for number in range(FILES):
+            tokens_path, lengths_path = self._paths(number)
+            if lengths_path.exists():
+                lengths = np.fromfile(lengths_path, "<u8").astype(np.int64)
+                tokens = np.memmap(tokens_path, self.dtype, "r")
+                starts = np.cumsum(lengths) - lengths
+                for document in _random(self.seed, f"file {number}").permutation(len(lengths)):
+                    yield tokens[starts[document] : starts[document] + lengths[document]]
+                del tokens
+                tokens_path.unlink()
+
+    def _recall(self) -> FileCounts:
+        """What is kept here; whatever else there is goes."""
+        there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
+        try:
+            kept = FileCounts.model_validate_json((self.folder / KEPT).read_bytes())
+        except (OSError, ValidationError):
+            kept = FileCounts()
+        if any(there.get(name, 0) < size for name, size in kept.sizes.items()):
+            kept = FileCounts()
+        for name in there.keys() - {KEPT}:
+            if name in kept.sizes:
+                os.truncate(self.folder / name, kept.sizes[name])
+            else:
+                (self.folder / name).unlink()
+        return kept
+
+    def _paths(self, number: int) -> tuple[Path, Path]:
+        return self.folder / f"{number}.tokens", self.folder / f"{number}.lengths"
+
+    def _write(self) -> None:
+        try:
+            for number, (waiting, lengths) in enumerate(zip(self._waiting, self._lengths, strict=True)):
+                for path, data in zip(self._paths(number), (waiting, [np.array(lengths, "<u8")]), strict=True):
+                    if waiting or lengths:
+                        with path.open("ab") as file:
+                            file.writelines(each.data for each in data)
+                waiting.clear()
+                lengths.clear()
+        except OSError as error:
+            raise ResourceError(f"cannot write in {self.folder}: {error.strerror}") from None
+        self._buffered = 0
+
+
+def _numbers(random: np.random.Generator) -> Iterator[int]:
+    while True:
+        yield from random.integers(0, FILES, DRAWS).tolist()
+
+
+def _random(seed: int, what: str) -> np.random.Generator:
+    key = hashlib.sha256(f"hetpeer shuffle {seed} {what}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+
+# Shards
 
 SHARD_BLOCKS = 512
 """256 MiB of uint16: few files, and each is quickly copied to a mirror, or copied again."""
@@ -35,7 +174,12 @@ class ShardWriter:
         try:
             while len(tokens):
                 if self._room == 0:
-                    self._begin()
+                    # The first shard has room for one token more: the next begin with the last token before them.
+                    self.close()
+                    self.paths.append(self.name(len(self.paths)))
+                    self._file = self.paths[-1].open("wb")
+                    self._file.write(self._last.tobytes())
+                    self._room = self.shard_tokens + 1 - len(self._last)
                 some, tokens = tokens[: self._room], tokens[self._room :]
                 assert self._file is not None
                 self._file.write(some.tobytes())
@@ -43,14 +187,6 @@ class ShardWriter:
                 self._last = np.array(some[-1:])
         except OSError as error:
             raise ResourceError(f"cannot write {self.paths[-1]}: {error.strerror}") from None
-
-    def _begin(self) -> None:
-        """The first shard has room for one token more: the next ones begin with the last token of the one before."""
-        self.close()
-        self.paths.append(self.name(len(self.paths)))
-        self._file = self.paths[-1].open("wb")
-        self._file.write(self._last.tobytes())
-        self._room = self.shard_tokens + 1 - len(self._last)
 
     def close(self) -> None:
         if self._file is not None:

@@ -224,23 +224,22 @@ class Fold:
         entry.judge(awaited, known, self.manifest.inner.steps)
 
     def _look_at_peers(self, now: float) -> None:
+        """Judge each peer's state anew; note who has gone away, and forget who has been away for long."""
         for peer in list(self.peers.values()):
             before = peer.state
             peer.state, peer.why = peer.judge(now, self.finished, self.manifest.outer.delay)
+            # One that is new here has been away before.
             if peer.state in AWAY and before not in AWAY and peer.joined < now and peer.record is not None:
-                self._note_away(peer, now)  # one that is new here has been away before
+                entry = self._round(self.finished + 1, now)
+                if entry is not None and peer.trains:
+                    entry.left[peer.id] = f"{peer.state}: {peer.why}"
+                words = f"Peer {peer.id[-8:]} is {peer.state}: {peer.why}"
+                number = entry.round if entry is not None else 0
+                if not self.lines.wait_seconds(peer.id, now):
+                    kind = peer.state.capitalize()
+                    self.log.append(LineView(at=now, kind=kind, words=words, peer=peer.id, round=number))
             if peer.state in ("gone", "lost") and now - peer.heard > FORGET_SECONDS:
                 del self.peers[peer.id]
-
-    def _note_away(self, peer: Peer, now: float) -> None:
-        entry = self._round(self.finished + 1, now)
-        if entry is not None and peer.trains:
-            entry.left[peer.id] = f"{peer.state}: {peer.why}"
-        words = f"Peer {peer.id[-8:]} is {peer.state}: {peer.why}"
-        number = entry.round if entry is not None else 0
-        if not self.lines.wait_seconds(peer.id, now):
-            line = LineView(at=now, kind=peer.state.capitalize(), words=words, peer=peer.id, round=number)
-            self.log.append(line)
 
     # What people see
 

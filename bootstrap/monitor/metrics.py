@@ -52,7 +52,13 @@ def _families(view: View) -> Iterator[Metric]:
     ):
         yield GaugeMetricFamily(f"hetpeer_run_{name}", help, value=value)
     yield _peers(view.peers)
-    yield _stages(view)
+    volunteers = GaugeMetricFamily(
+        "hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"]
+    )
+    counts = Counter(each.stage for each in view.peers if each.role == "volunteer" and each.state in HERE)
+    for stage in range(view.stages):  # also one that nobody serves
+        volunteers.add_metric([str(stage)], counts[stage])
+    yield volunteers
     groups = GaugeMetricFamily("hetpeer_run_groups", "Replicas of several volunteers", labels=["state"])
     broken = sum(bool(each.broken) for each in view.groups)
     groups.add_metric(["training"], len(view.groups) - broken)
@@ -61,7 +67,11 @@ def _families(view: View) -> Iterator[Metric]:
     if ended := [each for each in view.history if each.ended is not None]:
         yield from _round(ended[-1])
     if evaluated := [each for each in view.history if each.loss is not None]:
-        yield _losses(evaluated[-1])
+        losses = GaugeMetricFamily("hetpeer_run_held_out_loss", "Held-out loss in nats per token", labels=["mode"])
+        for mode, loss in (("compressed", evaluated[-1].loss), ("plain", evaluated[-1].loss_plain)):
+            if loss is not None:
+                losses.add_metric([mode], loss)
+        yield losses
 
 
 def _peers(peers: Iterable[PeerView]) -> Metric:
@@ -70,23 +80,6 @@ def _peers(peers: Iterable[PeerView]) -> Metric:
     for role in get_args(PeerView.model_fields["role"].annotation):
         for state in get_args(PeerState):
             family.add_metric([role, state], counts[role, state])
-    return family
-
-
-def _stages(view: View) -> Metric:
-    """Each stage, also one that nobody serves."""
-    family = GaugeMetricFamily("hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"])
-    counts = Counter(each.stage for each in view.peers if each.role == "volunteer" and each.state in HERE)
-    for stage in range(view.stages):
-        family.add_metric([str(stage)], counts[stage])
-    return family
-
-
-def _losses(last: RoundView) -> Metric:
-    family = GaugeMetricFamily("hetpeer_run_held_out_loss", "Held-out loss in nats per token", labels=["mode"])
-    for mode, loss in (("compressed", last.loss), ("plain", last.loss_plain)):
-        if loss is not None:
-            family.add_metric([mode], loss)
     return family
 
 

@@ -1,5 +1,8 @@
-"""The rounds of a run as peers tell of them: who contributed, who was late or left and why, loss and bytes. Pure."""
+"""The rounds of a run as peers tell of them: who contributed, who was late or left and why, loss and bytes; and how
+long a round takes the swarm. Pure: the clock is an argument."""
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median_low
@@ -10,6 +13,7 @@ from protocol.identity import PeerId
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
 from protocol.monitor import RoundView
+from protocol.trust.records import PeerRecord, common_round, may_author
 
 JUDGE_SECONDS = 5.0
 """After the end of a round, when all who were there have told of it."""
@@ -134,3 +138,40 @@ def outer_ratio(manifest: Manifest) -> float:
     layout = model_layout(manifest)
     whole = VALUE_BYTES * sum(elements(part) for part in layout.values())
     return whole / sum(expected_bytes(manifest, part) for part in layout)
+
+
+# How long a round takes
+
+ROUNDS_KEPT = 8
+"""Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
+
+
+@dataclass(slots=True)
+class SwarmPace:
+    """How long the swarm takes for a round, by the rounds whose end this node saw, and when (Unix seconds)."""
+
+    round: int = 0
+    """The last that the swarm has finished."""
+    ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT + 1))
+    looked: float | None = None
+
+    def see(self, records: Iterable[PeerRecord], liars: int, now: float) -> None:
+        """What peers say of themselves now. When a round ended is what the first of those said who have finished it,
+        as far as that can be: since this node looked last."""
+        trains = [each for each in records if may_author(each)]
+        finished = common_round((each.round for each in trains), liars)
+        if finished > self.round:
+            said = min(each.sequence / 1000 for each in trains if each.round >= finished)
+            if self.looked is not None:  # what ended before the first look, ended at no time that is known
+                self.ends.append((finished, min(max(said, self.looked), now)))
+            self.round = finished
+        self.looked = now
+
+    def seconds(self, now: float) -> float:
+        """From the end of a round to that of the next; 0 where two ends have not been seen. A round that lasts longer
+        than others already counts."""
+        if len(self.ends) < 2:
+            return 0.0
+        (first, begun), (last, ended) = self.ends[0], self.ends[-1]
+        usual = (ended - begun) / (last - first)
+        return max(usual, (now - begun) / (last - first + 1))

@@ -196,21 +196,17 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                 del self.streams[peer]
 
     async def _hear(self, who: Caller, context: Any) -> str:
-        """All that comes, until the stream ends or breaks; why no more is heard, or empty."""
-        reason = ""
+        """Hear all that comes, until the stream ends or breaks. Returns why no more is heard, or empty."""
         with suppress(grpc.aio.BaseError, grpc.aio.AioRpcError):
-            while not reason and (message := await context.read()) is not EOF:
-                reason = self.objection(who.peer) or self.objection(who.issuer) or self._take(who.peer, message)
-        return reason
-
-    def _take(self, peer: PeerId, message: Any) -> str:
-        """Hear a message; why it is refused, or empty."""
-        if message is NO_MESSAGE:
-            return "bytes that are no message"
-        try:
-            self.monitor.hear(peer, message.batch_json)
-        except (FormatError, RefusedError) as error:
-            return str(error)
+            while (message := await context.read()) is not EOF:
+                if reason := self.objection(who.peer) or self.objection(who.issuer):
+                    return reason
+                if message is NO_MESSAGE:
+                    return "bytes that are no message"
+                try:
+                    self.monitor.hear(who.peer, message.batch_json)
+                except (FormatError, RefusedError) as error:
+                    return str(error)
         return ""
 
 

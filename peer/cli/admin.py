@@ -1,16 +1,26 @@
 """`hetpeer admin`: what the run's operator alone can do, in the folder of its bootstrap node."""
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peer.cli.options import JsonOption, NodeFolderOption, RowsOption, duration, terminal
+from protocol.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
+    from protocol.identity import PeerId, RunId
+    from protocol.outer.ledger import Revocation
+    from protocol.outer.window import Window
+    from protocol.run.run_files import Descriptor
+    from protocol.trust.keys import Identity
+    from protocol.trust.records import Peers
+    from protocol.trust.ticket import Ticket
 
 admin = typer.Typer(
     help="What the run's operator alone can do, on the machine of the bootstrap node.",
@@ -41,12 +51,11 @@ def invite(
     import time
     from dataclasses import replace
 
-    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
-    from bootstrap.admission.lists import date
+    from bootstrap.admission.database import date
     from peer.cli.tables import show
     from peer.store.home import operators_ticket
-    from protocol.errors import UserError
     from protocol.trust.keys import load_or_create
 
     shown = terminal(json)
@@ -55,8 +64,8 @@ def invite(
         seconds, ticket, now = duration(expires), operators_ticket(folder), time.time()
         if gateway and load_or_create(folder).public != ticket.authority:
             raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
-        token = invitations.invite(folder, uses, seconds, now, gateway)
-        id = invitations.invitation_id(token)
+        token = operator_lists.invite(folder, uses, seconds, now, gateway)
+        id = operator_lists.invitation_id(token)
         what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
         audit_log.append_entry(
             folder, AuditEntry(what="invited", at=now, invitation=id, reason=f"{what} for {expires}")
@@ -69,7 +78,7 @@ def invite(
         lines = [f"Invitation {id}, for {number} until {until}. The ticket, one line, shown only now:", "", line]
         if gateway:
             lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
-        elif not invitations.is_closed(folder):
+        elif not operator_lists.is_closed(folder):
             lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
         show(shown, [row], "\n".join(lines))
 
@@ -84,13 +93,13 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
     from rich.console import Group
     from rich.text import Text
 
-    from bootstrap.admission.invitations import is_closed, listed
+    from bootstrap.admission.operator_lists import is_closed, read_invitations
     from peer.cli.tables import invitation_rows, invitations_table, show
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        found, now = listed(folder), time.time()
+        found, now = read_invitations(folder), time.time()
         closed = "This run is closed: joining takes an invitation."
         said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
         show(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
@@ -112,14 +121,14 @@ def withdraw(
     """Take an invitation back: nobody gets in with its ticket any more."""
     import time
 
-    from bootstrap.admission import audit_log, invitations
+    from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
     from peer.telemetry.events import Progress
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        invitations.withdraw(folder, invitation)
+        operator_lists.withdraw(folder, invitation)
         audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
         shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 
@@ -191,7 +200,6 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
-    from peer.cli.revocation import Operator, spread
     from peer.process import run_command, told
     from peer.store.home import operators_folder, operators_ticket
     from protocol.trust.ticket import find
@@ -217,3 +225,144 @@ def _in_folder(directory: Path | None, terminal: "Terminal", work: Callable[[Pat
         return 0
 
     return told(terminal.emit, command)
+
+
+# Revoking: with the key in the folder of the operator's node
+
+PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
+"""The base58 of a SHA-256 multihash."""
+
+ENTRIES_SEARCHED = 10_000
+"""Of the log, for peers that have been here and are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator's folder, key and run."""
+
+    folder: Path
+    identity: "Identity"
+    descriptor: "Descriptor"
+
+    @staticmethod
+    def of(folder: Path, run: "RunId") -> "Operator":
+        """The operator whose node has this folder.
+
+        Raises:
+            UserError: the key there is not the operator's.
+        """
+        from protocol.run.run_files import DESCRIPTOR, parse_descriptor
+        from protocol.trust.keys import load_or_create
+
+        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), run)
+        operator = Operator(folder, load_or_create(folder), descriptor)
+        if operator.identity.peer_id != descriptor.operator:
+            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
+        return operator
+
+    def sign(self, revocation: "Revocation") -> bytes:
+        """The revocation, signed by the operator."""
+        from protocol.trust.membership_card import Authority
+        from protocol.trust.proofs import revoke
+
+        return revoke(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
+
+    @property
+    def window(self) -> "Window":
+        """The rounds that stay open in this run."""
+        from protocol.outer.window import Window
+
+        outer = self.descriptor.manifest.outer
+        return Window(outer.grace, outer.liars)
+
+
+async def spread(given: str, start: int | None, operator: Operator, ticket: "Ticket", terminal: "Terminal") -> None:
+    """Shut a peer out, from a round on (None: from now), and tell everybody who can be found.
+
+    Raises:
+        HetpeerError: there is no such peer, or the node's folder cannot be written.
+    """
+    import time
+    from statistics import median_low
+
+    from bootstrap.admission import audit_log, operator_lists
+    from bootstrap.admission.audit_log import AuditEntry
+    from bootstrap.admission.database import RevokedPeer
+    from peer.network.admission import read_peers
+    from peer.telemetry.events import Progress
+    from protocol.identity import PeerId
+    from protocol.outer.ledger import Revocation
+
+    try:
+        here = await read_peers(ticket, operator.descriptor)
+    except UnreachableError as error:
+        terminal.emit(Progress(str(error)))
+        here = ()
+    logged = (PeerId(entry.peer) for entry in audit_log.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
+    peer = one_peer(given, [each.peer_id for each in here], logged)
+    revocation, signed = None, b""
+    # Where nobody tells which round it is, there is none: one that says it was issued too early would reach into rounds
+    # that are closed, and split the run (`protocol.outer.ledger`).
+    if finished := [each.round for each in here if each.peer_id != peer]:
+        issued = median_low(finished) + 1
+        revocation = Revocation(peer, start or issued, issued)
+        signed = operator.sign(revocation)
+    now, first = time.time(), revocation.start if revocation else start or 0
+    # On the node's list first: that holds, whoever can be told.
+    operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
+    since = f"from round {first} on" if first else ""
+    audit_log.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
+    reached = await _tell(operator, here, signed) if signed else 0
+    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(here))))
+
+
+async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:
+    """Bring the revocation to every peer; the number of those that heard it."""
+    import asyncio
+
+    from bootstrap.node import as_operator
+    from peer.network.contacts import Contacts
+    from peer.network.gossip import tell_revocation
+
+    contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
+    try:
+        return sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in here)))
+    finally:
+        await contacts.close()
+
+
+def one_peer(given: str, here: Iterable["PeerId"], logged: Iterable["PeerId"] = ()) -> "PeerId":
+    """The peer that is meant by `given`: a whole id, or the end of one that is in the run, or else in the log.
+
+    Raises:
+        UserError: no peer, or more than one, ends so.
+    """
+    from protocol.identity import PeerId
+
+    if re.fullmatch(PEER_ID, given):
+        return PeerId(given)
+    found: set[PeerId] = set()
+    for known in (sorted(set(here)), sorted(set(logged))):
+        found = {each for each in known if given and each.endswith(given) and re.fullmatch(PEER_ID, each)}
+        if found:
+            break
+    if len(found) != 1:
+        which = "no peer" if not found else f"{len(found)} peers"
+        there = ", ".join(sorted(found or set(here))) or "none that could be found; give the whole id"
+        raise UserError(f"{which} of the run ends with {given!r}; there are {there}")
+    return found.pop()
+
+
+def _outcome(peer: "PeerId", revocation: "Revocation | None", window: "Window", reached: int, known: int) -> str:
+    """A sentence for the operator: the effect of the revocation, and what is left to do."""
+    if revocation is None:
+        return (
+            f"peer {peer[-8:]} gets no new certificate. No other peer was found, so what it has contributed stays: "
+            "give this command again when the run is up"
+        )
+    first = revocation.effective(window)
+    closed = f"; rounds before {first} are closed and stay as they are" if first > revocation.start else ""
+    told = f"{reached} of {known} peers know; they tell the others"
+    if not reached:
+        told = f"None of {known} peers could be told: give this command again when one can be reached"
+    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {told}"

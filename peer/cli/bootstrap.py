@@ -23,7 +23,6 @@ from protocol.errors import FormatError, UnreachableError, UserError
 if TYPE_CHECKING:
     from bootstrap.node import Listen, ServingRights
     from peer.process import Terminal
-    from protocol.manifest import Manifest
     from protocol.run.run_files import Descriptor, RunFile
     from protocol.trust.ticket import Ticket
 
@@ -133,19 +132,20 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     """Create the run or take it up again, and serve it until stopped; the exit code."""
     import asyncio
 
-    from bootstrap.admission import trials
+    from bootstrap.admission import operator_lists
     from bootstrap.dashboard.server import serve_dashboard, taken
     from bootstrap.genesis import create_run
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import as_operator, serve_node
-    from peer.cli.dry_run import dry_run
+    from peer.cli.admin import Operator
     from peer.cli.observer import observe_beside
-    from peer.cli.revocation import Operator
+    from peer.cli.plan import dry_run
     from peer.process import run_command, told
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
     from peer.telemetry.events import Progress, Serving, Warned
+    from protocol.manifest import load_manifest
     from protocol.run.dataset import MOST_MIRRORS
     from protocol.trust import ticket as tickets
     from protocol.trust.keys import load_or_create
@@ -158,7 +158,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
         if ticket is not None:
             name = f"gateway-{ticket.run_id[:12]}"
         else:
-            manifest = _manifest(options)
+            if options.run_toml is None:
+                raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
+            manifest = load_manifest(options.run_toml)
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
@@ -174,8 +176,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 lets_in = f"{FIRST_USES} newcomers in {FIRST_SECONDS // 86400} days"
                 terminal.emit(Progress(f"the run is closed: its first ticket lets in {lets_in}, and is a secret"))
             if options.trials is not None:
-                trials.require(folder, options.trials)
-            audits = options.audit or options.revoke or (ticket is None and trials.read_trials(folder).required)
+                operator_lists.require_trials(folder, options.trials)
+            audits = options.audit or options.revoke or (ticket is None and operator_lists.read_trials(folder).required)
 
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -240,22 +242,14 @@ def _close(options: BootstrapOptions, folder: Path) -> bytes:
     invitation, whose token this is."""
     import time
 
-    from bootstrap.admission import invitations
+    from bootstrap.admission import operator_lists
 
-    if options.closed is None or options.closed == invitations.is_closed(folder):
+    if options.closed is None or options.closed == operator_lists.is_closed(folder):
         return b""
-    invitations.set_closed(folder, options.closed)
+    operator_lists.set_closed(folder, options.closed)
     if not options.closed:
         return b""
-    return invitations.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
-
-
-def _manifest(options: BootstrapOptions) -> "Manifest":
-    from protocol import manifest as manifests
-
-    if options.run_toml is None:
-        raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
-    return manifests.load_manifest(options.run_toml)
+    return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
 
 
 def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
@@ -277,7 +271,7 @@ async def _become_gateway(
     """
     import time
 
-    from bootstrap.admission import invitations, trials
+    from bootstrap.admission import operator_lists
     from bootstrap.genesis import load_run
     from bootstrap.node import ServingRights
     from peer.network import admission
@@ -310,8 +304,8 @@ async def _become_gateway(
         require_same(descriptor, data)
         link(folder, data)
     if place.closed:
-        invitations.set_closed(folder, True)
-    trials.require(folder, place.trials)
+        operator_lists.set_closed(folder, True)
+    operator_lists.require_trials(folder, place.trials)
     return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
 
 

@@ -2,7 +2,7 @@
 on this machine."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -130,7 +130,7 @@ def tell_to_pause(ticket: str | None, directory: Path | None, terminal: "Termina
     from peer.telemetry.events import Progress
 
     def tell() -> int:
-        for folder in _required([each for each in _folders(ticket, directory) if in_use(each)], directory):
+        for folder in _peers_here(ticket, directory, in_use):
             new = pausing.pause(folder)
             words = "pauses as soon as its inner step has ended" if new else "has been told to pause before"
             terminal.emit(Progress(f"the peer in {folder} {words}; `hetpeer resume` lets it go on"))
@@ -147,8 +147,7 @@ def tell_to_resume(ticket: str | None, directory: Path | None, terminal: "Termin
     from peer.telemetry.events import Progress
 
     def tell() -> int:
-        folders = _folders(ticket, directory)
-        for folder in _required([each for each in folders if in_use(each) or pausing.is_told(each)], directory):
+        for folder in _peers_here(ticket, directory, lambda each: in_use(each) or pausing.is_told(each)):
             words = "goes on" if pausing.resume(folder) else "had not been told to pause"
             terminal.emit(Progress(f"the peer in {folder} {words}"))
         return 0
@@ -156,22 +155,18 @@ def tell_to_resume(ticket: str | None, directory: Path | None, terminal: "Termin
     return told(terminal.emit, tell)
 
 
-def _folders(ticket: str | None, directory: Path | None) -> list[Path]:
-    from peer.store.home import peer_folders
-    from protocol.trust.ticket import find
-
-    return [directory] if directory is not None else peer_folders(find(ticket, Path()).run_id if ticket else None)
-
-
-def _required(folders: list[Path], directory: Path | None) -> list[Path]:
-    """The folders, unless there are none.
+def _peers_here(ticket: str | None, directory: Path | None, is_meant: Callable[[Path], bool]) -> list[Path]:
+    """The folders of the peers of this machine that are meant: of one folder, of one run, or of all.
 
     Raises:
         ResourceError: there are none.
     """
+    from peer.store.home import peer_folders
     from protocol.errors import ResourceError
+    from protocol.trust.ticket import find
 
-    if not folders:
-        where = f"in {directory}" if directory else "here that was started without --dir"
-        raise ResourceError(f"no peer runs {where}: name the folder of the one you mean with --dir")
-    return folders
+    folders = [directory] if directory else peer_folders(find(ticket, Path()).run_id if ticket else None)
+    if meant := [each for each in folders if is_meant(each)]:
+        return meant
+    where = f"in {directory}" if directory else "here that was started without --dir"
+    raise ResourceError(f"no peer runs {where}: name the folder of the one you mean with --dir")

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bootstrap.admission import invitations, trials
+from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER
-from peer.cli.revocation import Operator, spread
+from peer.cli.admin import Operator, spread
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Progress
@@ -121,8 +121,17 @@ async def observe_beside(
         LostMemberError: it died.
     """
     folder = node.folder
-    if invitations.is_closed(folder):
-        ticket = replace(ticket, token=invitations.invite(folder, 1, OWN_SECONDS, time.time()))
+
+    async def acquit(tried: Tried) -> None:
+        """Note it on this node's list, which it reads when a peer asks for its next card."""
+        await asyncio.to_thread(operator_lists.note_stood, folder, PeerId(tried.peer))
+
+    async def revoke_by_hand(suspected: Suspected) -> None:
+        """Do as the operator does by hand, with its key in this node's folder."""
+        await spread(suspected.peer, suspected.since, node, ticket, terminal)
+
+    if operator_lists.is_closed(folder):
+        ticket = replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, time.time()))
     if attests:
         await asyncio.to_thread(name_attester, node)
     await observe(
@@ -131,8 +140,8 @@ async def observe_beside(
         terminal,
         stop,
         audit=audit,
-        revoke=_revoke_with(node, ticket, terminal) if revoke else None,
-        acquit=_acquit_in(folder),
+        revoke=revoke_by_hand if revoke else None,
+        acquit=acquit,
     )
 
 
@@ -141,21 +150,3 @@ def name_attester(node: Operator) -> None:
     attester = load_or_create(node.folder / OBSERVER).peer_id
     word = grant(node.identity, Authority(node.descriptor.run_id, node.descriptor.operator), attester)
     write_atomically(node.folder / OBSERVER / GRANTED, word)
-
-
-def _acquit_in(folder: Path) -> Acquit:
-    """Acquit by this node's list, which it reads when a peer asks for its next card."""
-
-    async def acquit(tried: Tried) -> None:
-        await asyncio.to_thread(trials.note_stood, folder, PeerId(tried.peer))
-
-    return acquit
-
-
-def _revoke_with(node: Operator, ticket: Ticket, terminal: Terminal) -> Revoke:
-    """Revoke as the operator does by hand, with its key in this node's folder."""
-
-    async def revoke(suspected: Suspected) -> None:
-        await spread(suspected.peer, suspected.since, node, ticket, terminal)
-
-    return revoke

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -213,7 +213,7 @@ def takes(
         inspect.Parameter(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(each.name, _default(each)),
+            default=defaults.get(each.name, inspect.Parameter.empty if each.default is MISSING else each.default),
             annotation=each.type,
         )
         for each in fields(kind)  # type: ignore[arg-type]
@@ -230,10 +230,6 @@ def takes(
         return called
 
     return decorate
-
-
-def _default(field: Field[Any]) -> object:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

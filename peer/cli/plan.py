@@ -1,7 +1,8 @@
-"""`hetpeer plan`: what a run would be like on a link and a device, before anybody joins."""
+"""What a run would be, before anybody joins: `hetpeer plan` for a link and a device, and `hetpeer bootstrap --dry-run`
+for each participant."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,23 @@ from peer.cli.options import RowsOption, takes, terminal
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from peer.planning.model import RoundEstimate, Volunteer
     from peer.process import Terminal
+    from protocol.manifest import Manifest
+
+SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+HIDDEN = 0.97
+"""Of a step's time in compute: then links count as hidden."""
+
+LIMITS = {
+    "compute": "the device: links are hidden",
+    "upload": "the upload",
+    "download": "the download",
+    "latency": "the latency: more microbatches would hide it",
+}
 
 PLAN_EXAMPLES = (
     "Examples:\n\n  hetpeer plan run.toml --up 20 --down 100 --teraflops 30\n\n"
@@ -52,7 +69,6 @@ def plan(options: PlanOptions) -> None:
 
 def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
     """Show the plan of a run, or draw the paper's figures; the exit code."""
-    from peer.cli.plan_table import SHOWN, compression_of, drawn, rows
     from peer.cli.tables import show
     from peer.planning.model import HEADERS, Volunteer, round_of, work_of
     from peer.process import told
@@ -80,7 +96,165 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
             for compression in sorted({*SHOWN, compression_of(manifest, on)})
             if manifest.model.d % compression == 0
         }
-        show(terminal, rows(planned), drawn(manifest, on, planned, overlap))
+        rows = [
+            {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
+            for compression, each in planned.items()
+        ]
+        show(terminal, rows, drawn(manifest, on, planned, overlap))
         return 0
 
     return told(terminal.emit, work)
+
+
+def compression_of(manifest: "Manifest", on: "Volunteer") -> int:
+    """The d / k of the run, or the one that its groups come to."""
+    from peer.planning.model import compression_at, work_of
+
+    return compression_at(manifest, lambda compression: work_of(manifest, compression), on)
+
+
+def drawn(
+    manifest: "Manifest", on: "Volunteer", planned: dict[int, "RoundEstimate"], overlap: bool
+) -> "RenderableType":
+    """The run and the volunteer in a line each, a row for each k, and what it comes to."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from peer.planning.model import work_of
+    from protocol.layout import parameter_count
+    from protocol.wording import lasting, millions, size
+
+    inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
+    lines = (
+        f"{millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, {replicas.total} replicas, "
+        f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
+        f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
+        f"{on.operations / 1e12:g} TFLOP/s",
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("d / k", "frame", "passes", "link", "step", "exchange", "round", "used", "limit"):
+        table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
+    for compression, each in planned.items():
+        step = each.step
+        frame = work_of(manifest, compression).backward_bytes
+        table.add_row(
+            f"{'→ ' if compression == own else ''}{compression}",
+            size(frame),
+            lasting(step.passes, exact=True),
+            lasting(step.carry, exact=True),
+            lasting(step.seconds, exact=True),
+            lasting(each.exchange, exact=True),
+            lasting(each.seconds, exact=True),
+            f"{each.utilization:.1%}",
+            each.limit,
+        )
+    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
+
+
+def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
+    """Advice for the run's operator, in a sentence or two."""
+    from peer.planning.model import best_compression
+    from protocol.wording import size
+
+    compression = compression_of(manifest, on)
+    best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
+    moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
+    said = f"{moved}, and uses {here.utilization:.1%} of the device; what it waits for is {LIMITS[here.limit]}."
+    if best is None:
+        return f"{said} No k hides the links here: fewer, larger steps or a quicker link would."
+    if best > compression:
+        return f"{said} k = d/{best} would hide the links within a step."
+    if here.exchange > 0.02 * here.seconds and not overlap:
+        return f"{said} `overlap = true` in [outer] would hide the exchange, too."
+    return said
+
+
+# A dry run
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """What one participant trains and needs: `parameters`, and bytes of memory (an upper estimate, activations and
+    the process itself included), of a microbatch's frame to a neighbour, and of a round's contribution."""
+
+    who: str
+    layers: int
+    parameters: int
+    memory_bytes: int
+    frame_bytes: int
+    contribution_bytes: int
+
+
+def seats(manifest: "Manifest") -> list[Participant]:
+    """A volunteer of each stage, if the run has groups, and a datacenter replica, if it has any."""
+    from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
+    from peer.planning.model import work_of
+    from protocol.identity import parts_authored
+    from protocol.layout import elements, layers_of_stage, model_layout, parameter_count
+
+    model, replicas, layout = manifest.model, manifest.replicas, model_layout(manifest)
+    found = [
+        Participant(
+            f"stage {stage}",
+            len(layers_of_stage(model.layers, replicas.stages, stage)),
+            sum(elements(layout[part]) for part in parts_authored(stage)),
+            stage_bytes(manifest, stage) + BASE_BYTES,
+            int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,
+            int(work_of(manifest, stage=stage).contribution),
+        )
+        for stage in range(replicas.stages if replicas.groups else 0)
+    ]
+    if replicas.datacenters:
+        contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
+        memory = whole_bytes(manifest) + BASE_BYTES
+        found.append(Participant("datacenter", model.layers, parameter_count(manifest), memory, 0, contribution))
+    return found
+
+
+def dry_run(manifest: "Manifest", terminal: "Terminal") -> int:
+    """Show what a run would ask of those who join it; the exit code."""
+    from peer.cli.tables import show
+
+    found = seats(manifest)
+    show(terminal, map(asdict, found), _drawn(manifest, found))
+    return 0
+
+
+def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
+    """The run in a few lines, and a row for each kind of participant."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from protocol.identity import EMBEDDING
+    from protocol.layout import elements, model_layout, parameter_count
+    from protocol.wording import millions, size
+
+    model, replicas, inner, outer = manifest.model, manifest.replicas, manifest.inner, manifest.outer
+    a_round = manifest.tokens_per_step * inner.steps * replicas.total
+    embeddings = elements(model_layout(manifest)[EMBEDDING])
+    k = "k by each group's links" if replicas.compression == "auto" else f"k = {manifest.k}"
+    lines = (
+        f"{manifest.run.name}: {millions(parameter_count(manifest))} parameters, {millions(embeddings)} of them "
+        f"token embeddings; a tokenizer of up to {model.vocabulary:,} ids, sequences of {model.context:,} tokens",
+        f"replicas: {replicas.groups} of {replicas.stages} volunteers each, d = {model.d}, {k}; and "
+        f"{replicas.datacenters} in datacenters",
+        f"H = {inner.steps} inner steps of {manifest.tokens_per_step:,} tokens a replica, "
+        f"{inner.microbatches} microbatches of {inner.microbatch * model.context:,}",
+        f"{millions(a_round)} tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("who", "layers", "parameters", "memory", "frame", "contribution"):
+        table.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
+    for each in found:
+        table.add_row(
+            each.who,
+            str(each.layers),
+            millions(each.parameters),
+            size(each.memory_bytes),
+            size(each.frame_bytes) if each.frame_bytes else "–",
+            size(each.contribution_bytes),
+        )
+    last = "Memory is an upper estimate. Nothing was made; without --dry-run the run is created and served."
+    return Group(*(Text(each, no_wrap=True) for each in lines), "", table, "", Text(last, no_wrap=True))

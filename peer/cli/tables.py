@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.lists import Invitation, date
+from bootstrap.admission.database import Invitation, date
 from peer.process import Terminal
 from protocol.trust.records import PeerRecord
 from protocol.wording import moment, printable
@@ -36,7 +36,7 @@ def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
 def peers_table(peers: Sequence[PeerRecord]) -> Table:
     """Peers by the end of their ids, which is enough for `hetpeer admin revoke`."""
     names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
-    table = _table(*names)
+    table = empty_table(*names)
     for peer in peers:
         role = f"{peer.role}, on trial" if peer.on_trial else peer.role
         cells = (peer.peer_id[-8:], role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
@@ -54,7 +54,7 @@ def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[Table
 
 def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
     """Invitations, the oldest first."""
-    table = _table("id", "for", "state", "uses left", "expires", "used by")
+    table = empty_table("id", "for", "state", "uses left", "expires", "used by")
     for each in invitations:
         used_by = " ".join(peer[-8:] for peer in each.used_by) or "–"
         whom = "gateways" if each.gateway else "peers"
@@ -83,7 +83,8 @@ def log_line(entry: AuditEntry) -> str:
     return printable(f"{line}: {entry.reason}" if entry.reason else line)
 
 
-def _table(*names: str) -> Table:
+def empty_table(*names: str) -> Table:
+    """A table of these columns, without rows."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         table.add_column(name, overflow="fold")

@@ -1,21 +1,35 @@
 """`hetpeer why`: what happened in a round or with a peer, and why."""
 
+import json
+import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from peer.cli.options import RowsOption, terminal
-from protocol.errors import UserError
+from protocol.errors import ResourceError, UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
+    from peer.telemetry.events import Event
+    from peer.telemetry.journal import JournalEntry
 
 ROUND = r"[0-9]{1,7}"
 PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
 """The end of a peer id, as the logs show it, or all of it."""
+
+ENTRIES_READ = 100_000
+"""Of an operator's log, from its end: more than it keeps."""
+
+NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
+
+MOST_NAMED = 20
+"""So many peers are named where the one that was asked for is not known."""
 
 WHY_EXAMPLES = (
     "Examples:\n\n  hetpeer why 12\n\n  hetpeer why 8xK2mQpL\n\n  hetpeer why 12 ~/peer --json\n\n"
@@ -42,29 +56,149 @@ def why(
 
 def explain(what: str, where: str | None, terminal: "Terminal") -> int:
     """Show the log lines of a round or a peer, and what came of it; the exit code."""
-    from peer.cli import explanation
     from peer.cli.tables import show
     from peer.process import told
-    from peer.telemetry import journal
     from peer.telemetry.events import Joined
+    from peer.telemetry.journal import read_journal
+    from protocol.wording import moment, printable
 
     def work() -> int:
-        folder = explanation.folder_of(where)
-        noted = journal.read_journal(explanation.daemon_in(folder))
-        happened = explanation.happenings(folder, noted)
+        folder, result = folder_of(where), ""
+        noted = read_journal(daemon_in(folder))
+        happened = happenings(folder, noted)
         if re.fullmatch(ROUND, what):
             found = [each for each in happened if each.round == int(what)]
-            verdict = explanation.verdict(int(what), [each.event for each in noted])
+            result = verdict(int(what), [each.event for each in noted])
         elif re.fullmatch(PEER, what):
             own = any(isinstance(each.event, Joined) and each.event.peer_id.endswith(what) for each in noted)
-            found, verdict = [each for each in happened if own or each.names(what)], ""
+            found = [each for each in happened if own or each.names(what)]
         else:
             raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
         if not found:
-            raise UserError(f"nothing is known of {what} in {folder}: {explanation.known(happened)}")
-        head = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
-        rows = (each.row | {"words": each.words} for each in found)
-        show(terminal, rows, "\n".join([*head, explanation.drawn(found, verdict)]))
+            raise UserError(f"nothing is known of {what} in {folder}: {known(happened)}")
+        lines = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
+        lines += [f"{moment(each.at)}  {printable(each.words)}" for each in found]
+        lines += [printable(f"→ {result}.")] if result else []
+        show(terminal, (each.row | {"words": each.words} for each in found), "\n".join(lines))
         return 0
 
     return told(terminal.emit, work)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a log: when, the round that it is of (0: of none), what is told, and what it says for programs."""
+
+    at: float
+    round: int
+    words: str
+    row: dict[str, Any]
+
+    def names(self, peer: str) -> bool:
+        """Whether the line is about a peer, by the end of its id."""
+        return peer[-8:] in json.dumps(self.row)
+
+
+def folder_of(where: str | None) -> Path:
+    """The folder that is named; or, of a run's folders or all on this machine, the one whose log was written last.
+
+    Raises:
+        ResourceError: there is none.
+        TicketError: it is neither a folder nor a ticket.
+    """
+    from bootstrap.admission.audit_log import kept_in
+    from peer.store.home import home, peer_folders
+    from peer.telemetry.journal import EVENTS
+    from protocol.files import old_log
+    from protocol.trust.ticket import find
+
+    def written(folder: Path) -> float:
+        """When the folder's logs were written last, in Unix seconds; 0: it has none."""
+        events = daemon_in(folder) / EVENTS
+        logs = [each for each in (*kept_in(folder), events, old_log(events)) if each.exists()]
+        return max((each.stat().st_mtime for each in logs), default=0.0)
+
+    if where is not None and os.path.isdir(os.path.expanduser(where)):  # Path refuses what is as long as a ticket
+        folders = [Path(where).expanduser()]
+    else:
+        run = find(where, Path()).run_id if where is not None else None
+        folders = [*peer_folders(run), *(home().glob("bootstrap-*") if run is None else ())]
+    if not any(map(written, folders)):
+        named = f"in {where}" if where is not None else f"under {home()}"
+        raise ResourceError(f"no daemon has left a log of events {named}: name the folder of the one you mean")
+    return max(folders, key=written)
+
+
+def daemon_in(folder: Path) -> Path:
+    """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
+    from bootstrap.admission.audit_log import kept_in
+    from peer.telemetry.journal import EVENTS
+
+    return folder / "observer" if kept_in(folder) and not (folder / EVENTS).exists() else folder
+
+
+def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
+    """The lines of a daemon's journal and of the operator's log in `folder`, the earliest first.
+
+    An event is of the round that it names, or else of the one that this peer worked on; an operator's entry is of none.
+    """
+    from bootstrap.admission.audit_log import kept_in, last
+    from peer.cli.tables import log_line, log_rows
+    from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
+    from peer.telemetry.events import Resumed
+
+    lines: list[LogLine] = []
+    for each in noted:
+        past = isinstance(each.event, Resumed | Adopted | CaughtUp | Resynchronised)  # the round named is over
+        round = each.in_round if past else int(getattr(each.event, "round", 0)) or each.in_round
+        lines.append(LogLine(each.at, round, _words(each.event), each.row()))
+    entries = last(folder, ENTRIES_READ) if kept_in(folder) else []
+    for entry, row in zip(entries, log_rows(entries), strict=True):
+        lines.append(LogLine(entry.at, 0, log_line(entry).split(" ", 2)[2], row))  # without day and time
+    return sorted(lines, key=lambda each: each.at)
+
+
+def _words(event: "Event") -> str:
+    from peer.telemetry.events import Contributed, Failed, Progress
+
+    match event:
+        case Contributed(round, steps):
+            return f"This peer's contribution to round {round} is out, of {steps} inner steps of its own."
+        case Failed(message):
+            return f"This peer stopped: {message}"
+        case Progress(doing):
+            return doing[0].upper() + doing[1:]
+    return event.words or event.name
+
+
+def verdict(round: int, events: Sequence["Event"]) -> str:
+    """A sentence on what this peer's work in a round came to; empty: it is not known."""
+    from peer.telemetry.decisions import Counted, NotCounted
+    from peer.telemetry.events import Contributed
+
+    refused: dict[str, str] = {}
+    contributed = False
+    for event in events:
+        if getattr(event, "round", None) != round:
+            continue
+        if isinstance(event, Contributed):
+            contributed = True
+        elif isinstance(event, NotCounted):
+            refused |= dict.fromkeys(event.parts, event.reason)
+        elif isinstance(event, Counted):
+            refused = {part: reason for part, reason in refused.items() if part not in event.parts}
+    if refused:
+        return "Not counted: " + "; ".join(
+            f"{', '.join(part for part in refused if refused[part] == reason)}, because {reason}"
+            for reason in dict.fromkeys(refused.values())
+        )
+    return f"Counted: what this peer contributed to round {round}, as far as its log goes" if contributed else ""
+
+
+def known(happened: Sequence[LogLine]) -> str:
+    """The rounds and peers that a log has, in words."""
+    rounds = sorted({each.round for each in happened if each.round})
+    peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})
+    named = ", ".join(each[-8:] for each in peers[:MOST_NAMED]) + (", …" if len(peers) > MOST_NAMED else "")
+    spans = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round"
+    return f"its log has {spans}, and {f'peers {named}' if peers else 'no peer'}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from bootstrap.data.corpus import train_tokenizer
+from bootstrap.data.encoding import train_tokenizer
 from peer.store.checkpoint import SETTLED, Settled, last_settled
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, whole_layout

@@ -13,8 +13,7 @@ import msgpack
 import torch
 from safetensors.torch import save
 
-from bootstrap.data.corpus import read_corpus
-from bootstrap.data.documents import Meter, find
+from bootstrap.data.documents import Meter, find, read_corpus
 from bootstrap.genesis import load_run
 from peer.data.text import open_tokens
 from peer.lab import results as lab_results

@@ -6,10 +6,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bootstrap.admission import audit_log, invitations, revoked, trials
+from bootstrap.admission import audit_log, operator_lists
 from bootstrap.admission.audit_log import AuditEntry
-from bootstrap.admission.database import DATABASE, INVITATIONS, LOG, REVOKED, TRIALS
-from bootstrap.admission.lists import Invitation, RevokedPeer, Trials
+from bootstrap.admission.database import DATABASE, INVITATIONS, LOG, REVOKED, TRIALS, Invitation, RevokedPeer, Trials
 from peer.cli.tables import invitation_rows, invitations_table, log_line, log_rows
 from protocol.errors import RefusedError, ResourceError
 from tests.fuzz.material import AUTHOR, HOLDER, folder, from_file
@@ -18,7 +17,7 @@ from tests.fuzz.reader import Reader
 NOW = 1_800_000_000.0
 TOKEN = bytes(range(20))
 INVITATION = Invitation(
-    id=invitations.invitation_id(TOKEN),
+    id=operator_lists.invitation_id(TOKEN),
     sha256=hashlib.sha256(TOKEN).hexdigest(),
     uses=2,
     issued=int(NOW) - 60,
@@ -32,7 +31,7 @@ LOGGED = AuditEntry(what="refused", at=NOW, peer=HOLDER.peer_id, stage=1, addres
 
 def read_book(path: Path) -> tuple[Invitation, ...]:
     """As `hetpeer admin invitations` shows it."""
-    found = invitations.listed(path.parent)
+    found = operator_lists.read_invitations(path.parent)
     json.dumps(invitation_rows(found, NOW))
     invitations_table(found, NOW)
     return found
@@ -40,11 +39,11 @@ def read_book(path: Path) -> tuple[Invitation, ...]:
 
 def redeem_by(path: Path) -> str:
     """As the node reads it when a newcomer comes."""
-    return invitations.redeem(path.parent, TOKEN, AUTHOR.peer_id, NOW)
+    return operator_lists.redeem(path.parent, TOKEN, AUTHOR.peer_id, NOW)
 
 
 def redeem(token: bytes) -> str:
-    return old_file(INVITATIONS, lambda path: invitations.redeem(path.parent, token, AUTHOR.peer_id, NOW))(BOOK)
+    return old_file(INVITATIONS, lambda path: operator_lists.redeem(path.parent, token, AUTHOR.peer_id, NOW))(BOOK)
 
 
 def read_log(path: Path) -> list[AuditEntry]:
@@ -64,15 +63,20 @@ def database() -> bytes:
     """A database of all lists, as a node that has stopped leaves it."""
     place = Path(tempfile.mkdtemp(dir=folder()))
     (place / INVITATIONS).write_bytes(BOOK)
-    revoked.add(place, SHUT_OUT)
-    trials.note_stood(place, HOLDER.peer_id)
+    operator_lists.add_revoked(place, SHUT_OUT)
+    operator_lists.note_stood(place, HOLDER.peer_id)
     audit_log.append_entry(place, LOGGED)
     return (place / DATABASE).read_bytes()
 
 
 def read_all(path: Path) -> tuple[object, ...]:
     """All lists of a database."""
-    return read_book(path), revoked.read_revoked(path.parent), trials.read_trials(path.parent), read_log(path)
+    return (
+        read_book(path),
+        operator_lists.read_revoked(path.parent),
+        operator_lists.read_trials(path.parent),
+        read_log(path),
+    )
 
 
 TRIED = Trials(required=True, stood=frozenset({HOLDER.peer_id}))
@@ -91,14 +95,14 @@ OPERATORS = (
     ),
     Reader(
         "old list of revoked peers",
-        old_file(REVOKED, lambda path: revoked.read_revoked(path.parent)),
+        old_file(REVOKED, lambda path: operator_lists.read_revoked(path.parent)),
         ((SHUT_OUT.model_dump_json().encode() + b"\n", (SHUT_OUT,)),),
         "json",
         (ResourceError,),
     ),
     Reader(
         "old list of trials",
-        old_file(TRIALS, lambda path: trials.read_trials(path.parent)),
+        old_file(TRIALS, lambda path: operator_lists.read_trials(path.parent)),
         ((TRIED.model_dump_json().encode(), TRIED),),
         "json",
         (ResourceError,),

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from bootstrap.admission.database import INVITATIONS, LOG
-from bootstrap.admission.invitations import redeem
+from bootstrap.admission.operator_lists import redeem
 from bootstrap.data.texts.decoders import osis_text, pod_text
 from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases, load_experiment

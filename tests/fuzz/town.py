@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
+from bootstrap.admission.door_answers import StatusAnswers
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
-from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgpack
 
-from bootstrap.data.texts.archives import MAX_TOTAL, read_members
-from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
+from bootstrap.data.texts.decoders import MAX_TOTAL, DocumentDecoder, plain, pod, r_lines, read_members, sword
 from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases, load_experiment
 from peer.testnet import chaos

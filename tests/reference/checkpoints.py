@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bootstrap.data.corpus import train_tokenizer
+from bootstrap.data.encoding import train_tokenizer
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 300,

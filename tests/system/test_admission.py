@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.admission.invitations import ID_BYTES
+from bootstrap.admission.operator_lists import ID_BYTES
 from peer.telemetry.decisions import Tried
 from peer.telemetry.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
 from protocol.trust import ticket as tickets

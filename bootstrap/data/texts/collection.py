@@ -8,11 +8,9 @@ import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
-from bootstrap.data.corpus import TEXT_SUFFIXES
-from bootstrap.data.texts.archives import read_members
-from bootstrap.data.texts.decoders import BLANK_LINES
-from bootstrap.data.texts.fetch import Debian, check_apt, fetch
-from bootstrap.data.texts.sources import COLLECTIONS, TextPackage, Texts
+from bootstrap.data.documents import TEXT
+from bootstrap.data.texts.decoders import BLANK_LINES, read_members
+from bootstrap.data.texts.sources import COLLECTIONS, Debian, TextPackage, Texts, check_apt, fetch
 from protocol.errors import FormatError, ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.wording import size
@@ -166,7 +164,7 @@ def _refuse_others(folder: Path, sources: Sequence[TextPackage]) -> None:
         shutil.rmtree(_partial(folder, source), ignore_errors=True)
     names = {source.name for source in sources}
     for file in sorted(folder.rglob("*")):
-        if file.suffix in TEXT_SUFFIXES and file.relative_to(folder).parts[0] not in names:
+        if file.suffix in TEXT and file.relative_to(folder).parts[0] not in names:
             raise ResourceError(f"{file} is not of these texts, but would be read with them: give another folder")
 
 
@@ -183,7 +181,7 @@ def _is_whole(folder: Path, source: TextPackage) -> bool:
         raise ResourceError(f"{folder} holds other texts than this version of hetpeer fetches: {again}")
     lines = (line.partition("  ") for line in sums.decode(errors="replace").splitlines())
     expected = {name: digest for digest, _, name in lines}
-    there = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.suffix in TEXT_SUFFIXES}
+    there = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.suffix in TEXT}
     for name in sorted(expected.keys() | there.keys()):
         file = there.get(name)
         if file is None or hashlib.sha256(file.read_bytes()).hexdigest() != expected.get(name):

@@ -15,17 +15,15 @@ from typing import Any, Literal
 import grpc
 import pytest
 
-from bootstrap.admission import invitations, revoked, trials
+from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
-from bootstrap.admission.database import changing
-from bootstrap.admission.dial_back import NOBODY
+from bootstrap.admission.database import RevokedPeer, changing
+from bootstrap.admission.door_answers import NOBODY, StatusAnswers
 from bootstrap.admission.front import Front
-from bootstrap.admission.invitations import set_closed
-from bootstrap.admission.lists import RevokedPeer
+from bootstrap.admission.operator_lists import set_closed
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
-from bootstrap.monitor.status_service import StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
 from bootstrap.rate_limit import Rates
@@ -100,7 +98,7 @@ class House:
         self.said.append(str(caught.value))
 
     def invited(self, uses: int = 1, gateway: bool = False) -> bytes:
-        return invitations.invite(self.folder, uses, 3600, 0x7FFFFFFF, gateway)
+        return operator_lists.invite(self.folder, uses, 3600, 0x7FFFFFFF, gateway)
 
 
 Scene = Callable[[House], Awaitable[None]]
@@ -277,8 +275,8 @@ def test_a_closed_run_admits_by_invitation_and_its_token_is_in_no_error_and_no_f
         assert (await house.register(token=token)).card.peer == ANN.peer_id
         await house.register(token=token)  # and again
         await house.refused(RefusedError, "has been used by the one peer", who=BOB, token=token)
-        (invitation,) = invitations.listed(house.folder)
-        invitations.withdraw(house.folder, invitation.id)
+        (invitation,) = operator_lists.read_invitations(house.folder)
+        operator_lists.withdraw(house.folder, invitation.id)
         await house.refused(RefusedError, "was withdrawn", token=token)
         kept = b"".join(path.read_bytes() for path in house.folder.iterdir())
         seen = "\n".join([*house.said, repr(house.ticket), repr(replace(house.ticket, token=token))]).encode()
@@ -294,7 +292,7 @@ def test_a_revoked_peer_gets_no_certificate_and_nothing_at_the_other_port(tmp_pa
     async def scene(house: House) -> None:
         given = await house.register()
         assert await fetched(given) == BLOB
-        revoked.add(house.folder, RevokedPeer(peer=ANN.peer_id, start=0, at=0.0, signed=b""))
+        operator_lists.add_revoked(house.folder, RevokedPeer(peer=ANN.peer_id, start=0, at=0.0, signed=b""))
         await house.refused(RefusedError, "the run's operator has revoked this peer")
         with pytest.raises(RefusedError, match="the run's operator has revoked this peer"):
             await fetched(given)
@@ -421,8 +419,8 @@ def test_only_an_invitation_for_a_gateway_makes_one_and_it_makes_nothing_else(tm
         assert certificates.read_certificate(given.credentials.chain).certifies
         await house.refused(RefusedError, "has been used by the one peer", who=BOB, role="gateway", token=grant)
         assert (await house.register(GATEWAY, "gateway")).card.role == "gateway"  # it starts again, and shows none
-        for each in invitations.listed(house.folder):
-            invitations.withdraw(house.folder, each.id)
+        for each in operator_lists.read_invitations(house.folder):
+            operator_lists.withdraw(house.folder, each.id)
         await house.refused(RefusedError, "was withdrawn", who=GATEWAY, role="gateway", token=grant)
         await house.refused(RefusedError, only, who=GATEWAY, role="gateway")
 
@@ -438,13 +436,13 @@ def test_the_card_of_a_gateway_that_is_revoked_is_no_place_and_saves_no_trial(tm
     )
 
     async def scene(house: House) -> None:
-        trials.require(house.folder, True)
+        operator_lists.require_trials(house.folder, True)
         for founder in (ANN, OPERATOR):
             house.records.put(founder, round=3)
         held = await house.register(BOB, "datacenter", card=by_gateway)
         assert (held.card.slot, held.card.on_trial) == (4, False)
         house.door.admission.places.clear()
-        revoked.add(house.folder, RevokedPeer(peer=GATEWAY.peer_id, start=0, at=0.0, signed=b""))
+        operator_lists.add_revoked(house.folder, RevokedPeer(peer=GATEWAY.peer_id, start=0, at=0.0, signed=b""))
         fallen = await house.register(BOB, "datacenter", card=by_gateway)
         assert (fallen.card.slot == 4, fallen.card.on_trial) == (False, True)
         assert fallen.card.issuer == ""
@@ -541,7 +539,7 @@ def test_a_wrong_door_and_one_that_is_away_do_not_hide_the_one_that_opens(tmp_pa
 
 def test_who_comes_when_the_run_has_begun_is_on_trial_until_it_has_stood_it(tmp_path: Path):
     async def scene(house: House) -> None:
-        trials.require(house.folder, True)
+        operator_lists.require_trials(house.folder, True)
         founder = await house.register(stage=1)
         assert (founder.card.on_trial, founder.trials) == (False, True)
         house.records.put(GATEWAY, round=1)
@@ -549,7 +547,7 @@ def test_who_comes_when_the_run_has_begun_is_on_trial_until_it_has_stood_it(tmp_
         assert newcomer.card.on_trial
         assert last(house.folder, 1)[0].reason == "on trial"
         assert (await house.register(BOB, card=newcomer.signed_card)).card.on_trial
-        trials.note_stood(house.folder, BOB.peer_id)
+        operator_lists.note_stood(house.folder, BOB.peer_id)
         assert not (await house.register(BOB, card=newcomer.signed_card)).card.on_trial
         assert not (await house.register(card=founder.signed_card)).card.on_trial
         assert (await house.register()).card.on_trial  # without its card it is a newcomer
@@ -565,7 +563,7 @@ def test_nobody_is_tried_who_contributes_nothing_or_where_no_trials_are_asked_fo
         house.records.put(GATEWAY, round=1)
         given = await house.register()
         assert (given.card.on_trial, given.trials) == (False, False)
-        trials.require(house.folder, True)
+        operator_lists.require_trials(house.folder, True)
         assert not (await house.register(BOB, role="observer")).card.on_trial
 
     play(tmp_path, scene)
@@ -573,7 +571,7 @@ def test_nobody_is_tried_who_contributes_nothing_or_where_no_trials_are_asked_fo
 
 def test_a_liar_alone_does_not_put_the_founders_on_trial(tmp_path: Path):
     async def scene(house: House) -> None:
-        trials.require(house.folder, True)
+        operator_lists.require_trials(house.folder, True)
         house.records.put(GATEWAY, round=9)
         house.records.put(BOB, round=0)
         assert MANIFEST.outer.liars == 1

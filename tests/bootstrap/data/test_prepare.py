@@ -115,7 +115,7 @@ def test_a_text_longer_than_what_is_read_at_once_has_the_tokens_of_the_whole(
 
 def test_shards_and_what_is_buffered_are_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = documents_in(small_prepared(tmp_path / "large"))
-    monkeypatch.setattr("bootstrap.data.shuffle.BUFFERED_TOKENS", 100)
+    monkeypatch.setattr("bootstrap.data.shards.BUFFERED_TOKENS", 100)
     monkeypatch.setattr("bootstrap.data.encoding.BATCH_TEXTS", 3)
     assert documents_in(small_prepared(tmp_path / "small", shard_blocks=3)) == expected
 

@@ -1,26 +1,47 @@
-"""What the operator types about invitations and the log, and what it is shown."""
+"""What the operator types about invitations and the log, and what it is shown; and `hetpeer admin peers` and `revoke`,
+with real processes and a real DHT, and whoever cannot be told."""
 
+import asyncio
 import base64
 import json
+import os
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
+from bootstrap.admission import audit_log, operator_lists
 from bootstrap.admission.audit_log import AuditEntry, append_entry
-from bootstrap.admission.invitations import TOKEN_BYTES, listed, redeem, set_closed
+from bootstrap.admission.operator_lists import TOKEN_BYTES, read_invitations, redeem, set_closed
+from bootstrap.genesis import create_run
 from peer.cli.__main__ import app
+from peer.cli.admin import one_peer
 from peer.cli.options import duration
+from peer.cli.tables import peers_table
 from protocol.errors import RefusedError, UserError
+from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
-from protocol.run.run_files import DESCRIPTOR
+from protocol.net import dht as dhts
+from protocol.outer.ledger import Revocation
+from protocol.run.run_files import DESCRIPTOR, Descriptor
 from protocol.trust.keys import load_or_create
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import read_revocation
+from protocol.trust.records import PeerRecord, Register, expiration, sign
 from protocol.trust.ticket import Ticket, parse_ticket
+from tests.reference.admitted import identity
+from tests.reference.processes import HETPEER, SECONDS, TEXT
+from tests.reference.small_manifest import small_manifest
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ())
-ANN = PeerId("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG")
+GUEST = PeerId("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG")
 
 
 @pytest.fixture
@@ -64,15 +85,15 @@ def test_another_time_is_refused_with_what_it_takes(text: str):
 def test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for(folder: Path):
     id, token = invited(folder, "--uses", "5", "--expires", "12h")
     assert len(token) == TOKEN_BYTES
-    (made,) = listed(folder)
+    (made,) = read_invitations(folder)
     assert (made.id, made.uses, made.expires - made.issued) == (id, 5, 43200)
-    assert redeem(folder, token, ANN, made.issued) == id
+    assert redeem(folder, token, GUEST, made.issued) == id
 
 
 def test_a_person_is_shown_the_ticket_on_a_line_of_its_own(folder: Path):
     set_closed(folder, True)
     shown = admin(folder, "invite", "--uses", "2", COLUMNS="20").output.splitlines()
-    assert shown[0].startswith(f"Invitation {listed(folder)[0].id}, for 2 peers until ")
+    assert shown[0].startswith(f"Invitation {read_invitations(folder)[0].id}, for 2 peers until ")
     assert replace(parse_ticket(shown[2]), token=b"") == TICKET
     assert len(shown) == 3
 
@@ -92,11 +113,11 @@ def test_the_ticket_is_the_folders_own_whatever_the_environment_says(folder: Pat
 
 def test_invitations_are_listed_with_what_is_left_and_who_came(folder: Path):
     id, token = invited(folder, "--uses", "5")
-    redeem(folder, token, ANN, listed(folder)[0].issued)
+    redeem(folder, token, GUEST, read_invitations(folder)[0].issued)
     table = admin(folder, "invitations").output
-    assert all(part in table for part in (id, "open", "4 of 5", "UTC", ANN[-8:]))
+    assert all(part in table for part in (id, "open", "4 of 5", "UTC", GUEST[-8:]))
     row = json.loads(admin(folder, "invitations", "--json").output)
-    assert (row["id"], row["left"], row["used_by"], row["state"]) == (id, 4, [ANN], "open")
+    assert (row["id"], row["left"], row["used_by"], row["state"]) == (id, 4, [GUEST], "open")
     assert "sha256" not in row
 
 
@@ -123,7 +144,7 @@ def test_what_cannot_be_done_is_one_sentence(folder: Path, arguments: tuple[str,
     assert done.exit_code == code
     assert said in done.output
     assert len(done.output.splitlines()) == 1
-    assert listed(folder) == ()
+    assert read_invitations(folder) == ()
 
 
 def test_a_folder_without_a_ticket_or_a_run_says_what_it_lacks(folder: Path):
@@ -143,7 +164,7 @@ def test_the_log_tells_what_was_done_and_no_token(folder: Path):
         AuditEntry(
             what="admitted",
             at=1e9,
-            peer=ANN,
+            peer=GUEST,
             role="volunteer",
             stage=0,
             slot=2,
@@ -154,9 +175,9 @@ def test_the_log_tells_what_was_done_and_no_token(folder: Path):
     lines = admin(folder, "log").output.splitlines()
     assert [line.split()[2] for line in lines] == ["invited", "withdrawn", "admitted"]
     assert lines[0].endswith(f"by invitation {id}: 5 uses for 7d")
-    assert lines[2].endswith(f"peer {ANN[-8:]} as volunteer of stage 0, slot 2 from 192.0.2.1 by invitation {id}")
+    assert lines[2].endswith(f"peer {GUEST[-8:]} as volunteer of stage 0, slot 2 from 192.0.2.1 by invitation {id}")
     rows = [json.loads(line) for line in admin(folder, "log", "--last", "1", "--json").output.splitlines()]
-    assert [(row["what"], row["peer"]) for row in rows] == [("admitted", ANN)]
+    assert [(row["what"], row["peer"]) for row in rows] == [("admitted", GUEST)]
     kept = "".join(file.read_text("latin-1") for file in folder.iterdir())
     assert token[4:].hex() not in kept
     assert base64.urlsafe_b64encode(token).decode().rstrip("=") not in kept
@@ -179,14 +200,147 @@ def test_the_operator_alone_makes_an_invitation_for_a_gateway(folder: Path):
     done = admin(folder, "invite", "--gateway")
     assert done.exit_code != 0
     assert "is a gateway's: only the run's operator can make another" in done.output
-    assert not listed(folder)
+    assert not read_invitations(folder)
     operator = load_or_create(folder)
     (folder / "ticket").write_text(f"{replace(TICKET, authority=operator.public)}\n")
     row = json.loads(admin(folder, "invite", "--gateway", "--json").output)
     assert row["gateway"]
     token = parse_ticket(row["ticket"]).token
     with pytest.raises(RefusedError, match="is for a gateway, and for nothing else"):
-        redeem(folder, token, ANN, 0.0)
-    assert redeem(folder, token, ANN, 0.0, gateway=True) == row["invitation"]
+        redeem(folder, token, GUEST, 0.0)
+    assert redeem(folder, token, GUEST, 0.0, gateway=True) == row["invitation"]
     assert "for one gateway until" in admin(folder, "invite", "--gateway").output
     assert "gateways" in admin(folder, "invitations").output
+
+
+# Peers, and revoking one
+
+
+NOBODY = "127.0.0.1:9"
+"""Nobody listens on the port of the discard service."""
+
+ANN, BOB, GONE = (identity(name).peer_id for name in ("Ann", "Bob", "gone"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Descriptor:
+    """A run made in `tmp_path / "operator"`."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    return create_run(small_manifest(), tmp_path / "operator", tmp_path / "text.txt")
+
+
+def record(peer: PeerId, round: int, **fields: object) -> PeerRecord:
+    now = time.time_ns() // 1_000_000
+    given = {"stage": 1, "slot": 2, "role": "volunteer", "address": NOBODY, "sequence": now} | fields
+    return PeerRecord.model_validate({"peer_id": peer, "round": round} | given)
+
+
+def admin_process(
+    folder: Path, run: Descriptor, addresses: tuple[str, ...], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """`hetpeer admin …` as a process of its own."""
+    ticket = Ticket(run.run_id, load_or_create(folder).public, (NOBODY,), addresses)
+    write_atomically(folder / "ticket", str(ticket).encode())
+    command = [*HETPEER, "admin", *arguments, "--dir", str(folder)]
+    environment = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+
+
+def with_peers(
+    tmp_path: Path, run: Descriptor, peers: list[PeerRecord], *commands: tuple[str, ...]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Commands, while these records are in the DHT."""
+
+    authority, operator = Authority(run.run_id, run.operator), load_or_create(tmp_path / "operator")
+    register = Register(authority, run.manifest)
+    keys = {identity(name).peer_id: identity(name) for name in ("Ann", "Bob", "gone")}
+
+    async def scene() -> list[subprocess.CompletedProcess[str]]:
+        node = await dhts.start(load_or_create(tmp_path / "node"), "127.0.0.1", 0, register)
+        try:
+            for peer in peers:
+                card = issue(operator, run.run_id, Card(peer.peer_id, peer.role, peer.stage, peer.slot))
+                signed = sign(Signer(keys[peer.peer_id], authority, card), peer)
+                await node.store(register.key(peer.peer_id), peer.peer_id, signed, expiration(peer))
+            return [
+                await asyncio.to_thread(admin_process, tmp_path / "operator", run, node.addresses, *command)
+                for command in commands
+            ]
+        finally:
+            await node.stop()
+
+    return asyncio.run(scene())
+
+
+def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(tmp_path: Path, run: Descriptor):
+    peers = [
+        record(ANN, 6, replica=ANN, contributed=5, stage=0),
+        record(BOB, 8),
+        record(GONE, 9, gone=True),
+    ]
+    table, rows, done = with_peers(
+        tmp_path, run, peers, ("peers",), ("peers", "--json"), ("revoke", ANN[-8:], "--json")
+    )
+    assert (table.returncode, table.stderr) == (0, "")
+    ann, bob = (line.split() for line in sorted(table.stdout.splitlines()[1:], key=lambda line: BOB[-8:] in line))
+    assert ann == [ANN[-8:], "volunteer", "0", "2", ANN[-8:], "6", "5", NOBODY]
+    assert bob == [BOB[-8:], "volunteer", "1", "2", "–", "8", "–", NOBODY]
+    read = {row["peer_id"]: row for row in map(json.loads, rows.stdout.splitlines())}
+    assert {peer: row["round"] for peer, row in read.items()} == {ANN: 6, BOB: 8}
+
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)["doing"]
+    assert said.startswith(f"peer {ANN[-8:]} is taken out from round 9 on. It gets no new certificate. None of 3 peers")
+    (entry,) = operator_lists.read_revoked(tmp_path / "operator")
+    assert (entry.peer, entry.start) == (ANN, 9)
+    signed = read_revocation(entry.signed, Authority(run.run_id, run.operator))
+    assert signed == Revocation(ANN, 9, 9), "the round after the last that the others have finished"
+    assert [(each.what, each.peer) for each in audit_log.last(tmp_path / "operator", 9)] == [("revoked", ANN)]
+
+
+def test_a_peer_is_shut_out_while_the_run_is_down(tmp_path: Path, run: Descriptor):
+    folder = tmp_path / "operator"
+    audit_log.append_entry(folder, audit_log.AuditEntry(what="admitted", at=1.0, peer=BOB))
+    nowhere = (f"/ip4/127.0.0.1/tcp/9/p2p/{ANN}",)
+    done = admin_process(folder, run, nowhere, "revoke", BOB[-8:], "--from-round", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "No bootstrap node answered" in done.stdout
+    assert "gets no new certificate. No other peer was found, so what it has contributed stays" in done.stdout
+    (entry,) = operator_lists.read_revoked(folder)
+    assert (entry.peer, entry.start, entry.signed) == (BOB, 4, b"")
+
+
+def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):
+    folder = tmp_path / "operator"
+    (folder / "identity.key").unlink()
+    done = admin_process(folder, run, (), "revoke", BOB)
+    assert done.returncode == 2
+    assert "does not hold the key of this run's operator" in done.stderr
+    assert operator_lists.read_revoked(folder) == ()
+
+
+def test_a_peer_is_meant_by_its_id_or_by_the_end_of_one_that_is_known():
+    assert one_peer(ANN, [BOB]) == ANN
+    assert one_peer(ANN[-4:], [ANN, BOB]) == ANN
+    assert one_peer(ANN[-4:], [BOB], iter([BOB, ANN, ANN])) == ANN
+
+
+@given(st.text(max_size=50))
+def test_who_is_not_known_is_not_guessed(given: str):
+    here = [ANN, BOB]
+    expected = {peer for peer in here if given and peer.endswith(given)}
+    try:
+        assert {one_peer(given, here)} == expected
+    except UserError:
+        assert len(expected) != 1
+
+
+def test_strangers_that_the_log_names_cannot_pass_for_a_peer():
+    with pytest.raises(UserError, match="no peer"):
+        one_peer("nPbdG", [BOB], [PeerId("evil" + "nPbdG"), PeerId("\x1b" + ANN)])
+
+
+def test_what_peers_say_is_shown_as_text():
+    console = Console(width=200, record=True, color_system="truecolor", force_terminal=True)
+    console.print(peers_table([record(ANN, 1, address="[red]\x1b[2J\x9b:1[/red]")]))
+    assert "[red]�[2J�:1[/red]" in console.export_text()

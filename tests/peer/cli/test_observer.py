@@ -8,9 +8,9 @@ import pytest
 
 from bootstrap.admission.admission_policy import OBSERVER
 from peer.cli import observer
+from peer.cli.admin import Operator
 from peer.cli.bootstrap import BootstrapOptions, serve_run
 from peer.cli.observer import name_attester, observe
-from peer.cli.revocation import Operator
 from peer.process import Terminal, first_error
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Event, Failed, Finished, Progress, to_line

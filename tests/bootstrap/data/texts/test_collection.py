@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootstrap.data.corpus import read_corpus
+from bootstrap.data.documents import read_corpus
 from bootstrap.data.texts import collection
 from bootstrap.data.texts.collection import (
     LONG_DOCUMENT,
@@ -24,8 +24,7 @@ from bootstrap.data.texts.collection import (
     prepare_collection,
 )
 from bootstrap.data.texts.decoders import plain
-from bootstrap.data.texts.fetch import Debian, Package, PyPI
-from bootstrap.data.texts.sources import COLLECTIONS, TextPackage
+from bootstrap.data.texts.sources import COLLECTIONS, Debian, Package, PyPI, TextPackage
 from protocol.errors import ResourceError
 
 LONG = "We hold these truths to be self-evident, that all men are created equal, that they are endowed with rights. "

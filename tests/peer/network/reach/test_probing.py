@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bootstrap.admission.measuring import Measuring
+from bootstrap.admission.door_answers import Measuring
 from peer.network.reach.probing import (
     AT_ONCE,
     PIECES,

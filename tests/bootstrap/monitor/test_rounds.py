@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.pace import ROUNDS_KEPT, SwarmPace
+from bootstrap.monitor.rounds import ROUNDS_KEPT, SwarmPace
 from protocol.identity import PeerId
 from protocol.trust.membership_card import Role
 from protocol.trust.records import PeerRecord

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from peer.cli.run_tables import drawn
+from peer.cli.status import drawn
 from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"

@@ -1,4 +1,5 @@
-"""Who may join a closed run, and who may become a gateway of any: the operator's invitations, and who has used them.
+"""The operator's lists, each read and changed by `hetpeer admin` and by the node at once: invitations (who may join a
+closed run, who may become a gateway of any), revoked peers, and trials (whose contributions count).
 
 An invitation is known by its *join token*, 4 bytes of id and 16 random bytes, which its holders show and the database
 does not hold: that has its SHA-256. (A secret of 128 bits needs no slow hash.)
@@ -6,14 +7,31 @@ does not hold: that has its SHA-256. (A secret of 128 bits needs no slow hash.)
 
 import hashlib
 import hmac
+import os
 import secrets
 import sqlite3
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bootstrap.admission.database import ADD_INVITATION, changing, reading
-from bootstrap.admission.lists import ASK, MOST_USES, Invitation
+from bootstrap.admission.database import (
+    ADD_INVITATION,
+    ADD_REVOKED,
+    ASK,
+    DATABASE,
+    MOST_USES,
+    Invitation,
+    RevokedPeer,
+    Trials,
+    changing,
+    connect,
+    in_words,
+    reading,
+)
 from protocol.errors import RefusedError, UserError
 from protocol.identity import PeerId
+
+# Invitations
 
 ID_BYTES = 4
 SECRET_BYTES = 16
@@ -109,7 +127,7 @@ def withdraw(folder: Path, id: str) -> None:
             raise UserError(f"there is no invitation {id!r}; there are: {known}")
 
 
-def listed(folder: Path) -> tuple[Invitation, ...]:
+def read_invitations(folder: Path) -> tuple[Invitation, ...]:
     """All invitations, those that have ended too, the oldest first.
 
     Raises:
@@ -131,3 +149,78 @@ def _find(lists: sqlite3.Connection, id: str) -> Invitation | None:
     uses = lists.execute("SELECT peer FROM uses WHERE invitation = ? ORDER BY rowid", (id,))
     flags = {name: bool(row[name]) for name in ("revoked", "gateway")}
     return Invitation(**{**dict(row), **flags, "used_by": tuple(peer for (peer,) in uses)})
+
+
+# Revoked peers
+
+
+def add_revoked(folder: Path, entry: RevokedPeer) -> None:
+    """Put a peer on the list. It may be there already: each of the operator's words is kept.
+
+    Raises:
+        ResourceError: the list cannot be read or written.
+    """
+    with changing(folder) as lists:
+        lists.execute(ADD_REVOKED, entry.model_dump())
+
+
+def read_revoked(folder: Path) -> tuple[RevokedPeer, ...]:
+    """The list, in the order in which it was written.
+
+    Raises:
+        ResourceError: it cannot be read.
+    """
+    with reading(folder) as lists:
+        return tuple(RevokedPeer(**dict(row)) for row in lists.execute("SELECT * FROM revoked ORDER BY rowid"))
+
+
+@dataclass(slots=True)
+class RevokedList:
+    """The list as a node that runs looks at it: within microseconds, and with what another process has just written."""
+
+    folder: Path
+    _lists: sqlite3.Connection | None = field(default=None, repr=False)
+    _file: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def check(self, peer: PeerId) -> None:
+        """Raise unless this peer may have a certificate.
+
+        Raises:
+            RefusedError: it is on the list.
+            ResourceError: the list cannot be read.
+        """
+        with self._turn, in_words(self.folder):
+            if self._lists is None or os.stat(self.folder / DATABASE).st_ino != self._file:
+                self._lists = connect(self.folder)  # the first time, or where a copy was put in its place
+                self._file = os.stat(self.folder / DATABASE).st_ino
+            found = self._lists.execute("SELECT 1 FROM revoked WHERE peer = ?", (peer,)).fetchone()
+        if found:
+            raise RefusedError("the run's operator has revoked this peer: it gets no certificate any more")
+
+
+# Trials
+
+
+def read_trials(folder: Path) -> Trials:
+    """What the operator's database says of trials; in a new one nobody is tried.
+
+    Raises:
+        ResourceError: it cannot be read: then nobody can be admitted.
+    """
+    with reading(folder) as lists:
+        ((required,),) = lists.execute("SELECT trials FROM run")
+        stood = frozenset(PeerId(peer) for (peer,) in lists.execute("SELECT peer FROM stood"))
+        return Trials(required=bool(required), stood=stood)
+
+
+def require_trials(folder: Path, required: bool) -> None:
+    """Try newcomers from now on, or no longer."""
+    with changing(folder) as lists:
+        lists.execute("UPDATE run SET trials = ?", (required,))
+
+
+def note_stood(folder: Path, peer: PeerId) -> None:
+    """Note that a peer's trial is over: its next card lets its contributions count."""
+    with changing(folder) as lists:
+        lists.execute("INSERT OR IGNORE INTO stood VALUES (?)", (peer,))

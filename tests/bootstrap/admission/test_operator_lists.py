@@ -1,4 +1,4 @@
-"""A closed run's invitations: who gets in, who does not, and that nothing on disk gives a token away."""
+"""The operator's lists: who gets in, who does not, whose trial is over; and nothing on disk gives a token away."""
 
 import base64
 import hashlib
@@ -10,18 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootstrap.admission.database import DATABASE
-from bootstrap.admission.invitations import (
+from bootstrap.admission.database import DATABASE, MOST_USES, Invitation, RevokedPeer, Trials
+from bootstrap.admission.operator_lists import (
     TOKEN_BYTES,
+    RevokedList,
+    add_revoked,
     invitation_id,
     invite,
     is_closed,
-    listed,
+    note_stood,
+    read_invitations,
+    read_revoked,
+    read_trials,
     redeem,
+    require_trials,
     set_closed,
     withdraw,
 )
-from bootstrap.admission.lists import MOST_USES, Invitation
 from protocol.errors import RefusedError, ResourceError, UserError
 from protocol.identity import PeerId
 
@@ -38,7 +43,7 @@ def test_a_run_is_open_until_its_node_closes_it(tmp_path: Path):
     assert is_closed(tmp_path)
     set_closed(tmp_path, False)
     assert not is_closed(tmp_path)
-    assert len(listed(tmp_path)) == 1
+    assert len(read_invitations(tmp_path)) == 1
 
 
 def test_a_token_lets_in_as_many_peers_as_it_is_for(tmp_path: Path):
@@ -47,20 +52,20 @@ def test_a_token_lets_in_as_many_peers_as_it_is_for(tmp_path: Path):
     assert redeem(tmp_path, token, BOB, NOW) == invitation_id(token)
     with pytest.raises(RefusedError, match="used by all 2 peers that it was for; ask"):
         redeem(tmp_path, token, CYD, NOW)
-    assert listed(tmp_path)[0].used_by == (ANN, BOB)
+    assert read_invitations(tmp_path)[0].used_by == (ANN, BOB)
 
 
 def test_who_comes_again_costs_no_second_use(tmp_path: Path):
     token = invite(tmp_path, 1, WEEK, NOW)
     for _ in range(3):
         redeem(tmp_path, token, ANN, NOW)
-    assert listed(tmp_path)[0].used_by == (ANN,)
+    assert read_invitations(tmp_path)[0].used_by == (ANN,)
 
 
 def test_who_was_let_in_may_come_again_after_the_end_for_newcomers(tmp_path: Path):
     token = invite(tmp_path, 5, WEEK, NOW)
     redeem(tmp_path, token, ANN, NOW)
-    end = listed(tmp_path)[0].expires
+    end = read_invitations(tmp_path)[0].expires
     redeem(tmp_path, token, BOB, end - 0.1)
     with pytest.raises(RefusedError, match="ended on 1970-01-19 13:46 UTC; ask"):
         redeem(tmp_path, token, CYD, end)
@@ -99,7 +104,7 @@ def test_only_the_very_token_lets_anybody_in(tmp_path_factory: pytest.TempPathFa
     )
     with pytest.raises(RefusedError, match="no invitation like this"):
         redeem(folder, wrong, ANN, NOW)
-    assert listed(folder)[0].used_by == ()
+    assert read_invitations(folder)[0].used_by == ()
 
 
 def flipped(token: bytes, at: int, bit: int) -> bytes:
@@ -109,7 +114,10 @@ def flipped(token: bytes, at: int, bit: int) -> bytes:
 def test_neither_the_folder_nor_a_message_tells_a_token(tmp_path: Path):
     token = invite(tmp_path, 1, WEEK, NOW)
     redeem(tmp_path, token, ANN, NOW)
-    told = [repr(listed(tmp_path)), *(file.read_text("latin-1") for file in tmp_path.rglob("*") if file.is_file())]
+    told = [
+        repr(read_invitations(tmp_path)),
+        *(file.read_text("latin-1") for file in tmp_path.rglob("*") if file.is_file()),
+    ]
     for peer, now in ((BOB, NOW), (BOB, NOW + 2 * WEEK)):
         with pytest.raises(RefusedError) as refused:
             redeem(tmp_path, token, peer, now)
@@ -147,7 +155,7 @@ def test_a_damaged_book_lets_nobody_in_and_is_not_overwritten(tmp_path: Path):
 def test_an_invitation_for_nobody_or_no_time_is_none(tmp_path: Path, uses: int, seconds: int):
     with pytest.raises(UserError):
         invite(tmp_path, uses, seconds, NOW)
-    assert listed(tmp_path) == ()
+    assert read_invitations(tmp_path) == ()
 
 
 def test_the_states_of_an_invitation():
@@ -190,13 +198,13 @@ def test_an_invitation_has_a_set_of_peers_that_grows_while_it_may(
             else:
                 assert may
                 inside.add(what)
-        assert set(listed(folder)[0].used_by) == inside
+        assert set(read_invitations(folder)[0].used_by) == inside
 
 
 REDEEM = """
 import sys
 from pathlib import Path
-from bootstrap.admission.invitations import invite, redeem
+from bootstrap.admission.operator_lists import invite, redeem
 from protocol.errors import RefusedError
 folder, name, token = Path(sys.argv[1]), sys.argv[2], bytes.fromhex(sys.stdin.readline())
 print("ready", flush=True)
@@ -237,8 +245,84 @@ def test_processes_at_once_never_let_in_more_than_it_is_for_and_lose_no_change(t
     for process in processes:
         said += process.communicate(timeout=120)[0].split()
         assert process.returncode == 0
-    book = listed(tmp_path)
+    book = read_invitations(tmp_path)
     assert len(said) == 20
     assert set(said) == set(book[0].used_by)
     assert len(book[0].used_by) == 20
     assert len(book) == 1 + 3 * 12
+
+
+# Revoked peers
+
+
+ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
+
+
+def test_a_node_that_runs_hears_of_each_new_entry(tmp_path: Path):
+    node = RevokedList(tmp_path)
+    node.check(ANN)
+    add_revoked(tmp_path, RevokedPeer(peer=ANN, start=3, at=1.5, signed=b"\x00\xff word"))
+    with pytest.raises(RefusedError, match="revoked this peer"):
+        node.check(ANN)
+    node.check(BOB)
+    add_revoked(tmp_path, RevokedPeer(peer=BOB, start=0, at=2.5))
+    with pytest.raises(RefusedError):
+        node.check(BOB)
+    assert [each.signed for each in read_revoked(tmp_path)] == [b"\x00\xff word", b""]
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    entries = [RevokedPeer(peer=ANN, start=n, at=float(n), signed=bytes([n] * n)) for n in range(4)]
+    for entry in entries:
+        add_revoked(tmp_path, entry)
+    assert read_revoked(tmp_path) == tuple(entries)
+
+
+def test_what_is_written_is_there_after_a_restart(tmp_path: Path):
+    RevokedList(tmp_path).check(ANN)
+    add_revoked(tmp_path, RevokedPeer(peer=ANN, start=3, at=1.5))
+    with pytest.raises(RefusedError, match="revoked this peer"):
+        RevokedList(tmp_path).check(ANN)
+
+
+def test_a_damaged_list_lets_nobody_have_a_certificate(tmp_path: Path):
+    (tmp_path / DATABASE).write_bytes(b"no database " * 1000)
+    node = RevokedList(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ResourceError, match=r"operator\.sqlite3 is damaged"):
+            node.check(BOB)
+
+
+def test_a_list_that_is_taken_away_lets_nobody_have_a_certificate_and_a_copy_in_its_place_is_read(tmp_path: Path):
+    (copy := tmp_path / "copy").mkdir()
+    add_revoked(copy, RevokedPeer(peer=ANN, start=3, at=1.5))
+    node = RevokedList(tmp_path)
+    node.check(ANN)
+    for file in tmp_path.glob(f"{DATABASE}*"):
+        file.unlink()
+    with pytest.raises(ResourceError, match="No such file"):
+        node.check(BOB)
+    (copy / DATABASE).rename(tmp_path / DATABASE)
+    with pytest.raises(RefusedError):
+        node.check(ANN)
+    node.check(BOB)
+
+
+# Trials
+
+
+ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
+
+
+def test_a_new_run_tries_nobody(tmp_path: Path):
+    assert read_trials(tmp_path) == Trials(required=False, stood=frozenset())
+
+
+def test_what_is_noted_stays_though_trials_are_no_longer_asked_for(tmp_path: Path):
+    require_trials(tmp_path, True)
+    note_stood(tmp_path, ANN)
+    note_stood(tmp_path, BOB)
+    note_stood(tmp_path, ANN)
+    assert read_trials(tmp_path) == Trials(required=True, stood=frozenset({ANN, BOB}))
+    require_trials(tmp_path, False)
+    assert read_trials(tmp_path) == Trials(required=False, stood=frozenset({ANN, BOB}))
