@@ -71,7 +71,7 @@ def test_a_group_alone_goes_on_when_the_one_that_was_stopped_in_mid_round_is_bac
         back.wait_for(Joined)
         there = time.monotonic()
         back.wait_for(StepDone)
-        assert time.monotonic() - there < 60  # a few seconds on a machine that is free; it stood for ever
+        assert time.monotonic() - there < 15  # 3 to 7 seconds where 28 processes share two cores; it stood for ever
         digests = [each.wait_for(Finished).digests["embedding"] for each in (stays, back)]
         assert digests[0] == digests[1]
         assert [each.process.wait(120) for each in (stays, back)] == [0, 0]
