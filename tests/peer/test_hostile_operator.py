@@ -114,7 +114,7 @@ def join(
             await inside.stop(None)
         raise AssertionError("it has joined")
 
-    (folder / "operator").mkdir()
+    (folder / "operator").mkdir(exist_ok=True)
     return asyncio.run(asyncio.wait_for(scene(), 60))
 
 

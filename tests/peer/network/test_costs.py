@@ -13,14 +13,16 @@ import pytest
 import peer.network.gossip as wires
 import peer.network.gossip_service as service
 from peer.network import intake
+from peer.network.learning import Learner
 from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, PassedOver, Wanted
-from protocol.identity import EMBEDDING, PeerId
+from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.limits import (
     CALLS_SAVED,
     ENTRIES_NAMED,
     ENTRIES_OF_ONE,
     KEYS_ASKED_OF_ONE,
     KEYS_NAMED,
+    LEARNING_OF_ONE,
     REVOCATIONS_NAMED,
     ROUNDS_NAMED,
 )
@@ -34,6 +36,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_trial, sign_contribution
+from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
@@ -314,6 +317,30 @@ def test_who_has_more_than_goes_into_a_message_names_others_each_time(monkeypatc
     drawn = [wires.some_named({EMBEDDING: keys})[EMBEDDING] for _ in range(100)]
     assert {len(each) for each in drawn} == {10}
     assert {key for each in drawn for key in each} == {*keys}
+
+
+def test_of_one_source_so_many_messages_are_learnt_from_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those beyond are let pass: comparing finds out what they named."""
+
+    async def scene(made: Village) -> None:
+        a, _, c = made.peers
+        learner, goes, asked = a.outer.reconciler.learner, asyncio.Event(), []
+
+        async def shown(self: Learner, peer: PeerRecord, part: Part, keys: list[bytes]) -> dict[bytes, pb.Entry]:
+            asked.append(keys)
+            await goes.wait()
+            return {}
+
+        monkeypatch.setattr(Learner, "_shown", shown)
+        named = [[pb.PartKeys(part=EMBEDDING, keys=[key])] for key in range(1, LEARNING_OF_ONE + 3)]
+        learning = [asyncio.create_task(learner.learn(each, c.outer.discovery.record)) for each in named]
+        await until(lambda: len(asked) >= LEARNING_OF_ONE)
+        goes.set()
+        await asyncio.gather(*learning)
+        assert len(asked) == LEARNING_OF_ONE
+        assert not learner.asking
+
+    play(tmp_path, scene)
 
 
 def test_entries_that_wait_have_so_many_places_of_one_source_and_others_have_theirs(tmp_path: Path):

@@ -1,0 +1,61 @@
+"""What the daemon puts together decides as its parts do: seen by the door that volunteers take."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.genesis import create_run
+from peer.swarm.node import SHUT_OUT, Node
+from protocol.errors import RefusedError
+from protocol.identity import EMBEDDING
+from protocol.net.channels import connect, handshake
+from protocol.outer.ledger import Revocation
+from protocol.run.run_files import describe
+from protocol.schemas import blobs_pb2, blobs_pb2_grpc
+from protocol.trust.attestations import KEPT, Attestation, attest, grant
+from protocol.trust.membership_card import Authority
+from protocol.trust.proofs import revoke
+from tests.peer.test_hostile_operator import OPERATOR, join
+from tests.reference.admitted import There, credentials, identity
+from tests.reference.small_manifest import small_manifest
+
+
+def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) -> None:
+    """Its observer's word about the past; and whom it takes out: another peer, and then this one."""
+    text, observer, bob = tmp_path / "text.txt", identity("observer"), identity("bob")
+    text.write_text("Some words of a small text, again and again.\n" * 200)
+    made = create_run(small_manifest(), tmp_path / "run", text)
+    descriptor = describe(made.manifest, OPERATOR.peer_id, made.files)
+    authority = Authority(descriptor.run_id, OPERATOR.peer_id)
+    seen = Attestation(observer.peer_id, 9, 0, {EMBEDDING: ("ef" * 32, 36)})
+    (tmp_path / "operator" / OBSERVER).mkdir(parents=True)
+    attested = attest(observer, authority, seen, grant(OPERATOR, authority, observer.peer_id))
+    (tmp_path / "operator" / OBSERVER / KEPT).write_bytes(attested)
+    answers: list[grpc.StatusCode] = []
+
+    async def ask(channel: grpc.aio.Channel) -> None:
+        fetched = blobs_pb2_grpc.BlobsStub(channel).Fetch(
+            blobs_pb2.FetchRequest(sha256="ab" * 32), metadata=handshake(descriptor.manifest), timeout=20
+        )
+        with pytest.raises(grpc.aio.AioRpcError):
+            await fetched.read()
+        answers.append(await fetched.code())
+
+    async def work(node: Node) -> None:
+        intake, me = node.reconciler.intake, node.discovery.record
+        assert node.reconciler.attested.round == 9
+        for out in (None, bob.peer_id):
+            if out:
+                intake.revoke(revoke(OPERATOR, authority, Revocation(out, 1, 1)))
+            async with connect(There(me.peer_id, me.address), descriptor.manifest, credentials("bob")) as channel:
+                await ask(channel)
+        intake.revoke(revoke(OPERATOR, authority, Revocation(me.peer_id, 1, 1)))
+        await asyncio.Event().wait()
+
+    _, _, error = join(tmp_path, descriptor, 1, tmp_path / "run", work)
+    assert answers == [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED]
+    assert isinstance(error, RefusedError)
+    assert str(error) == SHUT_OUT
