@@ -41,6 +41,7 @@ from peer.network.bans import Bans
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
+from peer.network.reach.routes import Routes
 from peer.network.ways import ways
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
@@ -111,11 +112,12 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
             relays=name == "relay",
         )
         signer = Signer(me, by, issue(operator, RUN, Card(me.peer_id, "observer", 0, 0)))
-        discovery, contacts = Discovery(dht, signer, MANIFEST, record), Contacts(MANIFEST, credentials)
+        discovery = Discovery(dht, signer, MANIFEST, record)
+        contacts = Contacts(MANIFEST, credentials, routes=Routes(dht.streams, discovery))
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
         bans = Bans(lambda event: None)
-        reached = ways(reach, port, dht.streams, discovery, contacts, bans, bootstraps, lambda event: None)
+        reached = ways(reach, port, dht.streams, discovery, contacts.bandwidth, bans, bootstraps, lambda event: None)
         await server.start()
         await reached.open()
         await discovery.publish()

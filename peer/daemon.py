@@ -35,6 +35,7 @@ from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
 from peer.network.pipeline import PipelineService
 from peer.network.reach import reach
+from peer.network.reach.routes import Routes
 from peer.network.renewal import keep_renewing, stand_trial
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
@@ -45,7 +46,7 @@ from peer.store.membership import Remembered, node_of
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.group.volunteer import serve_stage
 from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
-from peer.swarm.rounds.farewell import nobody_says
+from peer.swarm.rounds.farewell import AskFinished, nobody_says
 from peer.swarm.whole import observe, serve_datacenter
 from peer.telemetry.events import Progress
 from peer.telemetry.status import EventStream
@@ -99,9 +100,9 @@ async def run_peer(
     async with AsyncExitStack() as place:
         if work is None and await comes_too_late(settings, identity, emit):
             return
-        node = await _join(settings, identity, place, emit)
-        if work is not None:  # who looks into the run for something else decides by what is there
-            node.ask_finished = nobody_says
+        # A peer that looks into the run for something else decides by what is there.
+        ask_finished = nobody_says if work is not None else partial(admission.finished, settings.ticket)
+        node = await _join(settings, identity, ask_finished, place, emit)
         joined.set_result(node)
         serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
@@ -120,8 +121,10 @@ async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStack, emit: EventStream) -> Node:
-    """A place in the run. Who has had one before tries until the network lets it.
+async def _join(
+    settings: PeerSettings, identity: Identity, ask_finished: AskFinished, place: AsyncExitStack, emit: EventStream
+) -> Node:
+    """Get a place in the run. A peer that has had one before tries until the network lets it.
 
     Raises:
         HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
@@ -132,7 +135,7 @@ async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStac
         try:
             descriptor, remembered = await learn(settings, identity, emit)
             device = await asyncio.to_thread(require_fit, settings, descriptor)
-            node = _joined(settings, identity, descriptor, remembered, device, tasks, emit)
+            node = _joined(settings, identity, descriptor, remembered, device, ask_finished, tasks, emit)
             return await place.enter_async_context(node)
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
@@ -150,6 +153,7 @@ async def _joined(
     descriptor: Descriptor,
     remembered: Remembered | None,
     device: torch.device,
+    ask_finished: AskFinished,
     tasks: Children,
     emit: EventStream,
 ) -> AsyncIterator[Node]:
@@ -164,33 +168,35 @@ async def _joined(
     card, credentials = place.card, place.credentials
     space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
     emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
-    bans = Bans(emit)
+    records: dict[PeerId, PeerRecord] = {}
+    bans = Bans(emit, records=records)
     authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
-    bandwidth = settings.bandwidth()
-    contacts, guard = Contacts(manifest, credentials, bans.objection, bandwidth), Guard(bans.objection)
+    bandwidth, guard = settings.bandwidth(), Guard(bans.objection)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
     if said := way.objection or way.doubt:
         emit(Progress(said))
     port = listen(server, join(way.host, way.port), credentials.serving())
-    address = way.address(port)
-    addresses = remembered.addresses if remembered else settings.ticket.addresses
+    addresses, nodes = remembered.addresses if remembered else settings.ticket.addresses, settings.ticket.addresses
     try:
-        where = way.host, way.libp2p_port
-        dht = await dhts.start(identity, *where, Register(authority, manifest), addresses, way.hidden)
+        dht = await dhts.start(
+            identity,
+            way.host,
+            way.libp2p_port,
+            Register(authority, manifest),
+            addresses,
+            way.hidden,
+            lambda said: emit(Progress(said)),
+        )
     except BaseException:
         await server.stop(None)
         raise
-    torch_thread = TorchThread(settings.threads, settings.niceness)
-    reporter = Reporter(emit.status)
-    emit.listeners.append(reporter)
-    try:
-        text = text_sources(settings, descriptor, place, bandwidth, space)
-        if isinstance(place, Admitted):
-            await fetch_files(settings, descriptor, place, bandwidth, emit)
+    async with AsyncExitStack() as opened:  # what is opened last is closed first
+        opened.push_async_callback(dht.stop)
+        opened.push_async_callback(server.stop, GRACE_SECONDS)
         record = PeerRecord(
             peer_id=identity.peer_id,
-            address=address,
+            address=way.address(port),
             libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
             role=settings.role,
             stage=card.stage,
@@ -198,18 +204,57 @@ async def _joined(
             on_trial=card.on_trial,
             relays=settings.relay and not way.hidden,
         )
-        dht.say = lambda said: emit(Progress(said))
-        signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
-        discovery = Discovery(dht, signer, manifest, record, nodes, objection=bans.objection)
-        reached = ways(way, port, dht.streams, discovery, contacts, bans, nodes, emit)
-        bans.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
-        bans.issuer = discovery.issuer
+        signer = Signer(identity, authority, place.signed_card)
+        discovery = Discovery(dht, signer, manifest, record, nodes, records, objection=bans.objection)
+        reached = ways(way, port, dht.streams, discovery, bandwidth, bans, nodes, emit)
+        contacts = Contacts(manifest, credentials, bans.objection, bandwidth, Routes(dht.streams, discovery))
+        opened.push_async_callback(contacts.close)
+        reporter = Reporter(emit.status)
+        opened.push_async_callback(reporter.close, settings.pausing)
+        emit.listeners.append(reporter)
+        opened.callback(emit.listeners.remove, reporter)
+        torch_thread = TorchThread(settings.threads, settings.niceness)
+        opened.callback(torch_thread.stop)
+
+        def hang_up(banned: PeerId) -> None:
+            """End what a banned peer, or a peer that a banned gateway let in, has open with this one; whoever waits for
+            them looks again."""
+            for each in (banned, *discovery.let_in_by(banned)):
+                contacts.hang_up(each)
+            guard.cut_off(banned)
+            discovery.news.ring()
+
+        bans.listeners.append(hang_up)
+        text = text_sources(settings, descriptor, place, bandwidth, space)
+        if isinstance(place, Admitted):
+            await fetch_files(settings, descriptor, place, bandwidth, emit)
         contribution_store = ContributionStore(
             directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
         snapshots = SnapshotStore(directory / "snapshots", manifest)
-        fetcher = BlobFetcher(contacts, bans)
-        intake = Intake(manifest, signer, fetcher, contribution_store, ledgers_of(manifest, record), discovery.news)
+        shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
+
+        def revoked(author: PeerId) -> None:
+            if author not in (identity.peer_id, card.issuer):
+                bans.revoke(author)
+            elif not shut_out.done():
+                shut_out.set_result(author)
+
+        def unkept(error: ResourceError) -> None:
+            if not shut_out.done():
+                shut_out.set_exception(error)
+
+        intake = Intake(
+            manifest,
+            signer,
+            BlobFetcher(contacts, bans),
+            contribution_store,
+            ledgers_of(manifest, record),
+            discovery.news,
+            revoked=revoked,
+            unkept=unkept,
+            trials={} if settings.audit else None,
+        )
         attested = Attested(signer, bans, directory, intake.has_revoked)
         reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
         if isinstance(place, Admitted):
@@ -237,7 +282,8 @@ async def _joined(
             keep_certified=lambda: keep_renewing(credentials, renew, emit),
             stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
             keep_reached=reached.keep,
-            ask_finished=partial(admission.finished, settings.ticket),
+            ask_finished=ask_finished,
+            shut_out=shut_out,
             stays=settings.stay,
             text=text,
             audit=settings.audit,
@@ -245,19 +291,6 @@ async def _joined(
             max_memory=settings.memory_limit,
             split=settings.split,
         )
-
-        def revoked(author: PeerId) -> None:
-            if author not in (identity.peer_id, card.issuer):
-                bans.revoke(author)
-            elif not node.shut_out.done():
-                node.shut_out.set_result(author)
-
-        def unkept(error: ResourceError) -> None:
-            if not node.shut_out.done():
-                node.shut_out.set_exception(error)
-
-        intake.revoked, intake.unkept = revoked, unkept
-        intake.trials = {} if settings.audit else None
         _bind(server, node)
         emit(Progress("getting ready to compute"))
         await warming
@@ -267,22 +300,6 @@ async def _joined(
         tell_place(settings, manifest, record, remembered is not None, emit)
         reporter.start(contacts, partial(node_of, directory))
         yield node
-    finally:
-        torch_thread.stop()
-        emit.listeners.remove(reporter)
-        await reporter.close(settings.pausing)
-        await contacts.close()
-        await server.stop(GRACE_SECONDS)
-        await dht.stop()
-
-
-def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discovery) -> None:
-    """End what a peer and this one have open with each other, or if it is a gateway, those whom it let in; whoever
-    waits for them looks again."""
-    for each in (peer, *discovery.let_in_by(peer)):
-        contacts.hang_up(each)
-    guard.cut_off(peer)
-    discovery.news.ring()
 
 
 def _bind(server: grpc.aio.Server, node: Node) -> None:

@@ -1,15 +1,14 @@
-"""The routes to this peer and from it to others, set up once it listens."""
+"""The ways by which others reach this peer, set up once it listens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.network.bans import Bans
-from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
 from peer.network.reach.relayed import Hidden
-from peer.network.reach.routes import Routes
 from peer.telemetry.events import Listener
+from protocol.net.bandwidth import Bandwidth
 from protocol.net.relay import Relay
 from protocol.net.streams import Streams
 
@@ -40,21 +39,19 @@ def ways(
     port: int,
     streams: Streams,
     discovery: Discovery,
-    contacts: Contacts,
+    bandwidth: Bandwidth,
     bans: Bans,
     first: Sequence[str],
     emit: Listener,
 ) -> Ways:
-    """Those of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`. From here
-    on `contacts` finds who cannot be dialled."""
-    contacts.routes = Routes(streams, discovery)
+    """The ways to a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`."""
     hidden = Hidden(streams, discovery, reach.here, port, first, emit, bans.objection) if reach.hidden else None
     relays = discovery.record.relays
 
     async def pay(count: int) -> None:
         """What is carried for others comes in and goes out, and gives way like all bulk."""
-        await contacts.bandwidth.take(count)
-        await contacts.bandwidth.send(count)
+        await bandwidth.take(count)
+        await bandwidth.send(count)
 
     relay = Relay(streams, discovery.signer.authority, bans.objection, pay) if relays else None
     return Ways(streams, hidden, relay)

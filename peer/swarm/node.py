@@ -78,6 +78,9 @@ class Node:
     """Sees that others reach this peer, if they cannot dial it."""
     ask_finished: AskFinished
     """Asks the operator's node whether the run is over."""
+    shut_out: asyncio.Future[PeerId]
+    """Is done when the operator has taken out this peer, or the gateway that let it in: who it was; or has the error
+    that ends this peer."""
     text: TextSources | None = None
     """Where prepared text is; None: the tokens are among the run's files."""
     audit: bool = False
@@ -88,9 +91,6 @@ class Node:
     """Bytes that this peer may use; None: what there is."""
     split: Split = field(default_factory=Split)
     """How a datacenter spreads its replica over this machine."""
-    shut_out: asyncio.Future[PeerId] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Is done when the operator has taken out this peer, or the gateway that let it in: who it was; or has the error
-    that ends this peer."""
     stays: bool = False
     """Whether this peer serves the last state after the run's end, until its user asks it to leave."""
     leaving: bool = False
@@ -128,7 +128,7 @@ class Node:
         pace = Pace(self.manifest.outer.patience)
         outer = OuterLoop(self.manifest, self.directory, followed, self.discovery, self.reconciler, self.emit, pace)
         await resume(outer)
-        self.reconciler.intake.check = followed.check  # from now on it answers
+        self.reconciler.intake.begin(followed.check)
         return outer
 
     @asynccontextmanager

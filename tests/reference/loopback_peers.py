@@ -250,7 +250,7 @@ class Village:
         followed = FollowedParts(
             manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread, closed=earned.close
         )
-        intake.check = followed.check
+        intake.begin(followed.check)
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
         handover = HandoverService(reconciler, place, Children())
 

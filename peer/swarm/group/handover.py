@@ -35,7 +35,7 @@ class Handover:
     trainer: StageTrainer
 
     def __post_init__(self) -> None:
-        self.service.handovers = self.outer.handovers
+        self.service.begin(self.outer.handovers)
 
     @property
     def handovers(self) -> Handovers:
