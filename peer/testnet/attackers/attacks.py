@@ -90,7 +90,7 @@ def shapes() -> None:
         say(f"a frame of shape {list(tensor.shape)} in {len(tensor.data)} bytes")
         return messages
 
-    replace(inner_step, "pack", pack)
+    replace(inner_step, "pack_frame", pack)
 
 
 def loris() -> None:
@@ -130,7 +130,7 @@ def stale() -> None:
                     say(f"a contribution of round {round} in round {now}")
                     await give(node.reconciler, part, round, blob, node.reconciler.followers(part))
 
-    replace(inner_step, "pack", pack)
+    replace(inner_step, "pack_frame", pack)
     replace(Reconciler, "publish", publish)
     beside(tell_old)
 
