@@ -26,9 +26,9 @@ from peer.store.contributions import ContributionStore
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.snapshots import SnapshotStore
 from peer.swarm.rounds.catch_up import resume
-from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
+from peer.swarm.rounds.round_policy import Pace
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.identity import Part, PeerId, RunId

@@ -7,6 +7,7 @@ It is a peer of the run like all others, admitted and certified: what it does wr
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from peer import daemon
@@ -32,7 +33,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
                 stage=None if kind in CONTRIBUTING else 1,
                 device="cpu",
             )
-            return run_command(lambda stop: daemon.run_until(stop, settings, terminal.emit), terminal)
+            return run_command(partial(daemon.run_until, settings=settings, emit=terminal.emit), terminal)
 
     return told(terminal.emit, serve)
 

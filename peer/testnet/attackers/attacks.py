@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from peer import daemon
+from peer import assembly, daemon
 from peer.network.gossip import Reconciler
 from peer.swarm.group import inner_step
 from peer.swarm.group.inner_step import PipelineStage
@@ -71,9 +71,9 @@ def lengths() -> None:
     tensor = pipeline.Tensor(format=pipeline.BF16, shape=[HUGE, HUGE, HUGE], data=b"\0" * 64)
     shaped = pipeline.Frame(backward=pipeline.Backward(gradients=tensor)).SerializeToString()
     raw: Sequence[bytes] = (b"\x12" + announced + b"\0" * 64, shaped, b"\x12" + announced + bytes(8 << 20))
-    honest_options = daemon.__dict__["options"]
+    honest_options = assembly.__dict__["options"]
     unlimited = [("grpc.max_send_message_length", -1)]
-    replace(daemon, "options", lambda *given: [*honest_options(*given), *unlimited])
+    replace(assembly, "options", lambda *given: [*honest_options(*given), *unlimited])
     with_raw_bytes(lambda: raw[next(turns) % len(raw)])
 
 
@@ -175,7 +175,7 @@ async def _pester(node: Node, peer: PeerRecord, turn: int) -> None:
         async with reconciler.contacts.to(peer) as channel:
             for name, message in (("Tell", news), ("Compare", pb.Comparison(statement=reconciler.statement()))):
                 call: Any = channel.unary_unary(f"/hetpeer.v1.Reconciliation/{name}", serialized, bytes)
-                await call(message, metadata=handshake(node.manifest), timeout=3.0)
+                await call(message, metadata=handshake(node.place.manifest), timeout=3.0)
 
 
 def serialized(message: pb.News | pb.Comparison) -> bytes:
