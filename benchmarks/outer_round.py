@@ -131,7 +131,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         async def accept(blob: bytes, entry: Entry) -> None:
             decoded[entry.sha256] = await torch_thread.run(decode, blob, manifest)
 
-        intake.check = accept
+        intake.begin(accept)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(manifest, contribution_store.lookup), server)
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         await server.start()

@@ -41,6 +41,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
 from peer.network.reach.relayed import ways
+from peer.network.reach.routes import Routes
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
 from protocol.addresses import join
@@ -109,13 +110,13 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
             relays=name == "relay",
         )
         signer = Signer(me, by, issue(operator, RUN, Card(me.peer_id, "observer", 0, 0)))
-        discovery, contacts = Discovery(dht, signer, MANIFEST, record), Contacts(MANIFEST, credentials)
+        discovery = Discovery(dht, signer, MANIFEST, record)
+        contacts = Contacts(MANIFEST, credentials, routes=Routes(dht.streams, signer, discovery.relays_of))
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
         reached = ways(
             reach, port, dht.streams, discovery, contacts.bandwidth, lambda peer: "", bootstraps, lambda event: None
         )
-        contacts.routes = reached.routes
         await server.start()
         await reached.open()
         await discovery.publish()

@@ -1,6 +1,6 @@
 """What it costs a peer to be watched: its log of events, metrics, log lines, live panel and dashboard, of its own time.
 
-A datacenter replica takes inner steps on this machine's CPU and says so, as `peer/swarm/whole.py` does, in blocks that
+A datacenter replica takes inner steps on this machine's CPU and says so, as `peer/swarm/work.py` does, in blocks that
 are in turn watched and not. Watched, the same listeners hear it as of a daemon: `events.jsonl` in a folder, metrics
 that are asked for over HTTP, log lines, the panel on a pseudo-terminal, whose other end is read, and an operator's
 node, which is told what this peer does, and whose dashboard somebody has open. Three numbers come out: how much longer
@@ -34,7 +34,7 @@ from watched.node import Node, node, telling
 
 from peer.compute.capacity import family_bytes
 from peer.compute.replica import WholeReplica
-from peer.swarm.node import PULSE_SECONDS
+from peer.swarm.presence import PULSE_SECONDS
 from peer.telemetry.decisions import Placed, Pulse
 from peer.telemetry.events import Event, Joined, Listener, RoundDone, StepDone
 from peer.telemetry.journal import Journal, LogLines

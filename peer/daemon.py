@@ -1,77 +1,36 @@
-"""The story of one peer: it learns what the run is, gets a place, fetches its files, and serves."""
+"""The story of one peer: it gives way to its owner, learns what the run is, gets a place, serves, and leaves in order.
+
+A peer pauses when it is told to, or at quiet hours, and goes on as if it had been started again. Pausing is leaving in
+order, as after Ctrl-C: the inner step ends, what is done is contributed, the group finds another member or waits.
+Nothing is left running but this: no socket, no model, no DHT. The peer's folder keeps its key, its place and its state,
+and from there it goes on.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial
-from typing import Any
 
-import grpc
-import torch
-
-from peer.compute.calibration import warm_up
-from peer.joining import (
-    comes_too_late,
-    fetch_files,
-    learn,
-    recall_place,
-    register,
-    require_fit,
-    require_place,
-    tell_place,
-    text_sources,
-)
+from peer.assembly import joined
+from peer.compute.capacity import family_bytes, give_memory_back
+from peer.joining import comes_too_late, learn, recall_place, require_fit
 from peer.network import admission
-from peer.network.admission import Admitted, keep_renewing, stand_trial
-from peer.network.attested import Attested
-from peer.network.bans import Bans
-from peer.network.blob_fetcher import BlobFetcher
-from peer.network.contacts import Contacts
-from peer.network.discovery import Discovery
-from peer.network.gossip import Reconciler
-from peer.network.gossip_service import ReconciliationService
-from peer.network.group import GroupService, PipelineService
-from peer.network.handover_service import HandoverService
-from peer.network.intake import Intake, ledgers_of
-from peer.network.reach import reach
-from peer.network.reach.relayed import ways
-from peer.network.reporter import Reporter
-from peer.network.snapshot_transfer import SnapshotService
+from peer.pausing import Pauses
+from peer.process import first_error
 from peer.settings import PeerSettings
-from peer.store.membership import Remembered, node_of
-from peer.store.served import ContributionStore, SnapshotStore
-from peer.swarm.group.volunteer import serve_stage
-from peer.swarm.node import GATEWAY_SHUT_OUT, SHUT_OUT, Node, RoleWork
-from peer.swarm.rounds.farewell import nobody_says
-from peer.swarm.whole import observe, serve_datacenter
-from peer.telemetry.events import Progress
+from peer.swarm.node import AskFinished, Node, RoleWork
+from peer.swarm.work import observe, serve_datacenter, serve_stage
+from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
 from peer.telemetry.status import EventStream
-from peer.torch_thread import TorchThread
-from protocol.addresses import dialled_at, join
-from protocol.errors import RefusedError, ResourceError, UnreachableError
-from protocol.files import write_atomically
-from protocol.identity import PeerId
-from protocol.net import dht as dhts
+from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.net.allowances import pause_after
-from protocol.net.blobs import Blob, BlobService
-from protocol.net.channels import listen, options
-from protocol.net.guard import Guard
-from protocol.net.lenient import AnyBytes
 from protocol.net.tasks import Children, first_of
-from protocol.run.run_files import Descriptor
-from protocol.schemas import (
-    blobs_pb2_grpc,
-    credit_pb2_grpc,
-    group_pb2_grpc,
-    pipeline_pb2_grpc,
-    reconciliation_pb2_grpc,
-    snapshots_pb2_grpc,
-    succession_pb2_grpc,
-)
-from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Signer
-from protocol.trust.records import PeerRecord, Register
+from protocol.trust.keys import load_or_create
 from protocol.wording import size
+
+MEMORY_SECONDS = 10.0
+"""How often the process's memory is looked at."""
 
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
@@ -79,56 +38,127 @@ LEAVE_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """Between two attempts of a peer to come back to its run."""
 
-GRACE_SECONDS = 2.0
-"""How long calls in flight may take to end when the peer stops."""
+SHUT_OUT = "the operator has taken this peer out of the run: nothing it contributes counts any longer"
+GATEWAY_SHUT_OUT = (
+    "the operator has taken out the gateway that let this peer in: start it again, with a ticket that names the "
+    "operator's own node, which may let it in anew"
+)
 
 
-async def run_peer(
-    settings: PeerSettings, emit: EventStream, joined: asyncio.Future[Node], work: RoleWork | None = None
+async def serve_as_guest(
+    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, now: Callable[[], datetime] = datetime.now
 ) -> None:
-    """Join the run and serve until its last round, or do `work`. `joined` is given the node as soon as there is one.
+    """Serve until the last round, or until `stop` is set, but for the pauses. `now` is the local time.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on.
     """
-    identity = load_or_create(settings.directory)
-    async with AsyncExitStack() as place:
-        if work is None and await comes_too_late(settings, identity, emit):
-            return
-        node = await _join(settings, identity, place, emit)
-        if work is not None:  # who looks into the run for something else decides by what is there
-            node.ask_finished = nobody_says
-        joined.set_result(node)
-        serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
-        await node.discovery.dht.while_alive(_until_shut_out(node, serve(node)))
-
-
-async def _until_shut_out(node: Node, work: Coroutine[Any, Any, None]) -> None:
-    """Raises RefusedError as soon as the operator takes this peer out, or the gateway that let it in: nobody talks to
-    it any longer; and ResourceError when there is no room for what counts: this peer would not have the others' state.
-    """
+    pauses = Pauses(settings.directory, settings.quiet, now)
     async with Children() as children:
-        task = children.spawn(work)
-        await asyncio.wait((task, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
+        children.spawn(_watch_memory(settings.memory_limit, emit))
+        while not stop.is_set():
+            if reason := pauses.reason():
+                emit(Paused(reason))
+                await first_of(stop.wait(), pauses.wait_until_over())
+                if stop.is_set():
+                    return
+                emit(PauseEnded())
+            leave = asyncio.Event()
+            try:
+                async with Children() as watching:
+                    watching.spawn(_leave_when_due(leave, stop, pauses))
+                    await run_until(leave, settings, emit)
+            except (HetpeerError, BaseExceptionGroup) as error:
+                if stop.is_set() or not leave.is_set():
+                    raise
+                what = error if isinstance(error, HetpeerError) else first_error(error)
+                emit(Progress(f"leaving was cut short: {what}"))
+            if stop.is_set() or emit.status.over or not leave.is_set():
+                return  # it was no pause that has ended it
+            give_memory_back()
+
+
+async def _leave_when_due(leave: asyncio.Event, stop: asyncio.Event, pauses: Pauses) -> None:
+    """Have this peer leave once it is to stop, or to pause."""
+    await first_of(stop.wait(), pauses.wait_until_due())
+    leave.set()
+
+
+async def _watch_memory(most: int | None, emit: Listener) -> None:
+    """Say when this peer has grown beyond `most`: with so much it plans, but nothing holds it to that."""
+    warned = 0
+    while most is not None:
+        used = family_bytes()
+        if used > max(most, warned):
+            warned = used + used // 10
+            emit(Warned(f"WARNING: this peer uses {size(used)}, more than --max-memory {size(most)}"))
+        await asyncio.sleep(MEMORY_SECONDS)
+
+
+async def run_until(
+    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, work: RoleWork | None = None
+) -> None:
+    """Join the run and serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the
+    inner step, contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most.
+
+    Raises:
+        HetpeerError: with a message that a volunteer can act on. RefusedError: the operator takes this peer out, or
+            the gateway that let it in, and nobody talks to it any longer. ResourceError: there is no room for what
+            counts, and this peer would not have the others' state; or libp2p's daemon is gone for good.
+    """
+    async with AsyncExitStack() as place, Children() as children:
+        joining = children.spawn(_join(settings, work, place, emit))
+        await first_of(asyncio.wait((joining,)), stop.wait())
+        if not joining.done():
+            joining.cancel()
+            await asyncio.wait((joining,))
+        if joining.cancelled() and stop.is_set():
+            return
+        node = joining.result()
+        if node is None:
+            return
+        serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
+        serving = children.spawn(serve(node))
+        ended = asyncio.wait((serving, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
+        living = children.spawn(node.discovery.dht.while_alive(ended))
+        await first_of(asyncio.wait((living,)), stop.wait())
+        if not living.done():
+            emit(Progress("leaving: the inner step ends, and what is done is contributed"))
+            node.leave()
+            await asyncio.wait((living,), timeout=LEAVE_SECONDS)
+        if not living.done():
+            serving.cancel()
+            await asyncio.wait((living,))
+        living.result()
         if node.shut_out.done():
             itself = node.shut_out.result() == node.discovery.record.peer_id
             raise RefusedError(SHUT_OUT if itself else GATEWAY_SHUT_OUT)
-        await task
+        if not (serving.cancelled() and stop.is_set()):
+            serving.result()
 
 
-async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStack, emit: EventStream) -> Node:
-    """A place in the run. Who has had one before tries until the network lets it.
+async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitStack, emit: EventStream) -> Node | None:
+    """Get a place in the run, which `place` gives up. A peer that has had one before tries until the network lets it.
+    None: it comes too late, and has been told so.
 
     Raises:
-        HetpeerError: there is none; or nobody answers, and it may be the ticket that is wrong.
+        HetpeerError: there is no place; or nobody answers, and it may be the ticket that is wrong.
     """
+    identity = load_or_create(settings.directory)
+    if work is None and await comes_too_late(settings, identity, emit):
+        return None
+
+    async def nobody_says() -> int:  # a peer that looks into the run for something else decides by what is there
+        return 0
+
+    ask_finished: AskFinished = nobody_says if work is not None else partial(admission.finished, settings.ticket)
     failures, tasks = 0, await place.enter_async_context(Children())
     while True:
         emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
             descriptor, remembered = await learn(settings, identity, emit)
             device = await asyncio.to_thread(require_fit, settings, descriptor)
-            node = _joined(settings, identity, descriptor, remembered, device, tasks, emit)
+            node = joined(settings, identity, descriptor, remembered, device, ask_finished, tasks, emit)
             return await place.enter_async_context(node)
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:
@@ -137,178 +167,3 @@ async def _join(settings: PeerSettings, identity: Identity, place: AsyncExitStac
             pause = pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             emit(Progress(f"{error}; trying again in {pause:.0f} s"))
             await asyncio.sleep(pause)
-
-
-@asynccontextmanager
-async def _joined(
-    settings: PeerSettings,
-    identity: Identity,
-    descriptor: Descriptor,
-    remembered: Remembered | None,
-    device: torch.device,
-    tasks: Children,
-    emit: EventStream,
-) -> AsyncIterator[Node]:
-    """A place in the run, sockets open and files here; all closed again at the end. `tasks` end afterwards."""
-    manifest, directory = descriptor.manifest, settings.directory
-
-    async def renew() -> bytes:
-        return (await register(settings, descriptor, identity)).credentials.chain
-
-    warming = tasks.spawn(asyncio.to_thread(warm_up))
-    place = remembered or await register(settings, descriptor, identity)
-    card, credentials = place.card, place.credentials
-    space = await asyncio.to_thread(require_place, settings, descriptor, card.stage, device)
-    emit(Progress(f"this run keeps up to {size(space.needed)} in {directory}, and never more than {size(space.limit)}"))
-    bans = Bans(emit)
-    authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
-    bandwidth = settings.bandwidth()
-    contacts, guard = Contacts(manifest, credentials, bans.objection, bandwidth), Guard(bans.objection)
-    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
-    way = await reach.find(settings.wish, settings.ticket, identity, directory, asks=remembered is None)
-    if said := way.objection or way.doubt:
-        emit(Progress(said))
-    port = listen(server, join(way.host, way.port), credentials.serving())
-    address = way.address(port)
-    addresses = remembered.addresses if remembered else settings.ticket.addresses
-    try:
-        where = way.host, way.libp2p_port
-        dht = await dhts.start(identity, *where, Register(authority, manifest), addresses, way.hidden)
-    except BaseException:
-        await server.stop(None)
-        raise
-    torch_thread = TorchThread(settings.threads, settings.niceness)
-    reporter = Reporter(emit.status)
-    emit.listeners.append(reporter)
-    try:
-        text = text_sources(settings, descriptor, place, bandwidth, space)
-        if isinstance(place, Admitted):
-            await fetch_files(settings, descriptor, place, bandwidth, emit)
-        record = PeerRecord(
-            peer_id=identity.peer_id,
-            address=address,
-            libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
-            role=settings.role,
-            stage=card.stage,
-            slot=card.slot,
-            on_trial=card.on_trial,
-            relays=settings.relay and not way.hidden,
-        )
-        dht.say = lambda said: emit(Progress(said))
-        signer, nodes = Signer(identity, authority, place.signed_card), settings.ticket.addresses
-        discovery = Discovery(dht, signer, manifest, record, nodes, objection=bans.objection)
-        reached = ways(way, port, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
-        contacts.routes = reached.routes
-        bans.hang_up = lambda peer: _hang_up(peer, contacts, guard, discovery)
-        bans.issuer = discovery.issuer
-        contribution_store = ContributionStore(
-            directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
-        )
-        snapshots = SnapshotStore(directory / "snapshots", manifest)
-        fetcher = BlobFetcher(contacts.fetch, bans)
-        intake = Intake(manifest, signer, fetcher, contribution_store, ledgers_of(manifest, record), discovery.news)
-        attested = Attested(signer, bans, directory, intake.has_revoked)
-        reconciler = Reconciler(manifest, discovery, contacts, intake, bans, attested)
-        if isinstance(place, Admitted):
-            attested.hear(place.attestation, place.node.peer_id)
-        handover = HandoverService(reconciler, card.stage, tasks)
-
-        def served(sha256: str) -> Blob | None:
-            return contribution_store.lookup(sha256) or snapshots.lookup(sha256) or handover.lookup(sha256)
-
-        node = Node(
-            manifest=manifest,
-            directory=directory,
-            device=device,
-            stage=card.stage,
-            slot=card.slot,
-            discovery=discovery,
-            reconciler=reconciler,
-            snapshots=snapshots,
-            blobs=BlobService(manifest, served, bandwidth),
-            pipeline=PipelineService(manifest),
-            group=GroupService(manifest, card.stage, identity.peer_id),
-            handover=handover,
-            torch_thread=torch_thread,
-            emit=emit,
-            keep_certified=lambda: keep_renewing(credentials, renew, emit),
-            stand_trial=lambda: stand_trial(discovery, partial(register, settings, descriptor, identity), emit),
-            keep_reached=reached.keep,
-            ask_finished=partial(admission.finished, settings.ticket),
-            stays=settings.stay,
-            text=text,
-            audit=settings.audit,
-            split_backward=settings.schedule == "zero-bubble",
-            max_memory=settings.memory_limit,
-            split=settings.split,
-        )
-
-        def revoked(author: PeerId) -> None:
-            if author not in (identity.peer_id, card.issuer):
-                bans.revoke(author)
-            elif not node.shut_out.done():
-                node.shut_out.set_result(author)
-
-        def unkept(error: ResourceError) -> None:
-            if not node.shut_out.done():
-                node.shut_out.set_exception(error)
-
-        intake.revoked, intake.unkept = revoked, unkept
-        intake.trials = {} if settings.audit else None
-        _bind(server, node)
-        emit(Progress("getting ready to compute"))
-        await warming
-        await server.start()
-        await reached.open()
-        write_atomically(directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
-        tell_place(settings, manifest, record, remembered is not None, emit)
-        reporter.start(contacts, partial(node_of, directory))
-        yield node
-    finally:
-        torch_thread.stop()
-        emit.listeners.remove(reporter)
-        await reporter.close(settings.pausing)
-        await contacts.close()
-        await server.stop(GRACE_SECONDS)
-        await dht.stop()
-
-
-def _hang_up(peer: PeerId, contacts: Contacts, guard: Guard, discovery: Discovery) -> None:
-    """End what a peer and this one have open with each other, or if it is a gateway, those whom it let in; whoever
-    waits for them looks again."""
-    for each in (peer, *discovery.let_in_by(peer)):
-        contacts.hang_up(each)
-    guard.cut_off(peer)
-    discovery.news.ring()
-
-
-def _bind(server: grpc.aio.Server, node: Node) -> None:
-    """All services of a peer on one port."""
-    blobs_pb2_grpc.add_BlobsServicer_to_server(node.blobs, server)
-    credit_pb2_grpc.add_CreditServicer_to_server(node.credit, server)
-    snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(node.snapshots), server)
-    reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(node.reconciler), server)
-    if node.discovery.record.role == "volunteer":
-        pipeline_pb2_grpc.add_PipelineServicer_to_server(node.pipeline, server)
-        group_pb2_grpc.add_GroupServicer_to_server(node.group, server)
-        succession_pb2_grpc.add_SuccessionServicer_to_server(node.handover, server)
-
-
-async def run_until(
-    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, work: RoleWork | None = None
-) -> None:
-    """Serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the inner step,
-    contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most."""
-    joined: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
-    async with Children() as children:
-        serving = children.spawn(run_peer(settings, emit, joined, work))
-        await first_of(asyncio.wait((serving,)), stop.wait())
-        if not serving.done() and joined.done():
-            emit(Progress("leaving: the inner step ends, and what is done is contributed"))
-            joined.result().leave()
-            await asyncio.wait((serving,), timeout=LEAVE_SECONDS)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise

@@ -37,8 +37,8 @@ from protocol.wording import moment
 
 
 async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
-    """What the run is, from the operator's node; if that does not answer, and this peer has been in the run before, as
-    its folder has it.
+    """Learn what the run is from the operator's node; or from this peer's folder, if the node does not answer and this
+    peer has been in the run before.
 
     Raises:
         UnreachableError: the node does not answer, and the folder has not all that this peer needs.
@@ -73,12 +73,13 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
 
 
 async def recall_place(settings: PeerSettings, identity: Identity) -> Remembered | None:
+    """Return the place that this peer's folder has for these settings; None: it has none."""
     place = settings.directory, settings.ticket, identity, settings.role, settings.stage
     return await asyncio.to_thread(recall, *place)
 
 
 async def register(settings: PeerSettings, descriptor: Descriptor, identity: Identity) -> Admitted:
-    """A place in the run and a certificate, which are kept in this peer's folder.
+    """Get a place in the run and a certificate, and keep both in this peer's folder.
 
     Raises:
         HetpeerError: there is none; the message says why.
@@ -95,7 +96,7 @@ async def register(settings: PeerSettings, descriptor: Descriptor, identity: Ide
 
 
 def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
-    """Whom the operator has taken out, as far as this folder has heard: gateways may be among them."""
+    """Return the peers that the operator has taken out, as far as this folder has heard: gateways may be among them."""
     found = set()
     for signed in ContributionStore(folder / "contributions").revocations():
         with suppress(FormatError):
@@ -104,7 +105,7 @@ def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
 
 
 def _claim(directory: Path, descriptor: Descriptor) -> None:
-    """A folder belongs to one run."""
+    """Note in a folder which run it belongs to. Raises ResourceError if that is another one."""
     marker = directory / DESCRIPTOR
     if not marker.exists():
         write_atomically(marker, descriptor.canonical())
@@ -113,17 +114,20 @@ def _claim(directory: Path, descriptor: Descriptor) -> None:
 
 
 def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
-    """The device to compute on, if this machine and these settings fit the run. Nothing has been fetched or asked for;
-    of which stage a volunteer is that leaves it to the node is not known yet.
+    """Return the device to compute on, if this machine and these settings fit the run. Nothing has been fetched or
+    asked for yet, and the stage of a volunteer that leaves it to the node is not known.
 
     Raises:
-        HetpeerError: they do not; the message says in what.
+        HetpeerError: they do not fit; the message says in what.
     """
     manifest = descriptor.manifest
-    _require_same_manifest(settings.manifest, manifest)
-    device = find_device(settings.device)
-    if settings.role == "volunteer":
-        _require_stage(settings.stage, manifest)
+    if settings.manifest is not None:  # join only a run of exactly this manifest
+        field = manifests.difference(manifests.load_manifest(settings.manifest), manifest)
+        if field is not None:
+            raise ManifestError(f"the run has another manifest than {settings.manifest}: {field}")
+    device, stages = find_device(settings.device), manifest.replicas.stages
+    if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
+        raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc > 1:
         require_devices(manifest, settings.nproc, device, settings.memory_limit)
     elif settings.stage is not None or settings.role != "volunteer":
@@ -152,7 +156,7 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
     """Check that a place fits, now that it is known which, before anything is fetched for it.
 
     Raises:
-        HetpeerError: it does not; the message says in what.
+        HetpeerError: the place does not fit; the message says in what.
     """
     if settings.role == "volunteer":
         require_memory(descriptor.manifest, stage, device, settings.memory_limit)
@@ -194,7 +198,7 @@ def text_sources(
 async def fetch_files(
     settings: PeerSettings, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
 ) -> None:
-    """The run's files that this role needs."""
+    """Fetch the run's files that this role needs."""
     names = settings.files(descriptor, place.card.stage)
 
     def progress(file: RunFile, received: int) -> None:
@@ -221,18 +225,3 @@ def require_bandwidth(manifest: Manifest, stage: int, max_up: float | None, max_
                 f" rate, and a group gives a first step {FIRST_SECONDS:.0f} s in all; "
                 f"give at least {math.ceil(2 * megabits / FIRST_SECONDS)}, or no limit"
             )
-
-
-def _require_same_manifest(path: Path | None, theirs: Manifest) -> None:
-    """`--manifest`: join only a run of exactly this manifest."""
-    if path is None:
-        return
-    field = manifests.difference(manifests.load_manifest(path), theirs)
-    if field is not None:
-        raise ManifestError(f"the run has another manifest than {path}: {field}")
-
-
-def _require_stage(stage: int | None, manifest: Manifest) -> None:
-    stages = manifest.replicas.stages
-    if stage is not None and not 0 <= stage < stages:
-        raise UserError(f"there is no stage {stage}: this run's stages are 0 to {stages - 1}")

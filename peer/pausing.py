@@ -31,7 +31,7 @@ class QuietHours:
         """`22:00-07:00`, or several with commas.
 
         Raises:
-            UserError: it says something else.
+            UserError: the text says something else.
         """
         try:
             pairs = [tuple(time.fromisoformat(end.strip()) for end in each.split("-")) for each in text.split(",")]
@@ -61,21 +61,21 @@ class Pauses:
     now: Callable[[], datetime] = datetime.now
 
     def reason(self) -> str:
-        """Why it is to pause now; empty: it is not."""
+        """Why this peer is to pause now; empty: it is not."""
         if is_told(self.folder):
             return BY_COMMAND
         until = self.quiet.until(self.now().time())
         return f"until {until:%H:%M}, for these are quiet hours" if until is not None else ""
 
     async def wait_until_due(self) -> str:
-        """Until it is to pause, and why."""
+        """Wait until this peer is to pause. Returns why."""
         while True:
             if reason := self.reason():
                 return reason
             await asyncio.sleep(LOOK_SECONDS)
 
     async def wait_until_over(self) -> None:
-        """Until it is to go on."""
+        """Wait until this peer is to go on."""
         while True:
             if not self.reason():
                 return

@@ -76,8 +76,13 @@ def run_command(serve: Serve, terminal: Terminal) -> int:
 
     `stop` is set by Ctrl-C, SIGTERM, and, for children of the testnet, by the end of standard input.
     """
+    new_loop = None
+    if sys.platform != "win32":
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
     try:
-        with _runner() as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             stopped = runner.run(_serve(serve, terminal.until_stdin_closes))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -104,14 +109,6 @@ def _fail(error: HetpeerError, emit: Listener) -> int:
     return error.exit_code
 
 
-def _runner() -> asyncio.Runner:
-    if sys.platform == "win32":
-        return asyncio.Runner()
-    import uvloop
-
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
 async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
     """Returns the signal that stopped it, if one did."""
     stop = asyncio.Event()
@@ -125,18 +122,15 @@ async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, receive, number)
     if until_stdin_closes:
-        await _watch_stdin(stop)
+
+        class UntilClosed(asyncio.Protocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                stop.set()
+
+        await loop.connect_read_pipe(UntilClosed, sys.stdin)
     try:
         await serve(stop)
     except (HetpeerError, BaseExceptionGroup):
         if not stop.is_set():  # our children may have heard it, too: what their end breaks is no error then
             raise
     return received[0] if received else None
-
-
-async def _watch_stdin(stop: asyncio.Event) -> None:
-    class UntilClosed(asyncio.Protocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            stop.set()
-
-    await asyncio.get_running_loop().connect_read_pipe(UntilClosed, sys.stdin)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,10 +55,10 @@ def observe(options: ServingOptions) -> None:
 def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
     from peer.compute.capacity import cores
+    from peer.daemon import serve_as_guest
     from peer.process import run_command, told
     from peer.settings import PeerSettings
     from peer.store.home import home, locked, own_folders, remember
-    from peer.supervisor import serve_as_guest
     from protocol.trust.ticket import find
 
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
@@ -69,11 +70,11 @@ def serve(role: "Role", options: ServingOptions) -> int:
         wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}
         wished["threads"] = options.threads or cores()
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
-        with locked(*folders) as folder, watched(shown, folder, options.metrics) as heard:
+        with locked(*folders) as folder, watched(shown, folder, options.metrics):
             if options.directory is None:
                 remember(ticket)
             settings = replace(settings, directory=folder)
-            return run_command(lambda stop: serve_as_guest(stop, settings, heard.emit), heard)
+            return run_command(partial(serve_as_guest, settings=settings, emit=shown.emit), shown)
 
     return told(shown.emit, work)
 

@@ -21,6 +21,7 @@ from peer.store import checkpoint
 from peer.store.checkpoint import Settled
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import Node
+from peer.swarm.presence import in_the_swarm, outer_loop
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import to_torch
@@ -248,10 +249,10 @@ async def bring_up_to_date(
     async def follow(node: Node) -> None:
         nonlocal held_out
         if evaluates:
-            async with node.reading() as reader:
+            async with node.place.reading(node.emit) as reader:
                 held_out = await reader.held_out()
-        outer = await node.outer_loop([])
-        async with node.in_the_swarm(outer):
+        outer = await outer_loop(node, [])
+        async with in_the_swarm(node, outer):
             await _catch_up(outer)
             node.leave()
 

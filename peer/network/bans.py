@@ -2,14 +2,15 @@
 broke the protocol."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Listener, Refused
 from protocol.errors import HetpeerError, PeerError
-from protocol.identity import NO_PEER, PeerId
+from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
+from protocol.trust.records import PeerRecord
 
 FIRST_SECONDS = 10.0
 """The time of a first ban: a moment, for a peer that has a broken link or memory, or another version."""
@@ -32,22 +33,21 @@ class Offences:
 
 @dataclass(slots=True)
 class Bans:
-    """The bans of this peer. `hang_up` ends what a peer and this one have open with each other, and if the peer is a
-    gateway, what this one has open with those that it let in; `issuer` is the gateway that let a peer in, as far as is
-    known, or empty."""
+    """The bans of this peer. `records` are the known peers' newest, which name the gateways that let them in. Each of
+    `listeners` is called with a peer that is banned from now on."""
 
     emit: Listener
     clock: Callable[[], float] = time.monotonic
     revoked: set[PeerId] = field(default_factory=set)
     offenders: dict[PeerId, Offences] = field(default_factory=dict)
-    hang_up: Callable[[PeerId], None] = lambda peer: None
-    issuer: Callable[[PeerId], PeerId] = lambda peer: NO_PEER
+    records: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
+    listeners: list[Callable[[PeerId], None]] = field(default_factory=list)
 
     def objection(self, peer: PeerId) -> str:
         """The reason why this peer does not talk to another now; empty: it does."""
         if peer in self.revoked:
             return f"the operator has taken peer {peer[-8:]} out of the run"
-        if self.issuer(peer) in self.revoked:
+        if peer in self.records and self.records[peer].issuer in self.revoked:
             return f"the operator has taken out the gateway that let peer {peer[-8:]} in"
         known = self.offenders.get(peer)
         if known is not None and (left := known.until - self.clock()) > 0:
@@ -69,7 +69,7 @@ class Bans:
         self.offenders[peer] = known
         if len(self.offenders) > OFFENDERS_KEPT:
             del self.offenders[next(iter(self.offenders))]
-        self.hang_up(peer)
+        self._tell(peer)
 
     def is_revoked(self, peer: PeerId) -> bool:
         """Whether the operator has taken a peer out."""
@@ -80,4 +80,8 @@ class Bans:
         if peer not in self.revoked:
             self.revoked.add(peer)
             self.emit(Avoided(peer, None, "the operator has taken it out of the run"))
-            self.hang_up(peer)
+            self._tell(peer)
+
+    def _tell(self, banned: PeerId) -> None:
+        for listener in self.listeners:
+            listener(banned)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.network.gossip_policy import read_seconds, some
-from protocol.identity import NO_PEER, PeerId, RunId
+from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.dht import Dht
@@ -111,10 +111,6 @@ class Discovery:
             for table in (self.records, self.seen, self.lost, self.trips):
                 table.pop(longest_silent, None)
         self.news.ring()
-
-    def issuer(self, peer: PeerId) -> PeerId:
-        """The gateway that let a peer in, by its newest record; empty: none did, or it is not known."""
-        return self.records[peer].issuer if peer in self.records else NO_PEER
 
     def relays_of(self, peer: PeerId) -> list[str]:
         """The relays by which a peer is reached that cannot be dialled; none: it can, or it is not known."""

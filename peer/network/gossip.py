@@ -85,7 +85,7 @@ class Reconciler:
             self.start_learning,
         )
         self.witnesses = Witnesses(self.discovery, self.intake)
-        self.intake.ahead = self.witnesses.follow
+        self.intake.early_listeners.append(self.witnesses.follow)
 
     def statement(self) -> bytes:
         """Sign this peer's statement: its record and its closed rounds."""

@@ -62,6 +62,10 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
         """The places for offers that are looked at, or wait for it."""
 
+    def begin(self, handovers: Handovers) -> None:
+        """Answer leavers from now on: this peer has read from its folder what it has given and taken."""
+        self.handovers = handovers
+
     def next(self) -> Offered | None:
         """The bequest that is to be taken now, if there is one. Whoever asks must answer it."""
         offered, self.waiting = self.waiting, None

@@ -86,8 +86,8 @@ class Intake:
     same may be valid."""
     attests: bool = True
     """Whether this peer gives receipts: its clock is right as far as it knows."""
-    ahead: Callable[[], None] = lambda: None
-    """Is told when an author is seen to be in a round that has not begun here."""
+    early_listeners: list[Callable[[], None]] = field(default_factory=list)
+    """Each is called when an author is seen to be in a round that has not begun here."""
     shown: dict[PeerId, int] = field(default_factory=dict)
     """The last round of which each author has signed a contribution, begun here or not."""
     turns: Turns = field(default_factory=Turns)
@@ -99,6 +99,10 @@ class Intake:
     def ready(self) -> bool:
         """Whether the outer state is loaded: before that this peer can neither check anything nor say what it holds."""
         return self.check is not nothing_is_valid
+
+    def begin(self, check: Check) -> None:
+        """Take contributions from now on: the outer state is loaded, by which `check` knows whether they are valid."""
+        self.check = check
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution. Returns None if it is too late for it, or was made in another slot than
@@ -158,7 +162,8 @@ class Intake:
         vouched = is_past and len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
         standing = ledger.offer(entry, vouched)
         if standing is Standing.EARLY and news:
-            self.ahead()
+            for listener in self.early_listeners:
+                listener()
         if standing is Standing.WANTED and (blob := await self.fetcher.bring(entry, sender)) is not None:
             try:
                 await self._check(blob, entry)

@@ -26,7 +26,7 @@ from protocol.run.prepared import open_folder
 from protocol.run.run_files import HELD_OUT, TRAIN
 
 CACHE = "blocks"
-"""Of a peer's folder."""
+"""The folder in a peer's folder that keeps blocks of the run's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +45,25 @@ class TextSources:
 
 
 class Reader(Protocol):
-    """Of one replica's batches."""
+    """A reader of one replica's batches."""
 
     async def begin(self, chunks: Iterable[int]) -> None:
-        """Training will begin with these: get ready. Raises as `batch` does."""
+        """Get ready: training will begin with these chunks. Raises as `batch` does."""
         ...
 
     async def batch(self, chunks: Iterable[int]) -> Batch:
-        """The first of these chunks, as soon as it is here: int64 [inner.sequences, context + 1]. The others will be
-        asked for next. Raises HetpeerError: it cannot be had."""
+        """Return the first of these chunks, as soon as it is here: int64 [inner.sequences, context + 1]. The others
+        will be asked for next. Raises HetpeerError: it cannot be had."""
         ...
 
     async def held_out(self) -> Batch:
-        """int64 [sequences, context + 1]. Raises as `batch` does."""
+        """Return the held-out text: int64 [sequences, context + 1]. Raises as `batch` does."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Of a run whose tokens are two of its files."""
+    """A reader for a run whose tokens are two of its files."""
 
     manifest: Manifest
     directory: Path

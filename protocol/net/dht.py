@@ -227,17 +227,23 @@ class Dht:
 
 
 async def start(
-    identity: Identity, host: str, port: int, rules: Rules, bootstraps: Sequence[str] = (), hidden: bool = False
+    identity: Identity,
+    host: str,
+    port: int,
+    rules: Rules,
+    bootstraps: Sequence[str] = (),
+    hidden: bool = False,
+    say: Callable[[str], None] = lambda said: None,
 ) -> Dht:
     """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. A node that is `hidden`, as others
-    cannot dial it, asks others and keeps nothing for them.
+    cannot dial it, asks others and keeps nothing for them. `say` is told when a daemon is started anew.
 
     Raises:
         ResourceError: libp2p's daemon does not start.
         UnreachableError: none of `bootstraps` answered.
     """
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules), Streams(None))
+    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules), Streams(None), say=say)
     await dht.start()
     if bootstraps and not await dht.attach(bootstraps):
         await dht.stop()

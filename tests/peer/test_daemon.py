@@ -8,7 +8,8 @@ import pytest
 
 from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.genesis import create_run
-from peer.swarm.node import SHUT_OUT, Node
+from peer.daemon import SHUT_OUT
+from peer.swarm.node import Node
 from protocol.errors import RefusedError
 from protocol.identity import EMBEDDING
 from protocol.net.channels import connect, handshake

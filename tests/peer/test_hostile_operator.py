@@ -16,7 +16,7 @@ from bootstrap.admission.registration import Door
 from bootstrap.data import published_text
 from bootstrap.genesis import create_run
 from bootstrap.node import as_operator
-from peer.daemon import run_peer
+from peer.daemon import run_until
 from peer.settings import PeerSettings
 from peer.store.disk import space_in
 from peer.swarm.node import Node, RoleWork
@@ -106,7 +106,7 @@ def join(
         settings.directory.mkdir()
         said: list[Event] = []
         try:
-            await run_peer(settings, EventStream([said.append]), asyncio.get_running_loop().create_future(), work)
+            await run_until(asyncio.Event(), settings, EventStream([said.append]), work)
         except HetpeerError as error:
             return door.registered, endless.fetched, error
         finally:

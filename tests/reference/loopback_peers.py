@@ -24,9 +24,9 @@ from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.rounds.catch_up import resume
-from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
+from peer.swarm.rounds.round_policy import Pace
 from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.identity import Part, PeerId, RunId, parts_authored
@@ -247,7 +247,7 @@ class Village:
         followed = FollowedParts(
             manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread, closed=earned.close
         )
-        intake.check = followed.check
+        intake.begin(followed.check)
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
         handover = HandoverService(reconciler, place, Children())
 

@@ -1,5 +1,5 @@
-"""How a peer is reached, and reaches others, once it listens. A peer that others cannot dial stays connected to relays,
-and to every public peer, and takes tunnels from them."""
+"""How a peer is reached once it listens. A peer that others cannot dial stays connected to relays, and to every public
+peer, and takes tunnels from them."""
 
 import asyncio
 import time
@@ -11,7 +11,6 @@ from hashlib import sha256
 
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
-from peer.network.reach.routes import Routes
 from peer.telemetry.events import Listener, Reached
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId
@@ -178,15 +177,14 @@ class Hidden:
                 del self.open[peer]
 
 
-# Both directions
+# The ways to a peer
 
 
 @dataclass(slots=True)
 class Ways:
-    """The ways to this peer and from it to others. `routes` are for its channels; `hidden` is there if others cannot
-    dial this peer, `relay` if it carries streams for those."""
+    """The ways by which others reach this peer. `hidden` is there if others cannot dial this peer, `relay` if it
+    carries streams for those."""
 
-    routes: Routes
     hidden: Hidden | None
     relay: Relay | None
 
@@ -213,7 +211,7 @@ def ways(
     first: Sequence[str],
     emit: Listener,
 ) -> Ways:
-    """Make the ways of a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`.
+    """Make the ways to a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`.
     What it carries for others takes its turn in `bandwidth`."""
     hidden = Hidden(streams, discovery, reach.here, port, first, emit, objection) if reach.hidden else None
     relays = discovery.record.relays
@@ -224,4 +222,4 @@ def ways(
         await bandwidth.send(count)
 
     relay = Relay(streams, discovery.signer.authority, objection, pay) if relays else None
-    return Ways(Routes(streams, discovery.signer, discovery.relays_of), hidden, relay)
+    return Ways(hidden, relay)

@@ -27,28 +27,28 @@ HEIRS_TRIED = 3
 
 @dataclass(slots=True)
 class Handover:
-    """One volunteer's."""
+    """What one volunteer hands over, and what it takes from others."""
 
     outer: OuterLoop
     service: HandoverService
     trainer: StageTrainer
 
     def __post_init__(self) -> None:
-        self.service.handovers = self.outer.handovers
+        self.service.begin(self.outer.handovers)
 
     @property
     def handovers(self) -> Handovers:
-        """What was given and taken."""
+        """What this volunteer has given and taken."""
         return self.outer.handovers
 
     # The heir's side
 
     def open(self) -> None:
-        """From now on bequests are taken."""
+        """Take bequests from now on."""
         self.service.open = True
 
     def close(self) -> None:
-        """No more: this peer leaves."""
+        """Take no bequests from now on: this peer leaves."""
         self.service.open = False
         offered = self.service.next()
         if offered is not None:
@@ -77,13 +77,14 @@ class Handover:
         self.outer.emit(Inherited(giver, optimizer))
 
     def _absorb(self, offered: Offered) -> bool:
-        """On the torch thread: e ← e + theirs; whether AdamW's state is theirs from now on.
+        """Add a leaver's error feedback to this peer's, e ← e + theirs. Returns whether AdamW's state is the leaver's
+        from now on. Runs on the torch thread.
 
-        It is taken where this peer's own has not taken as many steps as it remembers. Later the own one is as good: it
-        knows the same stage at the same weights, and comes from nobody else.
+        AdamW's state is taken where this peer's own has not taken as many steps as it remembers. Later the own one is
+        as good: it knows the same stage at the same weights, and comes from nobody else.
 
         Raises:
-            FormatError: it is not valid. Nothing is changed then.
+            FormatError: the bequest is not valid. Nothing is changed then.
         """
         outer, trainer = self.outer, self.trainer
         states = self._states()
@@ -124,7 +125,7 @@ class Handover:
             await self._is_declined()
 
     async def _set_aside(self, heir: PeerRecord) -> None:
-        """From now on it is the heir's; older checkpoints, in which it is still ours, go."""
+        """Set everything aside for an heir; older checkpoints, in which it is still this peer's, go."""
         self.handovers.set_aside(heir.peer_id, await self._thread.run(lambda: pack_state(self._legacy())))
         for state in self._states().values():
             state.error_feedback = {name: torch.zeros_like(tensor) for name, tensor in state.error_feedback.items()}
@@ -157,12 +158,12 @@ class Handover:
         return bool(reason)
 
     def _legacy(self) -> HandoverState:
-        """On the torch thread: all that this peer alone has."""
+        """Return all that this peer alone has. Runs on the torch thread."""
         error_feedback = {part: state.error_feedback for part, state in self._states().items()}
         return HandoverState(error_feedback, self.trainer.optimizer_tensors())
 
     def _states(self) -> dict[Part, OuterState]:
-        """Of the parts that this peer authors."""
+        """Return the outer states of the parts that this peer authors."""
         return {part: self.outer.followed.parts[part].state for part in parts_authored(self.trainer.index)}
 
     @property

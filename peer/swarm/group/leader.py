@@ -2,16 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peer.network.duplex import BreachError
-from peer.network.group import Attempt, Orders, Seat, lead, orders_to
+from peer.network.gossip import Reconciler
+from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, orders_to
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.control import LeaderControl, report
-from peer.swarm.group.formation import after, fill, pause
-from peer.swarm.group.plan import backoff_seconds
+from peer.swarm.group.plan import backoff_seconds, choose_members, preferred
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
@@ -19,12 +20,23 @@ from peer.telemetry.decisions import CompressionChosen, Dismissed
 from peer.telemetry.events import GroupBroken, GroupFormed, Progress
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
+from protocol.net.tasks import Children, Notifier
 from protocol.schemas import group_pb2 as pb
+from protocol.trust.records import PeerRecord
 
 SILENT = "a member did not answer"
 
 ANSWER_SECONDS = 60.0
 """A member that is alive has loaded a round, or settled it, in this time."""
+
+EAGER = 3
+"""After so many failures in a row a leader takes its time."""
+
+MEASURED = 4
+"""To so many candidates for a seat the distance is measured."""
+
+MEASURE_SECONDS = 1.5
+"""Who does not answer twice in so long is too far away, or too busy."""
 
 
 @dataclass(slots=True)
@@ -45,19 +57,19 @@ class Leader:
     @property
     def replica(self) -> ReplicaId:
         """A replica is named after its leader."""
-        return ReplicaId(self.here.node.discovery.record.peer_id)
+        return ReplicaId(self.here.outer.discovery.record.peer_id)
 
     @property
     def _complete(self) -> bool:
         """Whether every other stage has a member."""
-        return len(self.seats) == self.here.node.manifest.replicas.stages - 1
+        return len(self.seats) == self.here.outer.manifest.replicas.stages - 1
 
     async def serve(self) -> None:
         """Lead a group through all rounds."""
         outer, failures = self.here.outer, 0
         self.here.overdue = self._watch
         await self.here.take_up()
-        while outer.contributed and not (outer.over or self.here.node.leaving):
+        while outer.contributed and not (outer.over or self.here.outer.leaving):
             await self.here.finish()  # without doing a round twice
         while await self._fill_seats():
             try:
@@ -67,11 +79,13 @@ class Leader:
                     await self._end_round()
                     continue
             except (LostMemberError, PeerError, TimeoutError) as error:
-                self.here.node.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
+                self.here.outer.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
                 if isinstance(error, BreachError):
                     self._dismiss(error)
                 await self._halt(str(error) or SILENT)
-                await self._withdraw()
+                if not self.here.steps:  # nobody should wait for a broken group that has done nothing yet in this round
+                    self.announced = []  # its members may be those who wait, having contributed with another leader
+                    await outer.discovery.publish(replica="")
             await pause(outer.discovery.news, failures)
             failures += 1
         await self.here.contribute()
@@ -81,25 +95,25 @@ class Leader:
     async def _fill_seats(self) -> bool:
         """Until every stage has a member; False: the run is over, or this peer leaves. The rounds of the others go on
         meanwhile, and so do ours."""
-        node, outer, attempt = self.here.node, self.here.outer, 0
-        while not (outer.over or node.leaving):
+        outer, attempt = self.here.outer, 0
+        while not (outer.over or outer.leaving):
             self._forget_the_lost()
             if self._complete:
                 return True
             await self.here.handover.inherit()
-            for stage, seat in (await fill(node.reconciler, self.seats, attempt)).items():
+            for stage, seat in (await fill(outer.reconciler, self.seats, attempt)).items():
                 self._call(stage, seat)
             if self._complete:
                 return True
-            node.emit(Progress("looking for volunteers of the other stages"))
+            outer.emit(Progress("looking for volunteers of the other stages"))
             if self.here.round and outer.late(self.here.round):
                 await self._end_round()
             elif not self.here.round:
                 patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
-                if await outer.wait_for_others(outer.clock, after(patience)) and not node.leaving:
+                if await outer.wait_for_others(outer.clock, after(patience)) and not outer.leaving:
                     await self._end_round()
             else:
-                await node.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
+                await outer.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
             attempt += 1
         return False
 
@@ -108,7 +122,7 @@ class Leader:
         stream = orders_to(stage, seat)
         stream.on_message = lambda said: self._notice(stage, said)
         self.seats[stage], self.orders[stage] = seat, stream
-        self.here.tasks.create_task(lead(seat, self.replica, self.here.node.reconciler.contacts, stream))
+        self.here.tasks.create_task(lead(seat, self.replica, self.here.outer.reconciler.contacts, stream))
 
     def _notice(self, stage: int, said: pb.Report | HetpeerError) -> None:
         """A member is gone, or misses a neighbour: nobody should wait for anybody."""
@@ -138,8 +152,8 @@ class Leader:
 
     def _dismiss(self, error: BreachError) -> None:
         """Hang up on a member, and do not invite it again as long as it is avoided."""
-        self.here.node.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
-        self.here.node.reconciler.bans.note(error.peer, error)
+        self.here.outer.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
+        self.here.outer.reconciler.bans.note(error.peer, error)
         for stream in self.orders.values():
             if stream.peer == error.peer:
                 stream.abort(str(error))
@@ -155,11 +169,11 @@ class Leader:
         Raises:
             LostMemberError, BreachError, TimeoutError: one does not.
         """
-        node = self.here.node
-        seats = {0: Seat(node.discovery.record.peer_id, node.discovery.record.address), **self.seats}
+        outer = self.here.outer
+        seats = {0: Seat(outer.discovery.record.peer_id, outer.discovery.record.address), **self.seats}
         await self._announce(seats)
         self.attempt += 1
-        await self.here.load(self.here.round or self.here.outer.clock, self.here.steps, self.choice.current)
+        await self.here.load(self.here.round or outer.clock, self.here.steps, self.choice.current)
         attempt = Attempt(self.replica, self.attempt)
         self.here.open_links(attempt, seats)
         self._order(pb.Order(begin=self._begin_order(seats)))
@@ -170,13 +184,13 @@ class Leader:
                 ready = (await report(stream, "ready")).ready
                 if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
                     different.append((stage, ready.round))
-                if ready.step > node.manifest.inner.steps:
+                if ready.step > outer.manifest.inner.steps:
                     raise stream.breach(f"says that it has {ready.step} inner steps behind it, more than a round has")
                 furthest = max(furthest, ready.step)
         if different:
             await self._meet(different)
             return False
-        if furthest == node.manifest.inner.steps:
+        if furthest == outer.manifest.inner.steps:
             await self._halt("a member has done the round's last step")
             await self._end_round()
             return False
@@ -191,23 +205,18 @@ class Leader:
         Raises:
             LostMemberError: a member leaves before.
         """
-        node, members = self.here.node, [str(seat.peer_id) for _, seat in sorted(seats.items())]
+        outer, members = self.here.outer, [str(seat.peer_id) for _, seat in sorted(seats.items())]
         if members != self.announced:
             self.announced = members
-            node.emit(GroupFormed(self.replica, node.slot, members, "each other stage has a volunteer now"))
-            await node.publish(replica=self.replica)
-        while not (self.here.outer.begun or self.here.outer.over or node.leaving):
-            node.emit(Progress("waiting for the other replicas"))
+            outer.emit(
+                GroupFormed(self.replica, outer.discovery.record.slot, members, "each other stage has a volunteer now")
+            )
+            await outer.discovery.publish(replica=self.replica)
+        while not (outer.begun or outer.over or outer.leaving):
+            outer.emit(Progress("waiting for the other replicas"))
             if any(stream.ended for stream in self.orders.values()):
                 raise LostMemberError("a member left before the run began")
-            await node.discovery.news.wait(1.0)
-
-    async def _withdraw(self) -> None:
-        """A broken group that has done nothing in this round yet: nobody should wait for it. Its members may be those
-        who wait, having contributed with another leader."""
-        if not self.here.steps:
-            self.announced = []
-            await self.here.node.publish(replica="")
+            await outer.discovery.news.wait(1.0)
 
     def _begin_order(self, seats: Mapping[int, Seat]) -> pb.Begin:
         return pb.Begin(
@@ -238,15 +247,15 @@ class Leader:
         Raises:
             LostMemberError: a member is gone.
         """
-        node, here = self.here.node, self.here
+        here, outer = self.here, self.here.outer
 
         def ends() -> bool:  # asked when the gradients are in: one step more of a slow group would be too late
-            return here.steps + 1 >= node.manifest.inner.steps or bool(here.outer.late(here.round)) or node.leaving
+            return here.steps + 1 >= outer.manifest.inner.steps or bool(outer.late(here.round)) or outer.leaving
 
-        control = LeaderControl(self.orders, node.manifest.inner.clip, ends)
+        control = LeaderControl(self.orders, outer.manifest.inner.clip, ends)
         last = False
         while not last:
-            coming = here.outer.upcoming(here.round, here.share, here.own_steps)
+            coming = outer.upcoming(here.round, here.share, here.own_steps)
             last = (await here.step(await self.reader.batch(coming), control)).last
             self.choice.note(control.seconds, control.passes)
 
@@ -255,9 +264,9 @@ class Leader:
         round = self.here.round or self.here.outer.clock
         self._order(pb.Order(end=pb.End(round=round)))
         if chosen := self.choice.decide():
-            self.here.node.emit(CompressionChosen(self.choice.current, chosen))
+            self.here.outer.emit(CompressionChosen(self.choice.current, chosen))
         await self.here.finish()
-        if self.here.outer.told_over or self.here.node.leaving:
+        if self.here.outer.told_over or self.here.outer.leaving:
             return
         async with asyncio.timeout(ANSWER_SECONDS):
             for _, stream in sorted(self.orders.items()):
@@ -297,3 +306,52 @@ class Leader:
     def _order(self, order: pb.Order) -> None:
         for stream in self.orders.values():
             stream.send(order)
+
+
+# How seats are filled: a leader asks free volunteers, stage by stage
+
+
+async def fill(reconciler: Reconciler, taken: Mapping[int, Seat], attempt: int) -> dict[int, Seat]:
+    """Invite a volunteer to each seat that is not taken; the seats that are filled now, by stage.
+
+    An accepted invitation is a lease: its holder waits for the leader's call, and is free again if none comes.
+    """
+    discovery, contacts = reconciler.discovery, reconciler.contacts
+    me, stages = discovery.record, contacts.manifest.replicas.stages
+    await _measure(reconciler, [stage for stage in range(1, stages) if stage not in taken])
+    chosen = choose_members(discovery.peers(), me, stages, taken, attempt, discovery.trips)
+    seats = {stage: Seat(peer.peer_id, peer.address) for stage, peer in chosen.items()}
+    membership = Membership(ReplicaId(me.peer_id), me.slot)
+    accepted = await asyncio.gather(*(invite(stage, seat, membership, contacts) for stage, seat in seats.items()))
+    return {stage: seat for (stage, seat), yes in zip(seats.items(), accepted, strict=True) if yes}
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed since now."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
+
+
+async def _measure(reconciler: Reconciler, stages: list[int]) -> None:
+    """Learn how far away the first candidates for each of the stages are, where there is a choice. Peers that compare
+    with each other know it."""
+    discovery = reconciler.discovery
+
+    async def ask(peer: PeerRecord) -> None:
+        await reconciler.compare(peer)
+        if peer.peer_id not in discovery.trips:  # the first comparison opened the channel
+            await reconciler.compare(peer)
+
+    orders = [preferred(discovery.peers(), discovery.record, stage) for stage in stages]
+    asked = [peer for order in orders if len(order) > 1 for peer in order[:MEASURED]]
+    unknown = [peer for peer in asked if peer.peer_id not in discovery.trips]
+    if unknown:
+        async with Children() as asking:
+            await asyncio.wait([asking.spawn(ask(peer)) for peer in unknown], timeout=MEASURE_SECONDS)
+
+
+async def pause(news: Notifier, failures: int) -> None:
+    """Between two attempts at a round, of which so many have failed in a row. After a few, news do not shorten it: each
+    attempt makes some."""
+    seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))
+    await (news.wait(seconds) if failures < EAGER else asyncio.sleep(seconds))

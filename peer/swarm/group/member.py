@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from peer.network.duplex import BreachError
-from peer.network.group import Attempt, Membership, Reports, Seat
+from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
 from peer.swarm.group.control import HaltedError, MemberControl
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.events import GroupBroken, GroupFormed, Progress
@@ -22,31 +22,32 @@ class Member:
     """A volunteer without a group, a standby, until a leader calls it."""
 
     here: StageRound
+    group: GroupService
     attempt: Attempt | None = None
     seats: dict[int, Seat] | None = None
 
     async def serve(self) -> None:
         """Serve one leader after another, until the run is over."""
-        node, outer = self.here.node, self.here.outer
+        group, outer = self.group, self.here.outer
         await self.here.take_up()
-        node.group.ready = True
-        while not (outer.over or node.leaving):
-            node.emit(Progress("waiting for a group"))
-            await self.here.follow(lambda: node.group.called or node.leaving)
-            if outer.over or node.leaving:
+        group.ready = True
+        while not (outer.over or outer.leaving):
+            outer.emit(Progress("waiting for a group"))
+            await self.here.follow(lambda: group.called or outer.leaving)
+            if outer.over or outer.leaving:
                 break
-            membership, reports = await node.group.wait_for_leader()
-            await node.publish(replica=membership.replica)
+            membership, reports = await group.wait_for_leader()
+            await outer.discovery.publish(replica=membership.replica)
             try:
                 await self._obey(membership, reports)
             except (LostMemberError, PeerError) as error:
-                if outer.over or node.leaving:
+                if outer.over or outer.leaving:
                     break
                 if isinstance(error, BreachError):
-                    node.reconciler.bans.note(error.peer, error)
-                node.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
+                    outer.reconciler.bans.note(error.peer, error)
+                outer.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
                 await self._dissolve(reports, str(error))
-        node.group.ready = False
+        group.ready = False
         await self.here.contribute()
 
     async def _dissolve(self, reports: Reports, reason: str) -> None:
@@ -54,8 +55,8 @@ class Member:
         What there is of it is contributed when the others end the round, or at once if that is all."""
         reports.close()
         await self.here.abandon(reason)
-        await self.here.node.publish(replica="")
-        if self.here.steps >= self.here.node.manifest.inner.steps:
+        await self.here.outer.discovery.publish(replica="")
+        if self.here.steps >= self.here.outer.manifest.inner.steps:
             await self.here.contribute()  # a leader that has to do this round again may call all the same
 
     async def _obey(self, membership: Membership, reports: Reports) -> None:
@@ -67,8 +68,8 @@ class Member:
         """
         reports.on_message = lambda said: self._notice(said)
         self.here.overdue = lambda seconds: self._watch(reports, seconds)
-        rounds = self.here.node.manifest.outer.rounds
-        while not (self.here.outer.over or self.here.node.leaving):
+        rounds = self.here.outer.manifest.outer.rounds
+        while not (self.here.outer.over or self.here.outer.leaving):
             order = await self._next_order(reports)
             match order.WhichOneof("kind"):
                 case "begin":
@@ -89,12 +90,12 @@ class Member:
 
     async def _next_order(self, reports: Reports) -> pb.Order:
         """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
-        news, handover = self.here.node.discovery.news, self.here.handover
+        news, handover = self.here.outer.discovery.news, self.here.handover
         async with Children() as children:
             receiving = children.spawn(reports.receive())
             receiving.add_done_callback(lambda _: news.ring())
             while not receiving.done():
-                if self.here.outer.over or self.here.node.leaving:
+                if self.here.outer.over or self.here.outer.leaving:
                     reports.close()
                     raise LeavingError("this peer leaves")
                 await (handover.inherit() if handover.due else news.wait(1.0))
@@ -110,7 +111,7 @@ class Member:
         patience for the step, and for all to halt, and as much again."""
         if seconds >= 4 * self.here.pace.bound():
             error = reports.breach(f"neither ended an inner step in {seconds:.0f} s nor called it off")
-            self.here.node.reconciler.bans.note(reports.peer, error)
+            self.here.outer.reconciler.bans.note(reports.peer, error)
             reports.abort(str(error))
 
     def _say_halted(self, attempt: int, reports: Reports) -> None:
@@ -118,13 +119,13 @@ class Member:
 
     async def _begin(self, order: pb.Begin, membership: Membership, reports: Reports) -> None:
         """Load a round, or go on with the one that is loaded, and open the links."""
-        node, outer = self.here.node, self.here.outer
+        outer, stage = self.here.outer, self.here.trainer.index
         seats = {stage: Seat(PeerId(each.peer_id), each.address) for stage, each in enumerate(order.members)}
-        if len(seats) != node.manifest.replicas.stages or seats[node.stage].peer_id != node.discovery.record.peer_id:
+        if len(seats) != outer.manifest.replicas.stages or seats[stage].peer_id != outer.discovery.record.peer_id:
             raise reports.breach("gave our seat to another")
-        if order.compression not in node.manifest.compressions:
+        if order.compression not in outer.manifest.compressions:
             raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
-        if order.round > node.manifest.outer.rounds or order.step > node.manifest.inner.steps:
+        if order.round > outer.manifest.outer.rounds or order.step > outer.manifest.inner.steps:
             raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
         await self._finish_before(order.round)
         if outer.clock > order.round:
@@ -135,11 +136,11 @@ class Member:
         await self.here.load(order.round, order.step, order.compression)
         if seats != self.seats:
             members, reason = [str(seat.peer_id) for seat in seats.values()], "its leader invited this peer"
-            node.emit(GroupFormed(membership.replica, membership.slot, members, reason))
+            outer.emit(GroupFormed(membership.replica, membership.slot, members, reason))
         self.attempt, self.seats = Attempt(membership.replica, order.attempt), seats
-        for stage in (node.stage - 1, node.stage + 1):
-            if stage in seats and (objection := node.reconciler.bans.objection(seats[stage].peer_id)):
-                culprit = seats[stage].peer_id
+        for beside in (stage - 1, stage + 1):
+            if beside in seats and (objection := outer.reconciler.bans.objection(seats[beside].peer_id)):
+                culprit = seats[beside].peer_id
                 reports.send(pb.Report(broken=pb.Broken(attempt=order.attempt, reason=objection, culprit=culprit)))
                 return
         self.here.open_links(self.attempt, seats)
@@ -154,7 +155,7 @@ class Member:
             LeavingError: this peer is asked to go, or the run is over, before that.
         """
         while self.here.outer.clock < round and not self.here.outer.finished:
-            if self.here.outer.over or self.here.node.leaving:
+            if self.here.outer.over or self.here.outer.leaving:
                 raise LeavingError("this peer leaves")
             await self.here.finish()
 
@@ -172,14 +173,14 @@ class Member:
         attempt = go.attempt
         if self.attempt is None or self.seats is None or self.attempt.number != attempt:
             raise reports.breach(f"began attempt {attempt}, which is not ready")
-        if not self.here.steps <= go.step < self.here.node.manifest.inner.steps:
+        if not self.here.steps <= go.step < self.here.outer.manifest.inner.steps:
             raise reports.breach(f"began at step {go.step}, where {self.here.steps} are done")
         self.here.steps = go.step
         self.here.call_downstream(self.attempt, self.seats)
         control = MemberControl(reports)
         try:
             while not (await self.here.step(None, control)).last:
-                if self.here.node.leaving:
+                if self.here.outer.leaving:
                     raise LeavingError("this peer leaves")
         except LeavingError:
             await self.here.abandon("this peer leaves")
@@ -192,7 +193,7 @@ class Member:
             if error.peer == reports.peer:
                 raise
             await self.here.abandon(str(error))
-            self.here.node.reconciler.bans.note(error.peer, error)
+            self.here.outer.reconciler.bans.note(error.peer, error)
             reports.send(pb.Report(broken=pb.Broken(attempt=attempt, reason=str(error)[:200], culprit=error.peer)))
         except LostMemberError as error:
             if reports.ended:

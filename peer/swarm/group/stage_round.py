@@ -10,12 +10,12 @@ from peer.compute.calibration import told
 from peer.compute.capacity import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import Attempt, Link, Seat, call, link
+from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.network.receipt_exchange import Earned
 from peer.swarm.group.control import Agreed, Control
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.group.stragglers import StepPace
-from peer.swarm.node import Node
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import EndedEarly
@@ -23,6 +23,7 @@ from peer.telemetry.events import RoundDone, StepDone
 from protocol.codec.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.bandwidth import Bandwidth
+from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
 LOOK_SECONDS = 1.0
@@ -37,11 +38,18 @@ class StageRound:
     which this stage took `own_steps` itself: those from before it joined the group are others'.
     """
 
-    node: Node
     outer: OuterLoop
     trainer: StageTrainer
     tasks: asyncio.TaskGroup
     handover: Handover
+    service: PipelineService
+    """Takes the calls of the stage before this one."""
+    blobs: BlobService
+    earned: Earned
+    split_backward: bool = False
+    """Whether the gradients of weights are left for when this stage would wait (`peer/compute/schedule.py`)."""
+    max_memory: int | None = None
+    """Bytes that this peer may use; None: what there is."""
     round: int = 0
     steps: int = 0
     own_steps: int = 0
@@ -52,7 +60,7 @@ class StageRound:
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
     attempt: Attempt | None = None
-    """Which the links are of."""
+    """The attempt that the links are of."""
     bytes_sent: int = 0
     depth: int = 0
     """Microbatches in flight that the last links needed."""
@@ -66,53 +74,59 @@ class StageRound:
     async def load(self, round: int, steps: int, compression: int) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
         done by others. Frames have d / `compression` numbers a token."""
-        if self.round != round or self.node.stage > 0:  # what stage 0 trains in a round follows from k
+        if self.round != round or self.trainer.index > 0:  # what stage 0 trains in a round follows from k
             self.compression = compression
-            await self.node.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
+            await self.outer.followed.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
         if self.round != round:
             ahead = await self.outer.followed.ahead(round)
-            await self.node.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
+            await self.outer.followed.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
             self.round, self.steps, self.own_steps = round, 0, 0
-            if self.node.stage == 0:
+            if self.trainer.index == 0:
                 self.share = self.outer.share(round)
-            self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.node.manifest.compressed else ""
+            self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.outer.manifest.compressed else ""
             self.started = time.monotonic()
         self.steps = max(self.steps, steps)
 
     async def compare_with(self, peer: PeerId) -> None:
         """Take from another member what it has and this peer has not."""
-        discovery = self.node.discovery
+        discovery = self.outer.discovery
         if peer in discovery.records:
-            await self.node.reconciler.compare(discovery.records[peer])
+            await self.outer.reconciler.compare(discovery.records[peer])
 
     def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
-        """Links to the neighbours, for this attempt; the one before calls us when the leader gives the word."""
+        """Make the links to the neighbours for an attempt. The stage before this one calls when the leader gives the
+        word."""
         self.hang_up()
         self.waited_for = ""
         self.attempt = attempt
-        node, upstream, downstream = self.node, None, None
-        if node.stage > 0:
-            upstream = self._link_to(node.stage - 1, seats)
-            node.pipeline.expect(attempt, seats[node.stage - 1].peer_id, upstream)
-        if node.stage < node.manifest.replicas.stages - 1:
-            downstream = self._link_to(node.stage + 1, seats)
-        rules = FrameRules.of(node.manifest.at(self.compression))
-        self.pipeline = PipelineStage(self.trainer, node.torch_thread, rules, upstream, downstream)
-        self.pipeline.split = node.split_backward
-        self.pipeline.depth = self.depth
-        self.pipeline.room = microbatches_that_fit(node.manifest, node.stage, node.device, node.max_memory)
-        self.pipeline.embedding_digest = self.embedding_digest or "00" * 32
+        manifest, stage, upstream, downstream = self.outer.manifest, self.trainer.index, None, None
+        if stage > 0:
+            upstream = self._link_to(stage - 1, seats)
+            self.service.expect(attempt, seats[stage - 1].peer_id, upstream)
+        if stage < manifest.replicas.stages - 1:
+            downstream = self._link_to(stage + 1, seats)
+        self.pipeline = PipelineStage(
+            self.trainer,
+            self.outer.followed.torch_thread,
+            FrameRules.of(manifest.at(self.compression)),
+            upstream,
+            downstream,
+            embedding_digest=self.embedding_digest or "00" * 32,
+            room=microbatches_that_fit(manifest, stage, self.trainer.device, self.max_memory),
+            split=self.split_backward,
+            depth=self.depth,
+        )
 
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
-        """The earlier stage calls the later one."""
+        """Call the next stage, if there is one: of two neighbours the earlier stage calls the later one."""
         if self.pipeline is not None and self.pipeline.downstream is not None:
-            neighbour, contacts = seats[self.node.stage + 1], self.node.reconciler.contacts
+            neighbour, contacts = seats[self.trainer.index + 1], self.outer.reconciler.contacts
             self.tasks.create_task(call(neighbour, contacts, attempt, self.pipeline.downstream))
 
     def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
         seat = seats[stage]
         who = f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
-        return link(self.node.manifest.at(self.compression), seat.peer_id, who, self._bandwidth)
+        return link(self.outer.manifest.at(self.compression), seat.peer_id, who, self._bandwidth)
 
     def interrupt(self, reason: str) -> None:
         """End the links: whoever waits for a neighbour learns that the group is broken."""
@@ -137,7 +151,7 @@ class StageRound:
         self._bandwidth.begin_steps()
         with self._watched():
             agreed = await self.pipeline.run(self.round, self.steps, batch, control)
-        self.node.emit(StepDone(self.round, self.steps, agreed.loss, self.node.manifest.tokens_per_step))
+        self.outer.emit(StepDone(self.round, self.steps, agreed.loss, self.outer.manifest.tokens_per_step))
         self._note_exchange()
         self.steps += 1
         self.own_steps += 1
@@ -148,10 +162,10 @@ class StageRound:
         """A step was taken: every microbatch of it has gone over both links, there and back."""
         assert self.pipeline is not None
         assert self.attempt is not None
-        beside = (self.pipeline.upstream, self.node.stage - 1), (self.pipeline.downstream, self.node.stage + 1)
+        beside = (self.pipeline.upstream, self.trainer.index - 1), (self.pipeline.downstream, self.trainer.index + 1)
         for each, stage in beside:
             if each is not None:
-                self.node.credit.seen.exchange(self.round, each.peer, stage, self.attempt)
+                self.earned.seen.exchange(self.round, each.peer, stage, self.attempt)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -182,19 +196,19 @@ class StageRound:
         if self.pipeline is not None:
             await self.pipeline.abandon(reason)
             self._forget_links()
-        self.node.earned.ask_soon()
+        self.earned.ask_soon()
 
     def _forget_links(self) -> None:
         self.bytes_sent += sum(each.bytes_sent for each in self._links())
         self._bandwidth.end_steps()
         self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
         if self.pipeline is not None and self.pipeline.speed:
-            self.node.discovery.tell(tokens_per_second=told(self.pipeline.speed))
+            self.outer.discovery.tell(tokens_per_second=told(self.pipeline.speed))
         self.pipeline = None
 
     async def take_up(self) -> None:
         """Go on as this peer's folder has it, with AdamW's state."""
-        await self.node.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
+        await self.outer.followed.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
         await self.handover.settle()
         self.handover.open()
 
@@ -203,32 +217,30 @@ class StageRound:
         the run is over elsewhere."""
         round, steps = self.round or self.outer.clock, self.steps
         await self.contribute()
-        for due in self.node.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(due, lambda: self.handover.due or self.node.leaving):
-                if self.outer.told_over or self.node.leaving:
+        for due in self.outer.manifest.outer.applied(round):
+            while not await self.outer.wait_for_others(due, lambda: self.handover.due or self.outer.leaving):
+                if self.outer.told_over or self.outer.leaving:
                     return
                 await self.handover.inherit()
         counts = await self.outer.finish(round)
         if not counts:
             return
-        self.node.emit(self._done(round, steps, counts))
-        self.node.earned.ask_soon()
+        self.outer.emit(self._done(round, steps, counts))
+        self.earned.ask_soon()
         await agree(self.outer)
 
     async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
         self.hang_up()
         if self.steps:
-            self._tell_if_early()
-            moved = await self.node.torch_thread.run(self.trainer.moved)
-            optimizer = await self.node.torch_thread.run(self.trainer.optimizer_tensors)
+            if self.steps < self.outer.manifest.inner.steps:
+                why = "this peer leaves" if self.outer.leaving else self.outer.late(self.round)
+                why = why or "its group could not, or need not, go on in it"
+                self.outer.emit(EndedEarly(self.round, self.steps, why))
+            moved = await self.outer.followed.torch_thread.run(self.trainer.moved)
+            optimizer = await self.outer.followed.torch_thread.run(self.trainer.optimizer_tensors)
             await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
         self.round = self.steps = self.own_steps = 0
-
-    def _tell_if_early(self) -> None:
-        if self.steps < self.node.manifest.inner.steps:
-            why = "this peer leaves" if self.node.leaving else self.outer.late(self.round)
-            self.node.emit(EndedEarly(self.round, self.steps, why or "its group could not, or need not, go on in it"))
 
     async def follow(self, interrupted: Callable[[], bool]) -> None:
         """Without a group: follow the rounds of the others, until interrupted or the run is over."""
@@ -239,7 +251,7 @@ class StageRound:
 
     @property
     def _bandwidth(self) -> Bandwidth:
-        return self.node.reconciler.contacts.bandwidth
+        return self.outer.reconciler.contacts.bandwidth
 
     def _links(self) -> list[Link]:
         if self.pipeline is None:
@@ -250,9 +262,9 @@ class StageRound:
         return RoundDone(
             round=round,
             seconds=time.monotonic() - self.started,
-            tokens=self.node.manifest.tokens_per_step * steps if self.node.stage == 0 else 0,
+            tokens=self.outer.manifest.tokens_per_step * steps if self.trainer.index == 0 else 0,
             contributions=counts,
             digests=self.outer.followed.digests,
             pipeline_sent=self.bytes_sent,
-            outer_sent=self.node.blobs.bytes_sent,
+            outer_sent=self.blobs.bytes_sent,
         )

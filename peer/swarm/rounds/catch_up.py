@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from peer.network.gossip_policy import ALL_CONTACTS, some
 from peer.network.snapshot_transfer import fetch_snapshot
 from peer.store import checkpoint
-from peer.swarm.rounds import past
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import rounds_kept, to_torch
 from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Resumed
 from protocol.errors import HetpeerError, PeerError, UnreachableError
-from protocol.identity import ContributionName, Part, PeerId
+from protocol.identity import Part, PeerId
 from protocol.outer.history import Claim, outvoted, prevailing
 from protocol.outer.window import SKEW
+from protocol.trust.attestations import contradicted, vague
 from protocol.trust.records import PeerRecord
 from protocol.wording import size
 
@@ -31,12 +31,11 @@ async def resume(outer: OuterLoop) -> None:
             await followed.adopt(newest[0], to_torch(newest[1]))
     kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
     if kept:
-        _restore(outer, kept[0])
+        outer.restore(kept[0])
     settled = checkpoint.last_settled(outer.folder)
     ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
     closed = (each.ledger.folded for each in followed.parts.values())
-    outer.discovery.tell(round=max(outer.clock - 1, ended, *closed))
-    outer.ended_before = outer.finished
+    outer.begin_after(max(outer.clock - 1, ended, *closed))
     for part, each in followed.parts.items():
         each.ledger.advance(outer.clock)
         was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
@@ -53,21 +52,6 @@ async def resume(outer: OuterLoop) -> None:
     await outer.settle()
     if kept:
         outer.emit(Resumed(outer.clock - 1))
-
-
-def _restore(outer: OuterLoop, kept: checkpoint.Checkpoint) -> None:
-    outer.optimizer, outer.handovers = kept.optimizer, kept.handovers
-    outer.discovery.tell(round=kept.round, contributed=kept.contributed)
-    for part, each in outer.followed.parts.items():
-        was = kept.parts.get(part)
-        if was is None:
-            continue
-        for target, rounds in ((each.authored.sent, was.state.sent), (each.authored.returned, was.state.returned)):
-            for round, sha256 in rounds.items():
-                target[int(round)] = ContributionName(part, int(round), outer.followed.me)
-                each.own[int(round)] = sha256
-        if each.state.error_feedback and was.error_feedback:
-            each.state.error_feedback = dict(was.error_feedback)
 
 
 async def catch_up(outer: OuterLoop) -> None:
@@ -104,8 +88,9 @@ async def _catch_up(outer: OuterLoop) -> int:
     for part, each in outer.followed.parts.items():
         oldest = target - each.ledger.window.width - rounds_kept(outer.manifest, part)
         if each.ledger.folded < oldest:
-            if _holders(outer, part, oldest) < _witnesses(outer, part):
-                return target
+            told = (_claims_of(outer, peer.peer_id, part) for peer in outer.reconciler.followers(part))
+            if sum(any(claim.folded >= oldest for claim in claims) for claims in told) < _witnesses(outer, part):
+                return target  # too few others say that they have closed that round
             raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
         outer.reconciler.intake.catch_up(part, target, _witnesses(outer, part))
     witnesses.follow()
@@ -148,11 +133,11 @@ async def _take_later_states(outer: OuterLoop) -> None:
 async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
     """Begin with the attested state of a part, if that is later than this peer's and anybody holds it; else with the
     one that prevails among the others, by their word."""
-    attested = past.later_attested(outer, part)
+    attested = later_attested(outer, part)
     held = attested or _prevailing_state(outer, part)
     if held is None or held.folded <= outer.followed.parts[part].ledger.folded:
         return []
-    holders, known = len(past.holders(outer, part, held)), outer.reconciler.attested.newest
+    peers, known = len(holders(outer, part, held)), outer.reconciler.attested.newest
     try:
         await take_over(outer, part, held)
     except UnreachableError:
@@ -160,7 +145,7 @@ async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
             outer.refuted.add(attested.digest)  # by the next round another is attested
         raise
     since = known.since if attested is not None and known is not None else 0
-    return [Adopted(held.folded, holders, attested is not None, since)]
+    return [Adopted(held.folded, peers, attested is not None, since)]
 
 
 async def agree(outer: OuterLoop) -> None:
@@ -169,7 +154,7 @@ async def agree(outer: OuterLoop) -> None:
     if outer.shown_at() >= outer.clock + SKEW:
         await catch_up(outer)
     for part in outer.followed.parts:
-        attested = past.refuting(outer, part)
+        attested = refuting(outer, part)
         held = attested or (_prevailing_state(outer, part) if _is_outvoted(outer, part) else None)
         if held is None:
             continue
@@ -191,10 +176,10 @@ def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
     """Whether the others closed a round with another state than this peer, and theirs stands."""
     liars = outer.manifest.outer.liars
     for mine in outer.followed.parts[part].claims:
-        said = [claim for claim in past.votes(outer, part) if claim.folded == mine.folded]
+        said = [claim for claim in votes(outer, part) if claim.folded == mine.folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
         standing = outvoted(mine, credible, liars, _all_have_spoken(outer, part, mine.folded))
-        if standing is not None and past.goes_by_votes(outer, part, mine):
+        if standing is not None and goes_by_votes(outer, part, mine):
             return True
     return False
 
@@ -206,7 +191,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     Raises:
         UnreachableError: nobody gives it, or it is not what was said of it.
     """
-    sources = past.holders(outer, part, held)
+    sources = holders(outer, part, held)
 
     def failed(peer: PeerRecord, error: HetpeerError) -> None:
         outer.reconciler.bans.note(peer.peer_id, error)
@@ -233,7 +218,9 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
 def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
     """The latest closed state that prevails among the others, and that enough of them hold, or all that there are have
     spoken of."""
-    claims = list(past.votes(outer, part)) or list(_claims(outer, part))
+    claims = list(votes(outer, part)) or [
+        claim for peer in believed(outer, part) for claim in _claims_of(outer, peer.peer_id, part)
+    ]
     for folded in sorted({claim.folded for claim in claims}, reverse=True):
         said = [claim for claim in claims if claim.folded == folded]
         credible = [claim for claim in said if claim.digest not in outer.refuted]
@@ -243,43 +230,26 @@ def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
     return None
 
 
-def _claims(outer: OuterLoop, part: Part) -> Iterable[Claim]:
-    """What all others that are alive, and believed, say of a part."""
-    for peer in past.believed(outer, part):
-        yield from _claims_of(outer, peer.peer_id, part)
-
-
 def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:
     return list(outer.reconciler.others_claims.get(peer, {}).get(part, []))
 
 
-def _holders(outer: OuterLoop, part: Part, oldest: int) -> int:
-    """How many others say that they have closed a round."""
-    followers = outer.reconciler.followers(part)
-    return sum(any(claim.folded >= oldest for claim in _claims_of(outer, each.peer_id, part)) for each in followers)
-
-
 def _witnesses(outer: OuterLoop, part: Part) -> int:
-    return min(outer.manifest.outer.liars + 1, _others_follow(outer, part))
+    return min(outer.manifest.outer.liars + 1, len(believed(outer, part)))
 
 
 def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
     """Whether nobody else who is there holds a part, and this peer has taken part in the rounds up to `target`: its own
     folder is the last word on it then."""
     taken_part = outer.clock if outer.contributed else outer.clock - 1
-    return target <= taken_part and not _others_follow(outer, part)
-
-
-def _others_follow(outer: OuterLoop, part: Part) -> int:
-    """How many others hold a part, and are believed."""
-    return len(past.believed(outer, part))
+    return target <= taken_part and not believed(outer, part)
 
 
 def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:
     """Whether all others that hold a part have said what it was after a round; but for those far behind: who is will
     take over what stands."""
     least = max(outer.clock - 1, outer.others_at()) - SKEW
-    abreast = [peer.peer_id for peer in past.believed(outer, part) if peer.round >= least]
+    abreast = [peer.peer_id for peer in believed(outer, part) if peer.round >= least]
     return all(any(claim.folded == folded for claim in _claims_of(outer, peer, part)) for peer in abreast)
 
 
@@ -291,3 +261,57 @@ async def compare_with_all(outer: OuterLoop) -> bool:
         by_part = [some(outer.reconciler.followers(part), ALL_CONTACTS, random) for part in outer.followed.parts]
         others = tuple({peer.peer_id: peer for peers in by_part for peer in peers}.values())
     return all(await asyncio.gather(*(outer.reconciler.compare(peer, whole=True) for peer in others)))
+
+
+# Which past a peer goes by, where the operator's observer attests one: that, against any number of claims
+
+
+def later_attested(outer: OuterLoop, part: Part) -> Claim | None:
+    """The attested state, where this peer has not come so far and somebody says that it holds it."""
+    attested = outer.reconciler.attested.claim(part)
+    if attested is None or attested.folded <= outer.followed.parts[part].ledger.folded:
+        return None
+    return attested if _can_be_had(outer, part, attested) else None
+
+
+def refuting(outer: OuterLoop, part: Part) -> Claim | None:
+    """The attested state, if it is not what this peer held after that round, and somebody says that it holds it."""
+    attested = outer.reconciler.attested.claim(part)
+    if attested is None or not contradicted(attested, outer.followed.parts[part].claims):
+        return None
+    return attested if _can_be_had(outer, part, attested) else None
+
+
+def goes_by_votes(outer: OuterLoop, part: Part, mine: Claim) -> bool:
+    """Whether others can outvote what this peer holds after a round. An attester goes by nobody's word, and who holds
+    what is attested, by nobody's word of that."""
+    attested = outer.reconciler.attested.claim(part)
+    return not outer.reconciler.attested.granted and (attested is None or mine.folded > attested.folded)
+
+
+def votes(outer: OuterLoop, part: Part) -> Iterable[Claim]:
+    """What others say of a part that decides: of who is believed, and names the attested round if it speaks of those
+    right after it."""
+    attested = outer.reconciler.attested.claim(part)
+    for peer in outer.others():
+        said = outer.reconciler.others_claims.get(peer.peer_id, {}).get(part, [])
+        if attested is None or not (contradicted(attested, said) or vague(attested, said)):
+            yield from said
+
+
+def believed(outer: OuterLoop, part: Part) -> list[PeerRecord]:
+    """Others that hold a part, but for who claims another past than the attested one."""
+    reconciler, others = outer.reconciler, outer.others()
+    following = [peer for peer in reconciler.followers(part) if peer in others]
+    return [peer for peer in following if reconciler.attested.believes(peer.peer_id, part)]
+
+
+def holders(outer: OuterLoop, part: Part, held: Claim) -> list[PeerRecord]:
+    """Who says that it holds a state."""
+    claims = outer.reconciler.others_claims
+    said = {peer: {claim.digest for claim in told.get(part, [])} for peer, told in claims.items()}
+    return [peer for peer in outer.others() if held.digest in said.get(peer.peer_id, ())]
+
+
+def _can_be_had(outer: OuterLoop, part: Part, held: Claim) -> bool:
+    return held.digest not in outer.refuted and bool(holders(outer, part, held))

@@ -16,13 +16,12 @@ from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.swarm.roles import authors, replicas
 from peer.swarm.rounds import round_policy
-from peer.swarm.rounds.deadline import Pace
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
-from peer.swarm.rounds.round_policy import PartSeen, RoundSeen
-from peer.telemetry.events import Contributed, Listener
+from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundSeen
+from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.codec.contribution import digest as sha256_of
-from protocol.identity import Part, PeerId
+from protocol.identity import ContributionName, Part, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, beginning, chunks
 from protocol.outer.window import SKEW
@@ -52,7 +51,7 @@ class Noting:
 
 @dataclass(slots=True)
 class OuterLoop:
-    """The rounds as this peer goes through them."""
+    """The outer rounds as one peer goes through them."""
 
     manifest: Manifest
     folder: Path
@@ -70,10 +69,13 @@ class OuterLoop:
     handovers: Handovers = field(default_factory=Handovers)
     """What passed between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
+    asked_to_leave: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set when the user asks this peer to leave."""
     ended_before: bool = False
     """This peer had finished the last round before its process began."""
     told_over: bool = False
     """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
+    told_finished: bool = False
 
     @property
     def clock(self) -> int:
@@ -84,6 +86,11 @@ class OuterLoop:
     def over(self) -> bool:
         """Whether the last round is finished, here or, as the operator's node says, by the others."""
         return self.finished or self.told_over
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the user has asked this peer to leave: it ends its inner step, contributes, and says goodbye."""
+        return self.asked_to_leave.is_set()
 
     @property
     def finished(self) -> bool:
@@ -107,13 +114,25 @@ class OuterLoop:
         return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.others_at()
 
     def shown_at(self) -> int:
-        """The round that they have finished as far as they have signed contributions: a reason to look for these."""
+        """The round that the others have finished, as far as they have signed contributions: a reason to look for
+        these."""
         return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.shown_at()
 
     def others(self) -> tuple[PeerRecord, ...]:
         """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
         last = self.manifest.outer.rounds if self.told_over else 0
         return tuple(peer for peer in self.discovery.others() if peer.round >= last)
+
+    def hear_that_it_is_over(self) -> None:
+        """Train no more: the operator's node says that the run is over, and this peer has missed its end."""
+        self.told_over = True
+        self.discovery.news.ring()
+
+    def tell_finished(self) -> None:
+        """Say once that the run is over, unless this peer leaves it early, or has missed its end."""
+        if self.finished and not self.told_finished:
+            self.told_finished = True
+            self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
 
     # A round
 
@@ -140,10 +159,12 @@ class OuterLoop:
             return
         blobs: dict[Part, bytes] = {}
         for part, tensors in moved.items():
-            if self._in_time(part, round):
+            each = self.followed.parts[part]
+            late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0
+            if not late and round > each.ledger.folded and round not in each.own:  # others must be able to take it
                 blobs[part] = await self._compose(part, round, steps, tensors)
             else:
-                await self.followed.torch_thread.run(self.followed.parts[part].state.absorb, tensors)
+                await self.followed.torch_thread.run(each.state.absorb, tensors)
         self.optimizer = optimizer
         self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
@@ -152,11 +173,6 @@ class OuterLoop:
         await self.discovery.publish()
         self.emit(Contributed(round, steps, beginning(share, steps)))
         self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
-
-    def _in_time(self, part: Part, round: int) -> bool:
-        each = self.followed.parts[part]
-        late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0  # others must be able to take it
-        return not late and round > each.ledger.folded and round not in each.own
 
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
         each, record = self.followed.parts[part], self.discovery.record
@@ -180,6 +196,26 @@ class OuterLoop:
         record = self.discovery.record
         kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
         await self.followed.torch_thread.run(checkpoint.write_checkpoint, self.folder, kept, keep)
+
+    def restore(self, kept: Checkpoint) -> None:
+        """Take up what a checkpoint of this peer's folder has, as `save` has kept it."""
+        self.optimizer, self.handovers = kept.optimizer, kept.handovers
+        self.discovery.tell(round=kept.round, contributed=kept.contributed)
+        for part, each in self.followed.parts.items():
+            was = kept.parts.get(part)
+            if was is None:
+                continue
+            for target, rounds in ((each.authored.sent, was.state.sent), (each.authored.returned, was.state.returned)):
+                for round, sha256 in rounds.items():
+                    target[int(round)] = ContributionName(part, int(round), self.followed.me)
+                    each.own[int(round)] = sha256
+            if each.state.error_feedback and was.error_feedback:
+                each.state.error_feedback = dict(was.error_feedback)
+
+    def begin_after(self, round: int) -> None:
+        """Go on after a round, the last that this peer had finished before its process began."""
+        self.discovery.tell(round=round)
+        self.ended_before = self.finished
 
     async def finish(self, round: int) -> dict[str, int]:
         """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
@@ -211,7 +247,7 @@ class OuterLoop:
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:
-        """One part of it."""
+        """Bring one part's grid to what its ledger says, and close its rounds that are due."""
         await self.followed.settle_part(part, self.clock, self.last_settled)
         self.tell_claims()
 
@@ -244,8 +280,8 @@ class OuterLoop:
                     arrivals.setdefault(part, {}).setdefault(author, now)
 
     async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Until the contributions of all who train are here, the deadline has passed, or the others have gone on; False
-        if interrupted before, or if the run is over elsewhere."""
+        """Wait until the contributions of all who train are here, the deadline has passed, or the others have gone on.
+        Returns False if interrupted before, or if the run is over elsewhere."""
         while self.told_over or not round_policy.is_complete(self._seen_now(round)):
             if self.told_over or interrupted():
                 return False

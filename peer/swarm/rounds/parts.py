@@ -48,7 +48,7 @@ class FollowedPart:
 
 @dataclass(slots=True)
 class FollowedParts:
-    """All of them, and where their contributions are."""
+    """All parts of the model that a peer follows, and where their contributions are."""
 
     manifest: Manifest
     run_id: RunId
@@ -64,7 +64,7 @@ class FollowedParts:
     """What has been read, and what is to be: a function of the embedding's closed rounds, for who follows it."""
 
     def __post_init__(self) -> None:
-        """Before round 1."""
+        """Begin before round 1."""
         self.reading = Reading.begin(self.manifest)
 
     @property
@@ -73,8 +73,8 @@ class FollowedParts:
         return {part: each.state.grid for part, each in self.parts.items()}
 
     async def ahead(self, round: int) -> dict[Part, Grid]:
-        """Where this peer's inner loop of `round` starts in the parts of which its contribution to the round before is
-        not applied yet: there its own stands for all."""
+        """Return where this peer's inner loop of `round` starts, for the parts of which its contribution to the round
+        before is not applied yet: there its own stands for all."""
         last, found = round - 1, {}
         for part, each in self.parts.items():
             if last in each.own and last > self.manifest.outer.last_applied(last):
@@ -94,12 +94,15 @@ class FollowedParts:
         self.fresh.clear()
 
     async def settle_part(self, part: Part, clock: int, last: int) -> None:
-        """One part of it."""
+        """Bring one part's grid to what its ledger says of rounds up to `last`, and close its rounds that are due."""
         followed = self.parts[part]
         due = followed.ledger.advance(clock)
         for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
             if round <= last or round in due:
-                await self._settle_round(followed, round)
+                while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
+                    contributions = await self.read_all(before), await self.read_all(after)
+                    await self.torch_thread.run(followed.state.replace, *contributions)
+                    followed.settled[round] = after  # the set may have changed meanwhile
             if round in due:
                 if accepted := followed.ledger.entries(round):
                     followed.ledger.closed[round] = accepted
@@ -111,13 +114,6 @@ class FollowedParts:
         """SHA-256 of the contributions to open rounds that are in the grids."""
         rounds = (settled for each in self.parts.values() for settled in each.settled.values())
         return {sha256 for settled in rounds for sha256 in settled.values()}
-
-    async def _settle_round(self, followed: FollowedPart, round: int) -> None:
-        """Put a round's set into the grid; again, if it changes meanwhile."""
-        while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
-            contributions = await self.read_all(before), await self.read_all(after)
-            await self.torch_thread.run(followed.state.replace, *contributions)
-            followed.settled[round] = after
 
     async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
         """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
@@ -148,7 +144,7 @@ class FollowedParts:
         self.contribution_store.drop(part, last, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
-        """On the torch thread: write the state of the closed rounds."""
+        """Write the state of a part's closed rounds to disk. Runs on the torch thread."""
         followed = self.parts[part]
         ledger = followed.ledger
         tensors = (tensor.cpu().numpy() for tensor in followed.state.folded.values())
@@ -192,11 +188,11 @@ class FollowedParts:
         return await self.torch_thread.run(self._read, self.parts[name.part].own[name.round])
 
     async def read_all(self, chosen: Mapping[PeerId, str]) -> list[Contribution]:
-        """The contributions of a set."""
+        """Read the contributions of a set: author → SHA-256."""
         return [await self.torch_thread.run(self._read, sha256) for sha256 in chosen.values()]
 
     def _read(self, sha256: str) -> Contribution:
-        """On the torch thread."""
+        """Decode one contribution, unless it has been decoded already. Runs on the torch thread."""
         found = self.fresh.get(sha256)
         return found if found is not None else decode(self.contribution_store.read(sha256), self.manifest)
 
@@ -235,5 +231,5 @@ def rounds_kept(manifest: Manifest, part: Part) -> int:
 
 
 def to_torch(tensors: Mapping[str, object]) -> Grid:
-    """Arrays as tensors."""
+    """Return arrays as tensors, which share their memory."""
     return {name: torch.from_numpy(array) for name, array in tensors.items()}

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from peer import daemon
+from peer import assembly, daemon
 from peer.network.gossip import Reconciler
 from peer.optim.bounds import largest_value
 from peer.process import Terminal, print_json, run_command, told
@@ -181,9 +182,9 @@ def lengths() -> None:
     tensor = pipeline.Tensor(format=pipeline.BF16, shape=[HUGE, HUGE, HUGE], data=b"\0" * 64)
     shaped = pipeline.Frame(backward=pipeline.Backward(gradients=tensor)).SerializeToString()
     raw: Sequence[bytes] = (b"\x12" + announced + b"\0" * 64, shaped, b"\x12" + announced + bytes(8 << 20))
-    honest_options = daemon.__dict__["options"]
+    honest_options = assembly.__dict__["options"]
     unlimited = [("grpc.max_send_message_length", -1)]
-    replace(daemon, "options", lambda *given: [*honest_options(*given), *unlimited])
+    replace(assembly, "options", lambda *given: [*honest_options(*given), *unlimited])
     with_raw_bytes(lambda: raw[next(turns) % len(raw)])
 
 
@@ -200,7 +201,7 @@ def shapes() -> None:
         say(f"a frame of shape {list(tensor.shape)} in {len(tensor.data)} bytes")
         return messages
 
-    replace(inner_step, "pack", pack)
+    replace(inner_step, "pack_frame", pack)
 
 
 def loris() -> None:
@@ -240,7 +241,7 @@ def stale() -> None:
                     say(f"a contribution of round {round} in round {now}")
                     await give(node.reconciler, part, round, blob, node.reconciler.followers(part))
 
-    replace(inner_step, "pack", pack)
+    replace(inner_step, "pack_frame", pack)
     replace(Reconciler, "publish", publish)
     beside(tell_old)
 
@@ -285,7 +286,7 @@ async def _pester(node: Node, peer: PeerRecord, turn: int) -> None:
         async with reconciler.contacts.to(peer) as channel:
             for name, message in (("Tell", news), ("Compare", pb.Comparison(statement=reconciler.statement()))):
                 call: Any = channel.unary_unary(f"/hetpeer.v1.Reconciliation/{name}", serialized, bytes)
-                await call(message, metadata=handshake(node.manifest), timeout=3.0)
+                await call(message, metadata=handshake(node.place.manifest), timeout=3.0)
 
 
 def serialized(message: pb.News | pb.Comparison) -> bytes:
@@ -332,7 +333,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
                 stage=None if kind in CONTRIBUTING else 1,
                 device="cpu",
             )
-            return run_command(lambda stop: daemon.run_until(stop, settings, terminal.emit), terminal)
+            return run_command(partial(daemon.run_until, settings=settings, emit=terminal.emit), terminal)
 
     return told(terminal.emit, serve)
 

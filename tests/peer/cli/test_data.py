@@ -102,7 +102,7 @@ def test_peers_never_load_what_only_preparing_needs() -> None:
     """Hugging Face's datasets, with pandas and pyarrow, take seconds and hundreds of megabytes."""
     heavy = ("datasets", "pyarrow", "pandas", "tokenizers")
     program = (
-        "import sys, peer.cli.join, peer.daemon, peer.supervisor\n"
+        "import sys, peer.cli.join, peer.daemon\n"
         "import peer.network.mirrors, peer.swarm.text_reader\n"
         f"print(*(name for name in {heavy} if name in sys.modules))"
     )

@@ -9,7 +9,7 @@ from bootstrap.admission.audit_log import AuditEntry, append_entry
 from peer.cli.why import explain
 from peer.process import Terminal
 from peer.store.home import locked, peer_folder
-from peer.swarm.rounds import deadline
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import TOO_LATE
 from peer.telemetry.decisions import Counted, Dismissed, EndedEarly, NotCounted, WentOn
 from peer.telemetry.events import (
@@ -104,7 +104,7 @@ def test_a_late_round_and_its_zero_credit_are_explained(
         await slow.contribute(1, 3)
         found.extend((quick, slow))
 
-    monkeypatch.setattr(deadline, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
     play(tmp_path / "village", "abl", scene)
     quick, slow = found
     told = asked(capsys, "1", logged(tmp_path / "quick", quick.said))

@@ -9,6 +9,7 @@ from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Event, Refused
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
 from protocol.identity import NO_PEER, PeerId
+from protocol.trust.records import PeerRecord
 
 ANN, BOB = PeerId("QmAnn"), PeerId("QmBob")
 
@@ -20,7 +21,8 @@ class Neighbourhood:
         self.now = 1000.0
         self.said: list[Event] = []
         self.left: list[PeerId] = []
-        self.bans = Bans(self.said.append, lambda: self.now, hang_up=self.left.append)
+        self.records: dict[PeerId, PeerRecord] = {}
+        self.bans = Bans(self.said.append, lambda: self.now, records=self.records, listeners=[self.left.append])
 
     def avoided_seconds(self, peer: PeerId) -> float:
         """How long a peer is avoided from now on, to the millisecond."""
@@ -34,14 +36,14 @@ class Neighbourhood:
 
 def test_whom_a_revoked_gateway_let_in_is_not_talked_to_until_another_node_lets_it_in():
     here = Neighbourhood()
-    by = {ANN: PeerId("QmGateway")}
-    here.bans.issuer = lambda peer: by.get(peer, NO_PEER)
+    here.records[ANN] = PeerRecord.model_construct(issuer=PeerId("QmGateway"))
+    here.records[BOB] = PeerRecord.model_construct(issuer=NO_PEER)
     here.bans.note(PeerId("QmGateway"), PeerError("lies"))
     assert here.bans.objection(ANN) == ""  # what the gateway does wrong itself is its own affair
     here.bans.revoke(PeerId("QmGateway"))
     assert here.bans.objection(ANN) == "the operator has taken out the gateway that let peer QmAnn in"
     assert here.bans.objection(BOB) == ""
-    del by[ANN]
+    here.records[ANN] = here.records[BOB]
     assert here.bans.objection(ANN) == ""
 
 

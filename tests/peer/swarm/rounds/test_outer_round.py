@@ -12,7 +12,7 @@ from peer.network import intake
 from peer.network.contacts import Contacts
 from peer.network.intake import nothing_is_valid
 from peer.store.served import BLOCK_BYTES
-from peer.swarm.rounds import deadline
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
 from peer.telemetry.decisions import CaughtUp, Resynchronised
@@ -96,7 +96,7 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
         assert await behind.outer.finish(2) == dict.fromkeys(behind.outer.followed.parts, 0)
         assert agreed(made)
 
-    monkeypatch.setattr(deadline, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
     play(tmp_path, "ab", scene)
 
 

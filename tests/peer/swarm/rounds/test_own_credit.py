@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.rounds import deadline
+from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import IDLE, ON_TRIAL, REVOKED, TOO_LATE, TWICE, VOID
 from peer.telemetry.decisions import Avoided, Counted, NotCounted, WentOn
 from peer.telemetry.events import Event
@@ -135,5 +135,5 @@ def test_a_round_goes_on_without_who_is_late_and_says_so_to_both(tmp_path: Path,
         await late.outer.finish(1)
         assert reasons(late, 1) == {IDLE}
 
-    monkeypatch.setattr(deadline, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
     play(tmp_path, "abl", scene)

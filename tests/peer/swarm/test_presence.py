@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.swarm.rounds import farewell
-from peer.swarm.rounds.farewell import ask_whether_over, keep_asking_whether_over, linger, take_last_state
+from peer.swarm import presence
+from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, take_last_state
 from peer.telemetry.events import Progress
 from protocol.codec.contribution import digest
 from protocol.identity import EMBEDDING
@@ -95,7 +95,7 @@ def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_con
 
 
 def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(farewell, "LAST_STATE_SECONDS", 0.01)
+    monkeypatch.setattr(presence, "LAST_STATE_SECONDS", 0.01)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b", "c") as made:
@@ -154,7 +154,7 @@ def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
 def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(farewell, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.01)
     asked: list[float] = []
     now = 0.0
     looked_often = asyncio.Event()

@@ -1,19 +1,19 @@
-"""Audits, as a datacenter or an observer makes them: after each round it measures what contributions did."""
+"""Audits and trials, as a datacenter or an observer holds them. After each round it measures what contributions did to
+the held-out loss, and what those of newcomers on trial would do before any of them counts."""
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from peer.compute.audit import Sets, gain, held_out_loss, overlap
+from peer.compute.audit import Sets, gain, held_out_loss, overlap, trial_gain
 from peer.compute.evaluation import Evaluates
-from peer.swarm.audit.trial_audits import hold_trials
-from peer.swarm.audit.verdicts import Pair, Verdicts
-from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
-from peer.telemetry.decisions import Audited, Suspected
-from protocol.identity import Part, PeerId
+from peer.swarm.verdicts import Pair, Verdicts, objection
+from peer.telemetry.decisions import Audited, Suspected, Tried
+from protocol.codec.contribution import Contribution, decode
+from protocol.identity import Part, PeerId, contributes_to
 
 AUDITS_A_ROUND = 8
 """So many authors are audited after a round, drawn at random so that nobody knows when it is watched: each costs one
@@ -22,12 +22,14 @@ evaluation more, and an observer that takes longer than a round falls behind. A 
 AuditKey = tuple[int, PeerId]
 """What one author sent in one round."""
 
+TrialBlobs = dict[Part, bytes]
+"""What one author on trial sent in one round."""
+
 
 @dataclass(slots=True)
 class Auditor:
     """One peer's audits. `looked_at` are the contributions to open rounds that had their chance to be drawn."""
 
-    node: Node
     evaluator: Evaluates
     verdicts: Verdicts = field(default_factory=Verdicts)
     looked_at: set[tuple[Part, int, PeerId]] = field(default_factory=set)
@@ -36,12 +38,12 @@ class Auditor:
         """Measure what has come into θ since the last time, late contributions too, and tell what it did; and what
         newcomers on trial would do."""
         await self._audit_what_counts(outer)
-        await hold_trials(self.node, self.evaluator, outer)
+        await hold_trials(self.evaluator, outer)
 
     async def _audit_what_counts(self, outer: OuterLoop) -> None:
-        followed, run = outer.followed, self.node.torch_thread.run
+        followed, run = outer.followed, outer.followed.torch_thread.run
         drawn = self.draw(self.unseen(followed))
-        if not drawn or self.node.leaving:
+        if not drawn or outer.leaving:
             return
         grids = followed.grids
         loss = await run(held_out_loss, self.evaluator, grids)
@@ -54,18 +56,15 @@ class Auditor:
             gains: dict[PeerId, float] = {}
             alike: dict[Pair, float] = {}
             for author in sorted(author for at, author in drawn if at == round):
-                if self.node.leaving:
+                if outer.leaving:
                     return
                 own = {part: sets[part] for part in drawn[round, author]}
                 gains[author] = await run(gain, self.evaluator, grids, own, author, loss)
                 alike |= await run(overlaps, own, author, self.evaluator)
-            self._tell(round, gains, alike)
-        await self.node.publish(scores=self.verdicts.scores())
-
-    def _tell(self, round: int, gains: Mapping[PeerId, float], alike: Mapping[Pair, float]) -> None:
-        self.node.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
-        for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
-            self.node.emit(Suspected(found.peer, found.reason, found.since))
+            outer.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
+            for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
+                outer.emit(Suspected(found.peer, found.reason, found.since))
+        await outer.discovery.publish(scores=self.verdicts.scores())
 
     def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:
         """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
@@ -100,3 +99,45 @@ def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, flo
             pair = (min(author, other.name.author), max(author, other.name.author))
             found[pair] = max(found.get(pair, 0.0), overlap(one, other, evaluator.manifest).beyond_chance)
     return found
+
+
+async def hold_trials(evaluator: Evaluates, outer: OuterLoop) -> None:
+    """Measure what has come from peers on trial, and tell what it would do: of each author once all its parts have come
+    and their round is settled here. Of some parts only, the harmless one might be all there is."""
+    followed, run = outer.followed, outer.followed.torch_thread.run
+    for (round, author), work in sorted(due(outer).items()):
+        if outer.leaving:
+            return
+        tried = {part: await run(decode, blob, outer.manifest) for part, blob in work.items()}
+        settled = {part: followed.parts[part].settled.get(round, {}) for part in tried}
+        sets = {part: await followed.read_all(chosen) for part, chosen in settled.items()}
+        gain = await run(trial_gain, evaluator, followed.grids, sets, tried)
+        alike = await run(_most_alike, tried, sets, evaluator)
+        outer.emit(Tried(round, author, gain, objection(gain, alike)))
+
+
+def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:
+    """What can be looked at now: round and author → its contributions. It is given out once."""
+    trials, records = outer.reconciler.intake.trials or {}, outer.discovery.records
+    works: dict[tuple[int, PeerId], TrialBlobs] = {}
+    for (author, part), (round, blob) in trials.items():
+        if round <= outer.last_settled:
+            works.setdefault((round, author), {})[part] = blob
+    whole = {
+        (round, author): work
+        for (round, author), work in works.items()
+        if (record := records.get(author)) is not None
+        and all(part in work for part in outer.followed.parts if contributes_to(record.role, record.stage, part))
+    }
+    for (_, author), work in whole.items():
+        for part in work:
+            del trials[author, part]
+    return whole
+
+
+def _most_alike(tried: Mapping[Part, Contribution], sets: Sets, evaluator: Evaluates) -> float:
+    """The largest share of places, beyond chance, that one of them has in common with another's."""
+    shares = (
+        overlap(mine, other, evaluator.manifest).beyond_chance for part, mine in tried.items() for other in sets[part]
+    )
+    return max(shares, default=0.0)

@@ -12,14 +12,14 @@ from statistics import fmean, median
 from protocol.identity import PeerId
 
 FLOOR_NATS = 0.01
-"""Less than this is no harm. Measured on small models, honest gains were never below −0.003. Those of a group with its
-signs flipped, though no larger than honest ones, were −0.03 to −0.16 at its last stage from the second round on, and
-−0.01 to −0.03 at its first in rounds 2 to 6: enough to suspect both."""
+"""A loss of less than this, in nats per token, is no harm. Measured on small models, honest gains were never below
+−0.003. Those of a group with its signs flipped, though no larger than honest ones, were −0.03 to −0.16 at its last
+stage from the second round on, and −0.01 to −0.03 at its first in rounds 2 to 6: enough to suspect both."""
 
 AUDITS_KEPT = 5
 HARMFUL_AUDITS = 3
-"""Of those kept. A suspicion after three rounds is early enough for a revocation to take all three out: it reaches
-`Window.revocable` rounds back, five by default."""
+"""So many harmful audits of those kept make a suspicion. One after three rounds is early enough for a revocation to
+take all three out: it reaches `Window.revocable` rounds back, five by default."""
 
 COPIED_PLACES = 0.5
 """Two contributions are alike that have more of their places in common, beyond chance. Honest replicas, which start
@@ -29,7 +29,7 @@ the rest."""
 COPIED_ROUNDS = 3
 
 SCORES_TOLD = 16
-"""A record has room for so many."""
+"""The number of scores that a peer's record has room for."""
 
 Pair = tuple[PeerId, PeerId]
 """Two authors, in rising order."""
@@ -37,7 +37,8 @@ Pair = tuple[PeerId, PeerId]
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """`since` is the first round whose contribution did harm; 0 where no harm was measured."""
+    """A peer that is suspected of harm or of copying. `since` is the first round whose contribution did harm; 0 where
+    no harm was measured."""
 
     peer: PeerId
     reason: str

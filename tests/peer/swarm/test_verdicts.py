@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.swarm.audit.verdicts import (
+from peer.swarm.verdicts import (
     AUDITS_KEPT,
     COPIED_PLACES,
     COPIED_ROUNDS,

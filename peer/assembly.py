@@ -1,0 +1,290 @@
+"""How one peer is put together: a place in the run, sockets open, files here, and everything that a role works with."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import torch
+
+from peer.compute.calibration import warm_up
+from peer.joining import fetch_files, register, require_place, tell_place, text_sources
+from peer.network.admission import Admitted, keep_renewing, stand_trial
+from peer.network.attested import Attested
+from peer.network.bans import Bans
+from peer.network.blob_fetcher import BlobFetcher
+from peer.network.contacts import Contacts
+from peer.network.discovery import Discovery
+from peer.network.gossip import Reconciler
+from peer.network.gossip_service import ReconciliationService
+from peer.network.group import GroupService, PipelineService
+from peer.network.handover_service import HandoverService
+from peer.network.intake import Intake, ledgers_of
+from peer.network.reach import reach
+from peer.network.reach.relayed import Ways, ways
+from peer.network.reach.routes import Routes
+from peer.network.receipt_exchange import CreditService, Earned, SeenWork
+from peer.network.reporter import Reporter
+from peer.network.snapshot_transfer import SnapshotService
+from peer.settings import PeerSettings
+from peer.store.membership import Remembered, node_of
+from peer.store.receipt_file import RECEIPTS, KeptReceipts
+from peer.store.served import ContributionStore, SnapshotStore
+from peer.swarm.node import AskFinished, Node, Services, Workplace
+from peer.telemetry.events import Progress
+from peer.telemetry.status import EventStream
+from peer.torch_thread import TorchThread
+from protocol.addresses import dialled_at, join
+from protocol.errors import ResourceError
+from protocol.files import write_atomically
+from protocol.identity import PeerId
+from protocol.net import dht as dhts
+from protocol.net.blobs import Blob, BlobService
+from protocol.net.channels import listen, options
+from protocol.net.guard import Guard
+from protocol.net.lenient import AnyBytes
+from protocol.net.tasks import Children
+from protocol.run.run_files import Descriptor
+from protocol.schemas import (
+    blobs_pb2_grpc,
+    credit_pb2_grpc,
+    group_pb2_grpc,
+    pipeline_pb2_grpc,
+    reconciliation_pb2_grpc,
+    snapshots_pb2_grpc,
+    succession_pb2_grpc,
+)
+from protocol.trust.keys import Identity
+from protocol.trust.membership_card import Authority, Signer
+from protocol.trust.records import PeerRecord, Register
+from protocol.wording import size
+
+GRACE_SECONDS = 2.0
+"""How long calls in flight may take to end when the peer stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The sockets of a peer that has a place in a run, and whom it knows by them. The server does not answer yet."""
+
+    server: grpc.aio.Server
+    ways: Ways
+    discovery: Discovery
+    contacts: Contacts
+    bans: Bans
+
+
+@asynccontextmanager
+async def joined(
+    settings: PeerSettings,
+    identity: Identity,
+    descriptor: Descriptor,
+    remembered: Remembered | None,
+    device: torch.device,
+    ask_finished: AskFinished,
+    tasks: Children,
+    emit: EventStream,
+) -> AsyncIterator[Node]:
+    """Take a place in the run, open the sockets and fetch the files; close everything again at the end. `tasks` end
+    afterwards.
+
+    Raises:
+        HetpeerError: there is no place, or it does not fit this machine, or something needed cannot be had.
+    """
+    warming = tasks.spawn(asyncio.to_thread(warm_up))
+    place = remembered or await register(settings, descriptor, identity)
+    space = await asyncio.to_thread(require_place, settings, descriptor, place.card.stage, device)
+    kept = f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
+    emit(Progress(kept))
+    async with AsyncExitStack() as opened:  # what is opened last is closed first
+        network = await _open(settings, identity, descriptor, place, opened, emit)
+        record = network.discovery.record
+        reporter = Reporter(emit.status)
+        opened.push_async_callback(reporter.close, settings.pausing)
+        opened.enter_context(emit.also(reporter))
+        torch_thread = TorchThread(settings.threads, settings.niceness)
+        opened.callback(torch_thread.stop)
+        text = text_sources(settings, descriptor, place, network.contacts.bandwidth, space)
+        if isinstance(place, Admitted):
+            await fetch_files(settings, descriptor, place, network.contacts.bandwidth, emit)
+        contribution_store = ContributionStore(
+            settings.directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
+        )
+        shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
+        reconciler = _reconciler(settings, place, network, contribution_store, shut_out)
+        workplace = Workplace(descriptor.manifest, settings.directory, place.card.stage, device, torch_thread, text)
+        services = _services(workplace, network, reconciler, tasks)
+        receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
+
+        async def renew() -> bytes:
+            return (await register(settings, descriptor, identity)).credentials.chain
+
+        node = Node(
+            place=workplace,
+            settings=settings,
+            services=services,
+            discovery=network.discovery,
+            reconciler=reconciler,
+            earned=Earned(services.credit.seen, reconciler, receipts, emit),
+            emit=emit,
+            upkeep=(
+                lambda: keep_renewing(place.credentials, renew, emit),
+                lambda: stand_trial(network.discovery, partial(register, settings, descriptor, identity), emit),
+                network.ways.keep,
+            ),
+            ask_finished=ask_finished,
+            shut_out=shut_out,
+            asked_to_leave=asyncio.Event(),
+        )
+        _bind(network.server, settings, services, reconciler)
+        emit(Progress("getting ready to compute"))
+        await warming
+        await network.server.start()
+        await network.ways.open()
+        write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
+        tell_place(settings, descriptor.manifest, record, remembered is not None, emit)
+        reporter.start(network.contacts, partial(node_of, settings.directory))
+        yield node
+
+
+async def _open(
+    settings: PeerSettings,
+    identity: Identity,
+    descriptor: Descriptor,
+    place: Admitted | Remembered,
+    opened: AsyncExitStack,
+    emit: EventStream,
+) -> Network:
+    """Find out how others reach this peer, listen there, and meet the DHT; `opened` closes all of it.
+
+    Raises:
+        HetpeerError: an address cannot be listened at, or libp2p's daemon does not start.
+        UnreachableError: no node of the DHT answers.
+    """
+    manifest, nodes = descriptor.manifest, settings.ticket.addresses
+    records: dict[PeerId, PeerRecord] = {}
+    bans = Bans(emit, records=records)
+    authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
+    bandwidth, guard = settings.bandwidth(), Guard(bans.objection)
+    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
+    asks = isinstance(place, Admitted)
+    way = await reach.find(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
+    if said := way.objection or way.doubt:
+        emit(Progress(said))
+    port = listen(server, join(way.host, way.port), place.credentials.serving())
+    try:
+        dht = await dhts.start(
+            identity,
+            way.host,
+            way.libp2p_port,
+            Register(authority, manifest),
+            place.addresses if isinstance(place, Remembered) else nodes,
+            way.hidden,
+            lambda said: emit(Progress(said)),
+        )
+    except BaseException:
+        await server.stop(None)
+        raise
+    opened.push_async_callback(dht.stop)
+    opened.push_async_callback(server.stop, GRACE_SECONDS)
+    record = PeerRecord(
+        peer_id=identity.peer_id,
+        address=way.address(port),
+        libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
+        role=settings.role,
+        stage=place.card.stage,
+        slot=place.card.slot,
+        on_trial=place.card.on_trial,
+        relays=settings.relay and not way.hidden,
+    )
+    signer = Signer(identity, authority, place.signed_card)
+    discovery = Discovery(dht, signer, manifest, record, nodes, records, objection=bans.objection)
+    contacts = Contacts(
+        manifest, place.credentials, bans.objection, bandwidth, Routes(dht.streams, signer, discovery.relays_of)
+    )
+    opened.push_async_callback(contacts.close)
+
+    def hang_up(banned: PeerId) -> None:
+        """End what a banned peer, or a peer that a banned gateway let in, has open with this one; whoever waits for
+        them looks again."""
+        for each in (banned, *discovery.let_in_by(banned)):
+            contacts.hang_up(each)
+        guard.cut_off(banned)
+        discovery.news.ring()
+
+    bans.listeners.append(hang_up)
+    reached = ways(way, port, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
+    return Network(server, reached, discovery, contacts, bans)
+
+
+def _reconciler(
+    settings: PeerSettings,
+    place: Admitted | Remembered,
+    network: Network,
+    contribution_store: ContributionStore,
+    shut_out: asyncio.Future[PeerId],
+) -> Reconciler:
+    """What others contribute, and what this peer has of it. `shut_out` is done once the operator has taken out this
+    peer, or the gateway that let it in; or has the error where something that counts cannot be kept."""
+    discovery, bans, manifest = network.discovery, network.bans, network.contacts.manifest
+
+    def revoked(author: PeerId) -> None:
+        if author not in (discovery.record.peer_id, place.card.issuer):
+            bans.revoke(author)
+        elif not shut_out.done():
+            shut_out.set_result(author)
+
+    def unkept(error: ResourceError) -> None:
+        if not shut_out.done():
+            shut_out.set_exception(error)
+
+    intake = Intake(
+        manifest,
+        discovery.signer,
+        BlobFetcher(network.contacts.fetch, bans),
+        contribution_store,
+        ledgers_of(manifest, discovery.record),
+        discovery.news,
+        revoked=revoked,
+        unkept=unkept,
+        trials={} if settings.audit else None,
+    )
+    attested = Attested(discovery.signer, bans, settings.directory, intake.has_revoked)
+    reconciler = Reconciler(manifest, discovery, network.contacts, intake, bans, attested)
+    if isinstance(place, Admitted):
+        attested.hear(place.attestation, place.node.peer_id)
+    return reconciler
+
+
+def _services(workplace: Workplace, network: Network, reconciler: Reconciler, tasks: Children) -> Services:
+    """What others may ask of this peer."""
+    manifest, signer = workplace.manifest, network.discovery.signer
+    contribution_store, bandwidth = reconciler.intake.contribution_store, network.contacts.bandwidth
+    snapshots = SnapshotStore(workplace.directory / "snapshots", manifest)
+    handover = HandoverService(reconciler, workplace.stage, tasks)
+
+    def served(sha256: str) -> Blob | None:
+        return contribution_store.lookup(sha256) or snapshots.lookup(sha256) or handover.lookup(sha256)
+
+    return Services(
+        blobs=BlobService(manifest, served, bandwidth),
+        snapshots=snapshots,
+        credit=CreditService(SeenWork(signer, manifest)),
+        pipeline=PipelineService(manifest),
+        group=GroupService(manifest, workplace.stage, network.discovery.record.peer_id),
+        handover=handover,
+    )
+
+
+def _bind(server: grpc.aio.Server, settings: PeerSettings, services: Services, reconciler: Reconciler) -> None:
+    """Have one port answer for all services of a peer in its role."""
+    blobs_pb2_grpc.add_BlobsServicer_to_server(services.blobs, server)
+    credit_pb2_grpc.add_CreditServicer_to_server(services.credit, server)
+    snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(services.snapshots), server)
+    reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
+    if settings.role == "volunteer":
+        pipeline_pb2_grpc.add_PipelineServicer_to_server(services.pipeline, server)
+        group_pb2_grpc.add_GroupServicer_to_server(services.group, server)
+        succession_pb2_grpc.add_SuccessionServicer_to_server(services.handover, server)

@@ -1,0 +1,213 @@
+"""A peer's presence in the swarm: it takes up its outer state, meets the others, keeps in touch, and goes.
+
+Nobody goes before all have finished the run, and hold the same; and a peer that has missed the run's end is told.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from peer.model.first_weights import read_part
+from peer.network.discovery import keep_remembering
+from peer.network.gossip import Reconciler
+from peer.optim.outer import OuterState
+from peer.swarm.node import AskFinished, Node
+from peer.swarm.roles import all_at
+from peer.swarm.rounds.catch_up import catch_up, compare_with_all, resume
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.parts import FollowedPart, FollowedParts
+from peer.swarm.rounds.round_policy import Pace
+from peer.telemetry.decisions import Pulse
+from peer.telemetry.events import Listener, Progress
+from protocol.errors import HetpeerError
+from protocol.identity import Part
+
+PULSE_SECONDS = 5.0
+"""So often a peer says how it goes."""
+
+LAST_RECEIPTS_SECONDS = 3.0
+"""So long a peer waits for what others sign of its work, before it goes."""
+
+FIRST_ASK_SECONDS = 5.0
+"""At its start a peer does not wait longer for the operator's node to say whether the run is over."""
+
+LOOK_SECONDS = 1.0
+SLEPT_SECONDS = 5.0
+"""A peer whose clock has gone on by so much more than it waited has slept: the run may have ended meanwhile."""
+
+ASK_SECONDS = 5.0
+"""So often the node is asked while nobody else trains here."""
+
+LAST_STATE_SECONDS = 5.0
+"""So long a peer that has missed the run's end, or comes back to it, looks for others who hold its last state."""
+
+FAREWELL_SECONDS = 60.0
+"""After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
+
+LOST_SECONDS = 15.0
+"""So long a peer waits after the last round for others that do not answer, or that still hold something else."""
+
+
+async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
+    """Take up the outer state of the parts that a peer follows, as its folder has it, or at genesis; with error
+    feedback for the parts that it authors."""
+    place, intake = node.place, node.reconciler.intake
+    parts = {}
+    for part, ledger in intake.ledgers.items():
+        genesis = await place.torch_thread.run(read_part, place.directory, place.manifest, part)
+        parts[part] = FollowedPart(OuterState.begin(place.manifest, part, genesis, part in authored), ledger)
+    followed = FollowedParts(
+        manifest=place.manifest,
+        run_id=node.discovery.run_id,
+        me=node.discovery.record.peer_id,
+        parts=parts,
+        contribution_store=intake.contribution_store,
+        snapshots=node.services.snapshots,
+        torch_thread=place.torch_thread,
+        closed=node.earned.close,
+    )
+    outer = OuterLoop(
+        manifest=place.manifest,
+        folder=place.directory,
+        followed=followed,
+        discovery=node.discovery,
+        reconciler=node.reconciler,
+        emit=node.emit,
+        pace=Pace(place.manifest.outer.patience),
+        asked_to_leave=node.asked_to_leave,
+    )
+    await resume(outer)
+    intake.begin(followed.check)
+    return outer
+
+
+@asynccontextmanager
+async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.TaskGroup]:
+    """Meet the others, catch up with them, and keep in touch as long as the block lasts. At its end, serve until
+    everybody has finished the last round, see that others have what this peer made, and say goodbye."""
+    discovery, reconciler, earned = node.discovery, node.reconciler, node.earned
+    async with asyncio.TaskGroup() as tasks:
+        keeping = [
+            tasks.create_task(discovery.keep_publishing()),
+            tasks.create_task(discovery.keep_reading()),
+            tasks.create_task(discovery.keep_attached()),
+            tasks.create_task(keep_remembering(outer.folder, discovery)),
+            *(tasks.create_task(keep()) for keep in node.upkeep),
+            tasks.create_task(outer.keep_noting()),
+            tasks.create_task(_keep_pulse(reconciler, node.emit)),
+            tasks.create_task(earned.keep_asking()),
+        ]
+        await discovery.read()
+        reconciler.keep_promises()
+        await ask_whether_over(outer, node.ask_finished)
+        await catch_up(outer)
+        keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
+        keeping.append(tasks.create_task(reconciler.keep_comparing()))
+        await discovery.publish()
+        yield tasks
+        if not outer.leaving:
+            await (take_last_state(outer) if outer.told_over else linger(outer))
+        if node.settings.stay and outer.finished and not outer.leaving:
+            outer.tell_finished()
+            outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
+        while node.settings.stay and outer.finished and not outer.leaving:
+            await discovery.news.wait(PULSE_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
+                await earned.ask()
+        discovery.tell(gone=True, replica="")
+        await reconciler.hand_out()
+        await discovery.publish()
+        for task in keeping:
+            task.cancel()
+
+
+async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
+    """Say how it goes, for as long as this peer lives."""
+    bandwidth, discovery = reconciler.contacts.bandwidth, reconciler.discovery
+    up, down = bandwidth.up, bandwidth.down
+    while True:
+        lost = len(discovery.missed())
+        peers = len(discovery.others()) + lost
+        emit(Pulse(up.frames_carried, up.bulk_carried, down.frames_carried, down.bulk_carried, peers, lost))
+        await asyncio.sleep(PULSE_SECONDS)
+
+
+# The run's end
+
+
+async def linger(outer: OuterLoop) -> None:
+    """Serve until every peer has finished the last round and all hold the same: what one has heard last, the others
+    hear from it. Who does not answer, and has not said goodbye, may be cut off: it is waited for as well, for a while.
+    Who was killed at the end and is back has met nobody yet, and looks for others first: they may hold more.
+    """
+    clock, rounds = asyncio.get_running_loop().time, outer.manifest.outer.rounds
+    farewell = clock() + max(FAREWELL_SECONDS, outer.pace.usual)  # who is slow may be in its last step for so long
+    patience, ended = clock() + LOST_SECONDS, 0.0
+    met = clock() + (LAST_STATE_SECONDS if outer.ended_before else 0.0)
+
+    def waits_for_nobody() -> bool:
+        return clock() >= met and (not outer.discovery.missed() or clock() >= patience)
+
+    while clock() < farewell:
+        if all_at(outer.discovery.peers(), rounds) and waits_for_nobody():
+            ended = ended or clock()
+            same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
+            if same and waits_for_nobody():  # some may only have seemed to be there, by their records
+                break
+        await outer.discovery.news.wait(1.0)
+    else:
+        await _have_all(outer)
+    await outer.settle()
+
+
+async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
+    """Ask the operator's node whether the run has ended without this peer, and end if so. Who does not answer says
+    nothing."""
+    with suppress(HetpeerError, TimeoutError):
+        async with asyncio.timeout(FIRST_ASK_SECONDS):
+            if await ask() == outer.manifest.outer.rounds and not outer.finished:
+                outer.hear_that_it_is_over()
+                outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
+
+
+async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = time.time) -> None:
+    """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, and while
+    nobody else trains here. A peer that has others to train with sees by them how far the run is."""
+    asked = looked = clock()
+    while not outer.over:
+        await asyncio.sleep(LOOK_SECONDS)
+        now = clock()
+        slept, looked = now - looked > LOOK_SECONDS + SLEPT_SECONDS, now
+        alone = all(peer.role == "observer" for peer in outer.discovery.others())
+        if slept or (alone and now - asked >= ASK_SECONDS):
+            await ask_whether_over(outer, ask)
+            asked = now
+
+
+async def take_last_state(outer: OuterLoop) -> None:
+    """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody."""
+    ends = time.monotonic() + LAST_STATE_SECONDS
+    while not outer.finished and time.monotonic() < ends:
+        await outer.discovery.read()
+        await catch_up(outer)
+        if not outer.finished:
+            await outer.discovery.news.wait(1.0)
+    if not outer.finished:
+        here = f"{outer.folder} has the one after round {outer.clock - 1}"
+        outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {here}"))
+
+
+def over(outer: OuterLoop) -> str:
+    """Say that the run is over, in words."""
+    return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
+
+
+async def _have_all(outer: OuterLoop) -> bool:
+    """Take what the others have; whether they have all that is here."""
+    same = await compare_with_all(outer)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOST_SECONDS):
+            await outer.reconciler.learnt()
+    return same

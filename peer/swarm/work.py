@@ -1,0 +1,235 @@
+"""The work of each role: a volunteer trains one stage in replica groups, a datacenter trains a whole replica, and an
+observer follows the rounds."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import torch
+
+from peer.compute.calibration import tokens_per_second, told
+from peer.compute.evaluation import Evaluates, Evaluator
+from peer.compute.replica import Replica, WholeReplica
+from peer.compute.trainer import StageTrainer
+from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
+from peer.devices.workers import Split
+from peer.network.receipt_exchange import Earned
+from peer.swarm.auditing import Auditor
+from peer.swarm.group.compression import Choice
+from peer.swarm.group.handover import Handover
+from peer.swarm.group.leader import Leader
+from peer.swarm.group.member import Member
+from peer.swarm.group.stage_round import StageRound
+from peer.swarm.node import Node, Workplace
+from peer.swarm.presence import in_the_swarm, outer_loop
+from peer.swarm.rounds.catch_up import agree
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.text_reader import Reader
+from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.events import Evaluated, Listener, Progress, RoundDone, StepDone
+from protocol.errors import LostMemberError
+from protocol.identity import parts_authored
+from protocol.layout import model_layout
+from protocol.net.blobs import BlobService
+from protocol.net.tasks import Children
+from protocol.outer.data_plan import Spans
+
+MEND_SECONDS = 2.0
+"""So often processes that a replica computes in, and that nobody waits for, are looked at."""
+
+
+async def serve_stage(node: Node) -> None:
+    """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
+    last round hands over."""
+    place, services, settings = node.place, node.services, node.settings
+    outer = await outer_loop(node, parts_authored(place.stage))
+    thread = place.torch_thread
+    trainer = await thread.run(StageTrainer, place.manifest, place.stage, "group", await place.basis(), place.device)
+    await thread.run(trainer.load, outer.followed.grids)
+    node.discovery.tell(tokens_per_second=told(await thread.run(tokens_per_second, trainer)))
+    split_backward = settings.schedule == "zero-bubble"
+    if split_backward:
+        trainer.split_backward()
+    async with in_the_swarm(node, outer) as tasks:
+        here = StageRound(
+            outer,
+            trainer,
+            tasks,
+            Handover(outer, services.handover, trainer),
+            services.pipeline,
+            services.blobs,
+            node.earned,
+            split_backward,
+            settings.memory_limit,
+        )
+        if place.stage == 0:
+            async with place.reading(node.emit) as reader:
+                await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+                await Leader(here, reader, Choice.of(place.manifest)).serve()
+        else:
+            await Member(here, services.group).serve()
+        if not outer.over:
+            await here.handover.hand_over()
+    outer.tell_finished()
+
+
+async def serve_datacenter(node: Node) -> None:
+    """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
+    audits."""
+    place, audits = node.place, node.settings.audit
+    async with _replica(place, node.settings.split, node.emit) as replica:
+        outer = await outer_loop(node, list(model_layout(place.manifest)))
+        async with place.reading(node.emit) as reader:
+            first = node.discovery.record.slot == place.manifest.replicas.total - 1
+            evaluator = await _evaluator(place, reader, replica) if first or audits else None
+            auditor = Auditor(evaluator) if evaluator is not None and audits else None
+            await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+            if node.settings.compiled:  # before others wait for this peer
+                node.emit(Progress("torch compiles the layers, which takes a minute or more"))
+                with suppress(LostMemberError):  # the first round begins with it, then
+                    await place.torch_thread.run(replica.load, outer.followed.grids)
+                    await place.torch_thread.run(replica.warm_up)
+            await place.torch_thread.run(replica.load_optimizer, outer.optimizer)
+            async with in_the_swarm(node, outer):
+                await node.discovery.publish(replica=node.discovery.record.peer_id)
+                while not (outer.begun or outer.over or outer.leaving):
+                    node.emit(Progress("waiting for the other replicas"))
+                    await node.discovery.news.wait(1.0)
+                while not (outer.over or outer.leaving):
+                    round = outer.clock
+                    await _train_round(outer, replica, reader, node.earned, node.services.blobs, round)
+                    if not (outer.leaving or outer.told_over):
+                        await _evaluate(outer, evaluator, round)
+                    if auditor is not None:
+                        await auditor.audit(outer)
+        outer.tell_finished()
+
+
+@asynccontextmanager
+async def _replica(place: Workplace, split: Split, emit: Listener) -> AsyncIterator[Replica]:
+    """Make the replica to train, in this process or in several, which end with the block."""
+    if split.processes == 1:
+        yield await place.torch_thread.run(
+            lambda: WholeReplica(place.manifest, "datacenter", None, place.device, arithmetic=split.arithmetic)
+        )
+        return
+    loop = asyncio.get_running_loop()
+
+    def say(doing: str) -> None:
+        loop.call_soon_threadsafe(emit, Progress(doing))
+
+    async def keep_mending() -> None:
+        while True:
+            await asyncio.sleep(MEND_SECONDS)
+            await place.torch_thread.run(replica.mend)
+
+    replica = ShardedReplica(place.manifest, place.device, split, say)
+    try:
+        async with Children() as children:
+            children.spawn(keep_mending())
+            await place.torch_thread.run(replica.start)
+            yield replica
+    finally:
+        await asyncio.to_thread(replica.stop)
+
+
+async def observe(node: Node) -> None:
+    """Follow all rounds and evaluate each; contribute nothing."""
+    outer = await outer_loop(node, [])
+    async with node.place.reading(node.emit) as reader:
+        evaluator = await _evaluator(node.place, reader, None)
+    auditor = Auditor(evaluator) if node.settings.audit else None
+    async with in_the_swarm(node, outer):
+        node.emit(Progress("following the run" if node.discovery.others() else "waiting for somebody who trains"))
+        while not outer.over:
+            round, started = outer.clock, time.monotonic()
+            if not await outer.wait_for_others(round, lambda: outer.leaving):
+                break
+            counts = await outer.finish(round)
+            if not counts:
+                break
+            node.emit(_round_done(outer, node.services.blobs, round, started, 0, counts))
+            await agree(outer)
+            await _evaluate(outer, evaluator, round)
+            if auditor is not None:
+                await auditor.audit(outer)
+    outer.tell_finished()
+
+
+async def _train_round(
+    outer: OuterLoop, replica: Replica, reader: Reader, earned: Earned, blobs: BlobService, round: int
+) -> None:
+    """The inner loop, then the outer step."""
+    started = time.monotonic()
+    steps = await _contribute(outer, replica, reader, round)
+    if outer.leaving:
+        return
+    counts = await outer.finish(round)
+    if not counts:
+        return
+    outer.emit(_round_done(outer, blobs, round, started, outer.manifest.tokens_per_step * steps, counts))
+    earned.ask_soon()
+    await agree(outer)
+
+
+async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round: int) -> int:
+    """Train and contribute; how many inner steps. A replica that loses one of its processes begins the round again."""
+    share = outer.share(round)
+    while True:
+        try:
+            steps = await _inner_loop(outer, replica, reader, share, round)
+            if not steps:
+                return 0
+            moved = await outer.followed.torch_thread.run(replica.moved)
+            optimizer = await outer.followed.torch_thread.run(replica.optimizer_tensors)
+        except LostMemberError as error:
+            if outer.leaving:
+                return 0
+            outer.emit(Progress(f"{error}; going on from the start of round {round}"))
+        else:
+            if steps < outer.manifest.inner.steps:
+                why = "this peer leaves" if outer.leaving else outer.late(round)
+                outer.emit(EndedEarly(round, steps, why or "it had contributed to it before"))
+            await outer.contribute(round, steps, moved, optimizer, share)
+            return steps
+
+
+async def _inner_loop(outer: OuterLoop, replica: Replica, reader: Reader, share: Spans, round: int) -> int:
+    """H inner steps, or as many as the others leave time for; how many."""
+    manifest, steps = outer.manifest, 0
+    await outer.followed.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
+    while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or outer.leaving):
+        batch_SM = torch.from_numpy(await reader.batch(outer.upcoming(round, share, steps)))
+        overall = (round - 1) * manifest.inner.steps + steps
+        loss = await outer.followed.torch_thread.run(replica.inner_step, batch_SM, overall)
+        outer.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
+        steps += 1
+    return steps
+
+
+async def _evaluator(place: Workplace, reader: Reader, replica: Replica | None) -> Evaluates:
+    held_out_SM, basis_DD = torch.from_numpy(await reader.held_out()), await place.basis()
+    if isinstance(replica, ShardedReplica):
+        return ShardedEvaluator(replica, basis_DD, held_out_SM)
+    return await place.torch_thread.run(Evaluator, place.manifest, basis_DD, held_out_SM, place.device)
+
+
+async def _evaluate(outer: OuterLoop, evaluator: Evaluates | None, round: int) -> None:
+    if evaluator is not None:
+        loss, loss_plain = await outer.followed.torch_thread.run(evaluator.evaluate, outer.followed.grids)
+        outer.emit(Evaluated(round, loss, loss_plain))
+
+
+def _round_done(
+    outer: OuterLoop, blobs: BlobService, round: int, started: float, tokens: int, counts: dict[str, int]
+) -> RoundDone:
+    return RoundDone(
+        round=round,
+        seconds=time.monotonic() - started,
+        tokens=tokens,
+        contributions=counts,
+        digests=outer.followed.digests,
+        pipeline_sent=0,
+        outer_sent=blobs.bytes_sent,
+    )
