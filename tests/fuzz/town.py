@@ -17,7 +17,7 @@ from bootstrap.admission.registration import Door
 from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
-from peer.network.gossip import entry_to_wire
+from peer.network.gossip import entry_to_wire, summary_to_wire
 from peer.network.group import Attempt, GroupService, PipelineService
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
@@ -28,6 +28,7 @@ from protocol.net.guard import Guard, nobody
 from protocol.net.lenient import AnyBytes
 from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
+from protocol.outer.set_difference import summary
 from protocol.outer.window import Window
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import (
@@ -172,7 +173,11 @@ def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
             batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
         ),
         "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
-        "Reconciliation/Compare": mine._comparison(whole=False),
+        "Reconciliation/Compare": reconciliation_pb2.Comparison(
+            statement=statement,
+            parts=[summary_to_wire(summary(ledger)) for ledger in mine.intake.ledgers.values()],
+            attested=mine.attested.round,
+        ),
         "Reconciliation/Ask": reconciliation_pb2.Question(part=PART, keys=keys),
         "Reconciliation/Tell": reconciliation_pb2.News(
             statement=statement, entries=[entry_to_wire(entry, Window(3, 1)) for entry in entries], held=[held]
