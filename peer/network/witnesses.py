@@ -1,15 +1,15 @@
 """Witnesses: where the others are in the run, as far as their contributions show it. Nobody's bare word moves this
 peer's time."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.network.discovery import Discovery
 from peer.network.intake import Intake
-from protocol.identity import PeerId
+from protocol.clock import monotonic
+from protocol.identity import PeerId, contributes_to
 from protocol.outer.window import SKEW
-from protocol.trust.records import common_round, may_author
+from protocol.trust.records import PeerRecord, common_round, may_author
 
 LATELY = 2
 """The last rounds in which a peer must have contributed to one: else it is in the run by its word alone."""
@@ -32,7 +32,7 @@ class Witnesses:
     """While this peer catches up with a round: that one."""
     disbelieved: dict[PeerId, float] = field(default_factory=dict)
     """Who has signed for rounds that were not to be found anywhere: until when that shows nothing, by
-    `time.monotonic`."""
+    `monotonic`."""
 
     def others_at(self) -> int:
         """The round that the others have finished, as far as what is accepted here bears them out."""
@@ -68,7 +68,7 @@ class Witnesses:
     def disbelieve(self, round: int) -> bool:
         """That round was not to be found, though it was signed for: for a while, those who did are believed by what is
         accepted here alone. Whether there was anybody."""
-        now = time.monotonic()
+        now = monotonic()
         others = [peer.peer_id for peer in self.discovery.others()]
         vain = [author for author in others if self._accepted(author) < round - 1 <= self._shown(author)]
         self.disbelieved = {author: until for author, until in self.disbelieved.items() if until > now}
@@ -79,7 +79,7 @@ class Witnesses:
         return max(ledger.newest(author) for ledger in self.intake.ledgers.values())
 
     def _shown(self, author: PeerId) -> int:
-        trusted = self.disbelieved.get(author, 0.0) <= time.monotonic()
+        trusted = self.disbelieved.get(author, 0.0) <= monotonic()
         return max(self._accepted(author), self.intake.shown.get(author, 0) if trusted else 0)
 
     def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
@@ -87,9 +87,13 @@ class Witnesses:
         return [min(peer.round, round + 1) for peer in others if (round := newest(peer.peer_id))]
 
     def _common_round(self, newest: Callable[[PeerId], int]) -> int:
-        """Of few who have shown something, all may lie: then those who train and have not are where they began."""
+        """Of few who have shown something, all may lie: then those who train and have not are where they began. Whoever
+        contributes to other parts than those followed here shows nothing here, wherever it is."""
         finished, liars = self._finished(newest), self.discovery.manifest.outer.liars
         if len(finished) <= liars:
             training = (peer for peer in self.discovery.others() if may_author(peer) and peer.replica)
-            finished += [0 for peer in training if not newest(peer.peer_id)]
+            finished += [0 for peer in training if self._contributes_here(peer) and not newest(peer.peer_id)]
         return common_round(finished, liars)
+
+    def _contributes_here(self, peer: PeerRecord) -> bool:
+        return any(contributes_to(peer.role, peer.stage, part) for part in self.intake.ledgers)
