@@ -4,7 +4,6 @@ Nobody goes before all have finished the run, and hold the same; and a peer that
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -20,6 +19,7 @@ from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
 from peer.telemetry.decisions import Pulse
 from peer.telemetry.events import Listener, Progress
+from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.identity import Part
 
@@ -159,6 +159,7 @@ async def linger(outer: OuterLoop) -> None:
         await outer.discovery.news.wait(1.0)
     else:
         await _have_all(outer)
+    await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
     await outer.settle()
 
 
@@ -172,7 +173,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
                 outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
 
 
-async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = time.time) -> None:
+async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = unix_time) -> None:
     """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, and while
     nobody else trains here. A peer that has others to train with sees by them how far the run is."""
     asked = looked = clock()
@@ -188,8 +189,8 @@ async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Ca
 
 async def take_last_state(outer: OuterLoop) -> None:
     """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody."""
-    ends = time.monotonic() + LAST_STATE_SECONDS
-    while not outer.finished and time.monotonic() < ends:
+    ends = monotonic() + LAST_STATE_SECONDS
+    while not outer.finished and monotonic() < ends:
         await outer.discovery.read()
         await catch_up(outer)
         if not outer.finished:
