@@ -71,7 +71,8 @@ def authority(operator: Identity) -> bytes:
 def request(identity: Identity) -> bytes:
     """Make a signing request (DER), which shows that this peer has the key."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.peer_id)])
-    signed = x509.CertificateSigningRequestBuilder().subject_name(name).sign(identity.key, _SHA256)
+    unsigned = x509.CertificateSigningRequestBuilder().subject_name(name)
+    signed = unsigned.sign(identity.key, _SHA256, ecdsa_deterministic=True)
     return signed.public_bytes(Encoding.DER)
 
 
@@ -99,7 +100,8 @@ def certify(
     begins = datetime.datetime.fromtimestamp(now - SLACK_SECONDS, datetime.UTC)
     ends = datetime.datetime.fromtimestamp(now + seconds, datetime.UTC)
     builder = _builder(peer_id_of(key), key, issuer.peer_id, begins, ends, certifies=0 if gateway else None)
-    return _pem(builder.serial_number(x509.random_serial_number()).sign(issuer.key, _SHA256))
+    numbered = builder.serial_number(x509.random_serial_number())
+    return _pem(numbered.sign(issuer.key, _SHA256, ecdsa_deterministic=True))
 
 
 @lru_cache(1024)
