@@ -1,7 +1,6 @@
 """The operator's node: the way into the DHT, the door of the run, and its files for those who have come in."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from bootstrap.data.published_text import lookup
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import LOOPBACK, join, moved
+from protocol.clock import unix_time
 from protocol.files import write_atomically
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.net import dht as dhts
@@ -156,7 +156,7 @@ async def _follow(
     `directory`."""
     while True:
         records = register.read(await dht.read_all())
-        pace.see(records, register.manifest.outer.liars, time.time())
+        pace.see(records, register.manifest.outer.liars, unix_time())
         monitor.see_records(records)
         there = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
         if there and there != acquainted:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
 from peer.telemetry.events import Joined, Listener, Progress
 from protocol import manifest as manifests
+from protocol.clock import unix_time
 from protocol.codec.frames import FrameRules
 from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
 from protocol.files import write_atomically
@@ -49,7 +49,7 @@ async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> t
         remembered = await recall_place(settings, identity)
         if remembered is None:
             raise
-        if remembered.credentials.ends < time.time():
+        if remembered.credentials.ends < unix_time():
             raise UnreachableError(
                 f"{error}; this peer's certificate ended on {moment(remembered.credentials.ends)}, and only a "
                 "bootstrap node can renew it"

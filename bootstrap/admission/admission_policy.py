@@ -1,6 +1,5 @@
 """Who may come in at the door, by the operator's word: the invitations, the list of those shut out, and the log."""
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.database import Trials
 from bootstrap.admission.operator_lists import RevokedList
 from bootstrap.rate_limit import Rates, host_of
+from protocol.clock import monotonic, unix_time
 from protocol.errors import RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.limits import SIGNED_BYTES
@@ -37,7 +37,7 @@ class AdmissionPolicy:
         Raises:
             RefusedError: too often.
         """
-        self.rates.take(caller, operator_lists.invitation_id(token), time.monotonic())
+        self.rates.take(caller, operator_lists.invitation_id(token), monotonic())
 
     def require_welcome(self, peer: PeerId, token: bytes, gateway: bool = False) -> str:
         """The id of the invitation by which a peer may come in, or become a gateway; empty where it needs none, or has
@@ -50,7 +50,7 @@ class AdmissionPolicy:
         self.revoked.check(peer)
         if not gateway and not operator_lists.is_closed(self.folder):
             return ""
-        return operator_lists.redeem(self.folder, token, peer, time.time(), gateway)
+        return operator_lists.redeem(self.folder, token, peer, unix_time(), gateway)
 
     def is_closed(self) -> bool:
         """Whether joining takes an invitation.
@@ -90,7 +90,7 @@ class AdmissionPolicy:
         """Write down who has come in, or has renewed its certificate."""
         entry = AuditEntry(
             what="renewed" if again else "admitted",
-            at=time.time(),
+            at=unix_time(),
             peer=card.peer,
             role=card.role,
             stage=card.stage,
@@ -103,6 +103,6 @@ class AdmissionPolicy:
 
     def note_refused(self, peer: str, caller: str, reason: str) -> None:
         """Write down who was not let in."""
-        entry = AuditEntry(what="refused", at=time.time(), peer=peer, address=host_of(caller), reason=reason)
+        entry = AuditEntry(what="refused", at=unix_time(), peer=peer, address=host_of(caller), reason=reason)
         with suppress(ResourceError):  # a full disk is no reason to tell a stranger anything else
             audit_log.append_entry(self.folder, entry)

@@ -9,7 +9,6 @@ import asyncio
 import math
 import os
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ from ipaddress import ip_address
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.rate_limit import host_of, network_of
 from protocol.addresses import is_ip, join, split
+from protocol.clock import monotonic
 from protocol.errors import FormatError, RefusedError
 from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES
 from protocol.monitor import View
@@ -75,7 +75,7 @@ class Dialler:
         host, port = split(address)
         if not seen or not port:
             raise RefusedError("there is no address to dial")
-        wait = self.limit.wait_seconds(network_of(caller), time.monotonic())
+        wait = self.limit.wait_seconds(network_of(caller), monotonic())
         if wait or self.open >= DIALS_AT_ONCE:
             raise RefusedError(f"too many ask to be dialled: try again in {math.ceil(wait or DIAL_SECONDS)} s")
         self.open += 1
@@ -133,7 +133,7 @@ class Measuring:
         if max(len(piece), wanted) > CHUNK_BYTES:
             raise RefusedError(f"a piece to measure with has {CHUNK_BYTES} bytes at most")
         objection = "too much is measured at once"
-        _require_share(self.by_network, self.by_all, caller, time.monotonic(), objection)
+        _require_share(self.by_network, self.by_all, caller, monotonic(), objection)
         return self._noise[:wanted]
 
 
@@ -183,7 +183,7 @@ class StatusAnswers:
         Raises:
             RefusedError: this is asked too often.
         """
-        now = time.monotonic()
+        now = monotonic()
         objection = "the run's status is asked for too often"
         _require_share(self.by_network, self.by_all, caller, now, objection)
         if now - self._made > FRESH_SECONDS:

@@ -7,7 +7,6 @@ Others wait their turn. Where a network has more than who waits, its oldest make
 
 import asyncio
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 
 from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import LOOPBACK, WILDCARDS, join
+from protocol.clock import monotonic
 from protocol.errors import ResourceError
 from protocol.limits import (
     DOOR_CONNECTIONS,
@@ -58,7 +58,7 @@ class Front:
     """The longest there first."""
     waiting: list[Guest] = field(default_factory=list)
     rate: RateLimit = field(default_factory=lambda: RateLimit(CONNECTIONS_BURST, CONNECTION_SECONDS))
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     callers: dict[str, str] = field(default_factory=dict)
     """Of connections on loopback, as gRPC names them: who is behind them."""
     tasks: Children = field(default_factory=Children)

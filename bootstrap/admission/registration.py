@@ -1,7 +1,6 @@
 """The door of a run: what the run is, a place in it, and the certificate by which the others know a peer."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.database import Trials
 from bootstrap.admission.door_answers import Dialler, Measuring, StatusAnswers
 from bootstrap.admission.places import Admission, PlaceRole
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials, refuse, require_manifest
@@ -66,7 +66,7 @@ class Door(run_pb2_grpc.RunServicer):
         return pb.DescribeReply(descriptor_json=self.descriptor.canonical(), finished=self.finished())
 
     async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
-        now, pace = time.time(), self.measuring.pace
+        now, pace = unix_time(), self.measuring.pace
         try:
             piece = self.measuring.answer(self.named(context.peer()), request.piece, request.wanted)
         except RefusedError as error:
@@ -104,7 +104,7 @@ class Door(run_pb2_grpc.RunServicer):
             await asyncio.to_thread(self.admission_policy.note_refused, peer, caller, str(error))
             ours = isinstance(error, ResourceError)  # no business of strangers
             await refuse(context, "this node cannot keep its records now" if ours else str(error))
-        gateway, now = card.role == "gateway", time.time()
+        gateway, now = card.role == "gateway", unix_time()
         seconds = GATEWAY_SECONDS if gateway else self.certificate_seconds
         seconds = min(seconds, self.credentials.ends - now)  # TLS takes none that outlasts its issuer's
         if seconds <= 0:
@@ -153,12 +153,12 @@ class Door(run_pb2_grpc.RunServicer):
         """
         records = self.register.read(await self.dht.read_all())
         for record in records:
-            self.admission.see(record, time.monotonic())
+            self.admission.see(record, monotonic())
         if held is not None and held.role == role:
-            self.admission.recall(held, role, time.monotonic())
+            self.admission.recall(held, role, monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
-        place = self.admission.admit(peer, role, stage, alive, time.monotonic())
+        place = self.admission.admit(peer, role, stage, alive, monotonic())
         finished = (record.round for record in records if may_author(record))
         begun = common_round(finished, self.descriptor.manifest.outer.liars) > 0
         counted = held is not None and held.role in CONTRIBUTING and not held.on_trial

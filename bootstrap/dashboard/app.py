@@ -7,7 +7,6 @@ given is refused, so that no page of somebody else reads along by pointing its o
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bootstrap.rate_limit import caller_at, network_of
 from protocol.addresses import is_ip, read_host
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
 from protocol.monitor import View
 from protocol.net.tasks import first_of
@@ -161,7 +161,7 @@ class Latest:
     text only where something but the time has changed."""
 
     look: Callable[[], View]
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     view: View | None = field(default=None, init=False)
     text: str = field(default="", init=False)
     looked: float = field(default=0.0, init=False)
@@ -183,7 +183,7 @@ async def _events(
     sent = ""
     while not stop.is_set():
         text = latest.read()
-        yield _event("view", text) if text != sent else _event("beat", json.dumps(time.time()))
+        yield _event("view", text) if text != sent else _event("beat", json.dumps(unix_time()))
         sent = text
         await first_of(asyncio.sleep(PAUSE_SECONDS), stop.wait())
         if latest.read() == sent:

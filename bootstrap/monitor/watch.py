@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
+from protocol.clock import unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
@@ -57,7 +57,7 @@ class Monitor:
 
     fold: Fold
     folder: Path | None = None
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = unix_time
     batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: Notifier = field(default_factory=Notifier)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,7 +69,7 @@ class Monitor:
     @staticmethod
     def of(manifest: Manifest, run_id: RunId, folder: Path | None = None) -> "Monitor":
         """A monitor that goes on from what `folder` has. What cannot be read there is passed over: it is for people."""
-        fold = Fold(manifest, run_id, time.time())
+        fold = Fold(manifest, run_id, unix_time())
         if folder is not None:
             with suppress(OSError, ValidationError):
                 kept = KeptMonitor.model_validate_json((folder / KEPT).read_bytes())

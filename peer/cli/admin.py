@@ -48,7 +48,6 @@ def invite(
     json: RowsOption = False,
 ) -> None:
     """Print a ticket that lets some peers into a closed run, or makes a gateway of any run."""
-    import time
     from dataclasses import replace
 
     from bootstrap.admission import audit_log, operator_lists
@@ -56,12 +55,13 @@ def invite(
     from bootstrap.admission.database import date
     from peer.cli.tables import show
     from peer.store.home import operators_ticket
+    from protocol.clock import unix_time
     from protocol.trust.keys import load_or_create
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        seconds, ticket, now = duration(expires), operators_ticket(folder), time.time()
+        seconds, ticket, now = duration(expires), operators_ticket(folder), unix_time()
         if gateway and load_or_create(folder).public != ticket.authority:
             raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
         token = operator_lists.invite(folder, uses, seconds, now, gateway)
@@ -88,18 +88,17 @@ def invite(
 @admin.command(epilog="Examples:\n\n  hetpeer admin invitations\n\n  hetpeer admin invitations --dir ~/run --json")
 def invitations(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the invitations: what is left of each, until when, and who has used it."""
-    import time
-
     from rich.console import Group
     from rich.text import Text
 
     from bootstrap.admission.operator_lists import is_closed, read_invitations
     from peer.cli.tables import invitation_rows, invitations_table, show
+    from protocol.clock import unix_time
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        found, now = read_invitations(folder), time.time()
+        found, now = read_invitations(folder), unix_time()
         closed = "This run is closed: joining takes an invitation."
         said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
         show(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
@@ -119,17 +118,16 @@ def withdraw(
     json: JsonOption = False,
 ) -> None:
     """Take an invitation back: nobody gets in with its ticket any more."""
-    import time
-
     from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
     from peer.telemetry.events import Progress
+    from protocol.clock import unix_time
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
         operator_lists.withdraw(folder, invitation)
-        audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=time.time(), invitation=invitation))
+        audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=unix_time(), invitation=invitation))
         shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 
     sys.exit(_in_folder(directory, shown, work))
@@ -282,7 +280,6 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     Raises:
         HetpeerError: there is no such peer, or the node's folder cannot be written.
     """
-    import time
     from statistics import median_low
 
     from bootstrap.admission import audit_log, operator_lists
@@ -290,6 +287,7 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     from bootstrap.admission.database import RevokedPeer
     from peer.network.admission import read_peers
     from peer.telemetry.events import Progress
+    from protocol.clock import unix_time
     from protocol.identity import PeerId
     from protocol.outer.ledger import Revocation
 
@@ -307,7 +305,7 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
         issued = median_low(finished) + 1
         revocation = Revocation(peer, start or issued, issued)
         signed = operator.sign(revocation)
-    now, first = time.time(), revocation.start if revocation else start or 0
+    now, first = unix_time(), revocation.start if revocation else start or 0
     # On the node's list first: that holds, whoever can be told.
     operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
     since = f"from round {first} on" if first else ""

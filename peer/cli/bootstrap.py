@@ -240,16 +240,15 @@ def _require_operator(options: BootstrapOptions) -> None:
 def _close(options: BootstrapOptions, folder: Path) -> bytes:
     """Close the run to who has no invitation, or open it, if so asked; a run that is closed now gets a first
     invitation, whose token this is."""
-    import time
-
     from bootstrap.admission import operator_lists
+    from protocol.clock import unix_time
 
     if options.closed is None or options.closed == operator_lists.is_closed(folder):
         return b""
     operator_lists.set_closed(folder, options.closed)
     if not options.closed:
         return b""
-    return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, time.time())
+    return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, unix_time())
 
 
 def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
@@ -269,14 +268,13 @@ async def _become_gateway(
     They come from the operator's node, or, if it is gone, from this folder, as they were at an earlier time. `data` is
     a copy of the run's prepared text, whose blocks this node then serves as well.
     """
-    import time
-
     from bootstrap.admission import operator_lists
     from bootstrap.genesis import load_run
     from bootstrap.node import ServingRights
     from peer.network import admission
     from peer.store.membership import kept_credentials, read_membership, write_membership
     from peer.telemetry.events import Progress
+    from protocol.clock import unix_time
     from protocol.files import write_atomically
     from protocol.run.prepared import link, require_same
     from protocol.run.run_files import DESCRIPTOR
@@ -288,7 +286,7 @@ async def _become_gateway(
         place = await admission.register(ticket, descriptor, identity, "gateway", None)
     except UnreachableError as error:
         credentials = kept_credentials(folder, ticket, identity)
-        if credentials is None or credentials.ends < time.time():
+        if credentials is None or credentials.ends < unix_time():
             raise
         terminal.emit(Progress(f"{error}; going on with what {folder} has of the run"))
         return load_run(folder), ServingRights(credentials, life, read_membership(folder).card, ticket)

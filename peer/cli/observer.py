@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from peer.cli.admin import Operator, spread
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Progress
+from protocol.clock import unix_time
 from protocol.errors import HetpeerError, LostMemberError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
@@ -131,7 +131,7 @@ async def observe_beside(
         await spread(suspected.peer, suspected.since, node, ticket, terminal)
 
     if operator_lists.is_closed(folder):
-        ticket = replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, time.time()))
+        ticket = replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, unix_time()))
     if attests:
         await asyncio.to_thread(name_attester, node)
     await observe(

@@ -10,7 +10,6 @@ import random
 import socket
 import ssl
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from pydantic import ValidationError
 from peer.network.discovery import Discovery
 from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.addresses import is_ip, join, split
+from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
@@ -330,7 +330,7 @@ async def keep_renewing(
     credentials: Credentials,
     renew: Renew,
     emit: Listener,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = unix_time,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Renew the certificate for as long as this peer lives; if no bootstrap node answers, say so and go on trying."""

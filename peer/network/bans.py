@@ -1,12 +1,12 @@
 """Bans: the peers to which this peer does not talk, for good if they were taken out of the run, for a while if they
 broke the protocol."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Listener, Refused
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError, PeerError
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
@@ -37,7 +37,7 @@ class Bans:
     `listeners` is called with a peer that is banned from now on."""
 
     emit: Listener
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     revoked: set[PeerId] = field(default_factory=set)
     offenders: dict[PeerId, Offences] = field(default_factory=dict)
     records: Mapping[PeerId, PeerRecord] = field(default_factory=dict)

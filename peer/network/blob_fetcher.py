@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from functools import partial
 from peer.network import wanted as deciding
 from peer.network.bans import Bans
 from peer.network.wanted import Wanted
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import PEERS_KEPT
@@ -63,7 +63,7 @@ class BlobFetcher:
 
     fetch: Callable[[PeerRecord, str, int, Patience], Awaitable[bytes]]
     bans: Bans
-    wanted: Wanted[bytes, PeerId] = field(default_factory=lambda: Wanted(time.monotonic))
+    wanted: Wanted[bytes, PeerId] = field(default_factory=lambda: Wanted(monotonic))
     holders: OrderedDict[PeerId, PeerRecord] = field(default_factory=OrderedDict)
     bringing: dict[bytes, Bringing] = field(default_factory=dict)
 

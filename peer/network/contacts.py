@@ -3,7 +3,6 @@ afresh; so is one on which this peer still shows its last certificate."""
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from math import inf
@@ -11,6 +10,7 @@ from math import inf
 import grpc
 
 from peer.network.reach.routes import Routes
+from protocol.clock import monotonic
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS
@@ -140,7 +140,7 @@ class Contacts:
 def timed(channel: grpc.aio.Channel, peer: PeerId, trips: MutableMapping[PeerId, float]) -> Iterator[None]:
     """Note in `trips`, in seconds, the time of the question that is asked in this block. The first question on a
     channel is no measure: opening it takes three round trips more."""
-    opened, begun = channel.get_state() is grpc.ChannelConnectivity.READY, time.monotonic()
+    opened, begun = channel.get_state() is grpc.ChannelConnectivity.READY, monotonic()
     yield
     if opened:
-        trips[peer] = min(time.monotonic() - begun, FORGOTTEN * trips.get(peer, inf))
+        trips[peer] = min(monotonic() - begun, FORGOTTEN * trips.get(peer, inf))

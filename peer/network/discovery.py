@@ -2,12 +2,12 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.network.gossip_policy import read_seconds, some
+from protocol.clock import monotonic, unix_time
 from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
 from protocol.manifest import Manifest
@@ -34,7 +34,7 @@ class Discovery:
     """libp2p addresses of the operator's nodes."""
     records: dict[PeerId, PeerRecord] = field(default_factory=dict)
     seen: dict[PeerId, float] = field(default_factory=dict)
-    """When each peer last gave a sign of life, by `time.monotonic`."""
+    """When each peer last gave a sign of life, by `monotonic`."""
     lost: dict[PeerId, int] = field(default_factory=dict)
     """The peers that did not answer, and the sequence number of the last record that each had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Discovery:
 
     def tell(self, **changes: object) -> None:
         """Change what this peer says of itself from now on."""
-        sequence = max(self.record.sequence + 1, time.time_ns() // 1_000_000)
+        sequence = max(self.record.sequence + 1, int(unix_time() * 1000))
         self.record = self.record.model_copy(update={**changes, "sequence": sequence})
         self.news.ring()
 
@@ -105,7 +105,7 @@ class Discovery:
             self.records[peer] = record
         if in_person or record.sequence > self.lost.get(peer, -1):
             self.lost.pop(peer, None)
-            self.seen[peer] = time.monotonic()
+            self.seen[peer] = monotonic()
         if len(self.records) > PEERS_KEPT:
             longest_silent = min(self.records, key=lambda each: self.seen.get(each, 0.0))
             for table in (self.records, self.seen, self.lost, self.trips):
@@ -129,7 +129,7 @@ class Discovery:
     def peers(self) -> Peers:
         """The records of this peer and of all others that are alive, as far as is known, and to which it talks, by peer
         id."""
-        horizon = time.monotonic() - RECORD_SECONDS
+        horizon = monotonic() - RECORD_SECONDS
         alive = [self.records[peer] for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
         here = [peer for peer in alive if not (peer.gone or self.objection(peer.peer_id))]
         return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))

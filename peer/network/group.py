@@ -3,7 +3,6 @@ links that carry frames between neighbouring stages, where the earlier stage cal
 volunteer to one group, a state machine without I/O."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import Any
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
+from protocol.clock import monotonic
 from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
@@ -135,7 +135,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         await speaks(context, PeerId(replica), "its own group")
         if request.stage != self.stage:
             return group_pb2.InvitationReply(code=group_pb2.InvitationReply.WRONG_STAGE)
-        if not self.ready or not self.lease.take(LeaseEvent.INVITED, replica, time.monotonic()):
+        if not self.ready or not self.lease.take(LeaseEvent.INVITED, replica, monotonic()):
             return group_pb2.InvitationReply(code=group_pb2.InvitationReply.ENGAGED)
         self._invitation = Membership(replica, request.slot)
         return group_pb2.InvitationReply(code=group_pb2.InvitationReply.ACCEPTED)
@@ -144,7 +144,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         await speaks(context, PeerId(replica), "its own group")
-        if self._invitation is None or not self.lease.take(LeaseEvent.CALLED, replica, time.monotonic()):
+        if self._invitation is None or not self.lease.take(LeaseEvent.CALLED, replica, monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return
         reports: Reports = Duplex(
@@ -154,7 +154,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
         try:
             await reports.carry(context)
         finally:
-            self.lease.take(LeaseEvent.LEFT, replica, time.monotonic())
+            self.lease.take(LeaseEvent.LEFT, replica, monotonic())
 
 
 async def invite(stage: int, seat: Seat, membership: Membership, contacts: Contacts) -> bool:

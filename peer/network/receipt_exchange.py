@@ -7,7 +7,6 @@ times, and that is all.
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from peer.network.group import Attempt
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress
+from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, ResourceError
 from protocol.identity import EMBEDDING, Part, PeerId, contributes_to, stage_part
 from protocol.manifest import Manifest
@@ -82,7 +82,7 @@ class SeenWork:
 
     signer: Signer
     manifest: Manifest
-    since: int = field(default_factory=lambda: time.time_ns() // 10**6)
+    since: int = field(default_factory=lambda: int(unix_time() * 1000))
     """The time when this peer began to count, in ms since 1970."""
     work: dict[int, dict[PeerId, Tally]] = field(default_factory=dict)
     closed: dict[int, dict[Part, dict[PeerId, tuple[str, int]]]] = field(default_factory=dict)

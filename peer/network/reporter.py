@@ -6,7 +6,6 @@ stream for as long as the node answers. While the node does not, the oldest even
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from peer.telemetry.events import (
     StepDone,
 )
 from peer.telemetry.status import Status
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError
 from protocol.limits import CALL_SECONDS
 from protocol.monitor import (
@@ -72,7 +72,7 @@ LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """The pauses before a node is called again that did not answer."""
 
 Noticed = tuple[float, Told]
-"""The time of an event by `time.monotonic`, and the event as the node is told of it."""
+"""The time of an event by `monotonic`, and the event as the node is told of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +87,7 @@ class Reporter:
     """The bytes sent in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
     _last: Going | None = None
-    _began: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=monotonic)
     _contacts: Contacts | None = None
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _children: Children = field(default_factory=Children)
@@ -102,7 +102,7 @@ class Reporter:
                 if (told := self._told(event)) is None:
                     return
                 self.left_out += len(self.waiting) == MOST_WAITING
-                self.waiting.append((time.monotonic(), told))
+                self.waiting.append((monotonic(), told))
         self._changed = True
 
     def start(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
@@ -126,12 +126,12 @@ class Reporter:
         failures = 0
         while not self._closing.is_set():
             if (to := await asyncio.to_thread(node)) is not None:
-                began = time.monotonic()
+                began = monotonic()
                 with suppress(HetpeerError, *BROKEN):
                     async with contacts.alone(to) as channel:
                         metadata = handshake(contacts.manifest)
                         await self._tell(monitor_pb2_grpc.MonitorStub(channel).Tell(metadata=metadata))
-                if time.monotonic() - began > MOST_PAUSE_SECONDS:  # it did answer: it may be there again at once
+                if monotonic() - began > MOST_PAUSE_SECONDS:  # it did answer: it may be there again at once
                     failures = 0
             failures += 1
             pause = pause_after(failures, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
@@ -163,7 +163,7 @@ class Reporter:
 
     def _packed(self, took: Sequence[Noticed]) -> bytes:
         """The status and these events as one batch. Where that is too long, the oldest events are left out."""
-        now, status = time.monotonic(), self.status
+        now, status = monotonic(), self.status
         happened = [told.model_copy(update={"ago": min(MOST_SECONDS, now - at)}) for at, told in took]
         happened += [self._last] if self._last is not None else []
         last = status.last_step or StepDone(0, -1, None, 0)

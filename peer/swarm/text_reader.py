@@ -1,7 +1,6 @@
 """What a peer reads of the run's text, batch by batch. Prepared text is fetched ahead of training."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from peer.store.membership import mirrors_of, node_of
 from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
 from protocol.addresses import Ip, is_ip, split
+from protocol.clock import monotonic
 from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
@@ -107,9 +107,9 @@ class BlockReader:
     async def batch(self, chunks: Iterable[int]) -> Batch:
         coming = list(islice(chunks, AHEAD_STEPS))
         needed = await self._look_ahead(coming)
-        begun = time.monotonic()
+        begun = monotonic()
         tokens = _tokens(self.dataset.train, await self.store.take(needed))
-        self.waited += time.monotonic() - begun
+        self.waited += monotonic() - begun
         return await self.torch_thread.run(batch, tokens, self.manifest, coming[0])
 
     async def _look_ahead(self, chunks: Sequence[int]) -> list[int]:

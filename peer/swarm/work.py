@@ -2,7 +2,6 @@
 observer follows the rounds."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -28,6 +27,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly
 from peer.telemetry.events import Evaluated, Listener, Progress, RoundDone, StepDone
+from protocol.clock import monotonic
 from protocol.errors import LostMemberError
 from protocol.identity import parts_authored
 from protocol.layout import model_layout
@@ -143,7 +143,7 @@ async def observe(node: Node) -> None:
     async with in_the_swarm(node, outer):
         node.emit(Progress("following the run" if node.discovery.others() else "waiting for somebody who trains"))
         while not outer.over:
-            round, started = outer.clock, time.monotonic()
+            round, started = outer.clock, monotonic()
             if not await outer.wait_for_others(round, lambda: outer.leaving):
                 break
             counts = await outer.finish(round)
@@ -161,7 +161,7 @@ async def _train_round(
     outer: OuterLoop, replica: Replica, reader: Reader, earned: Earned, blobs: BlobService, round: int
 ) -> None:
     """The inner loop, then the outer step."""
-    started = time.monotonic()
+    started = monotonic()
     steps = await _contribute(outer, replica, reader, round)
     if outer.leaving:
         return
@@ -226,7 +226,7 @@ def _round_done(
 ) -> RoundDone:
     return RoundDone(
         round=round,
-        seconds=time.monotonic() - started,
+        seconds=monotonic() - started,
         tokens=tokens,
         contributions=counts,
         digests=outer.followed.digests,

@@ -10,7 +10,6 @@ Inner steps and what else only passes by are not kept: `hetpeer why` reads what 
 import json
 import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.run_report import strict
 from peer.telemetry.status import Status
+from protocol.clock import unix_time
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES, append_line, logged_lines
 
@@ -61,7 +61,7 @@ class Journal:
     warn: Listener
     status: Status
     most_bytes: int = LOG_BYTES
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = unix_time
     last: Event | None = None
     broken: bool = False
 
@@ -85,7 +85,7 @@ class LogLines:
     event before."""
 
     status: Status
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = unix_time
 
     def __call__(self, event: Event) -> None:
         print(JournalEntry(self.clock(), self.status.round, event).line(), file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 """What a peer is doing now, as its events say. A process has one `EventStream` and so one `Status`, which its terminal,
 journal, metrics and reporter read."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
+from protocol.clock import monotonic
 
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
 
@@ -39,7 +39,7 @@ class Status:
     """What one peer is doing. `step` inner steps of `round` are done; times are seconds by `clock`, rates are bytes a
     second. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     heard: float = 0.0
     """When the last event came."""
     state: DaemonState = "starting"

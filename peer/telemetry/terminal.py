@@ -3,7 +3,6 @@ what chaos cost it, and its outcome. Lines and rows are pure; rich draws them.""
 
 import atexit
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +46,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
+from protocol.clock import monotonic
 from protocol.wording import clock, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -278,7 +278,7 @@ class TestnetScreen:
     def take(self, process: str, event: Event, seconds: float = 0.0) -> None:
         """Follow what a process says, or what was done to some, so many seconds after the start."""
         for name in event.processes if isinstance(event, Injected) else (process,):
-            self.rows[name].take(event, time.monotonic())
+            self.rows[name].take(event, monotonic())
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
@@ -297,7 +297,7 @@ class TestnetScreen:
         """The table, the loss, the bar."""
         table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
         for row in self.rows.values():
-            table.add_row(*(Text(cell) for cell in row.cells(time.monotonic())))
+            table.add_row(*(Text(cell) for cell in row.cells(monotonic())))
         losses = [each.loss for each in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))

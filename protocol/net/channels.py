@@ -10,13 +10,13 @@ it, and TLS 1.3 tells the caller only that the connection was closed. So the cal
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from protocol.clock import unix_time
 from protocol.errors import (
     FormatError,
     HetpeerError,
@@ -201,7 +201,7 @@ def translate(
     """
     code, details = error.code(), error.details() or ""
     if details.startswith(_CONNECTING):
-        if shown is not None and shown.ends < time.time() and _handshake(details) == _HUNG_UP:
+        if shown is not None and shown.ends < unix_time() and _handshake(details) == _HUNG_UP:
             return UnreachableError(f"no answer from {address} (this peer's certificate has ended: renew it first)")
         details = _handshake(details) or details
     if code in _UNREACHABLE:

@@ -7,12 +7,12 @@ libp2p's daemon, a child that ends with us. Nothing here is on the hot path: a h
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.addresses import join
+from protocol.clock import monotonic
 from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import LIBP2P_BYTES, RECORDS_READ
@@ -143,9 +143,9 @@ class Dht:
         """Start another daemon for each that dies, falls silent, or holds too much."""
         failures = 0
         while True:
-            began = time.monotonic()
+            began = monotonic()
             trouble = await self._trouble()
-            lived = time.monotonic() - began
+            lived = monotonic() - began
             failures = 0 if lived > MOST_PAUSE_SECONDS else failures + 1
             self.say(f"libp2p's daemon {trouble}: another is started")
             await self._start_again(trouble, failures)

@@ -9,13 +9,13 @@ passes around whole, come apart here: one bad record costs itself, and no other.
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from protocol.clock import monotonic, unix_time
 from protocol.errors import RefusedError
 from protocol.limits import (
     DHT_ANSWER_BYTES,
@@ -142,7 +142,7 @@ class Calls:
                 subkey, value = request.subkeys[number], request.values[number]
                 found = unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
                 offered += [(number, DhtEntry(name, *each)) for each in found]
-        now = time.time()
+        now = unix_time()
         new = []
         for number, entry in offered[:RECORDS_READ]:
             if not is_plausible(entry, now):
@@ -196,7 +196,7 @@ class Calls:
         if sum(other == peer for other, _ in self.asked.values()) >= DHT_ASKED_OF_PEER:
             raise RefusedError(f"node {peer[-8:]} does not answer")
         task = self.tasks.spawn(call())
-        self.asked[task] = peer, time.monotonic()
+        self.asked[task] = peer, monotonic()
         task.add_done_callback(self._ended)
         try:
             response = await asyncio.shield(task)
@@ -217,7 +217,7 @@ class Calls:
 
     def let_go_of_silent(self) -> None:
         """Hang up on peers that have not answered for long."""
-        now = time.monotonic()
+        now = monotonic()
         for peer, since in list(self.asked.values()):
             if now - since > DHT_ASKED_SECONDS:
                 self.let_go(peer)

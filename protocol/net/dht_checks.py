@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import msgpack
 
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
 from protocol.limits import (
     CALLERS_KEPT,
@@ -154,7 +155,7 @@ class Costs:
     """What each source may still cost this node. `is_member` tells whether a source has a record in the run."""
 
     is_member: Callable[[str], bool]
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     members: RateLimit = field(init=False)
     strangers: RateLimit = field(init=False)
     all_strangers: TokenBucket = field(init=False)
@@ -205,11 +206,11 @@ class Checks:
 
     def is_member(self, source: str) -> bool:
         """Whether a peer has a record in the run, or is one that this node has gone to."""
-        return source in self.friends or self.members.get(source, 0.0) > time.time()
+        return source in self.friends or self.members.get(source, 0.0) > unix_time()
 
     async def valid(self, entries: Sequence[DhtEntry], source: str) -> list[DhtEntry]:
         """Select the entries that are valid. New ones are checked as far as their source may cost checks."""
-        now = time.time()
+        now = unix_time()
         plausible = {digest(each): each for each in entries if is_plausible(each, now)}
         new = [each for key, each in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
         if new:
@@ -220,7 +221,7 @@ class Checks:
 
     def holds(self, entry: DhtEntry) -> bool:
         """Whether an entry, which may have been checked already, is valid."""
-        return digest(entry) in self.verified or is_valid(self.rules, *entry, time.time())
+        return digest(entry) in self.verified or is_valid(self.rules, *entry, unix_time())
 
     def stop(self) -> None:
         """Stop checking."""
@@ -232,7 +233,7 @@ class Checks:
         if len(self.verified) > VERIFIED_KEPT:
             self.verified.popitem(last=False)
         if len(self.members) > CALLERS_KEPT:
-            now = time.time()
+            now = unix_time()
             self.members = {peer: until for peer, until in self.members.items() if until > now}
 
 

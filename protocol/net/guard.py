@@ -8,7 +8,6 @@ in other calls, and `CERTIFICATE_SLACK_SECONDS` longer.
 """
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, PeerId
 from protocol.limits import (
@@ -81,7 +81,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     """The guard of a server, before all its handlers. `objection` is asked at every call."""
 
     objection: Objection = nobody
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     allowances: OrderedDict[PeerId, Allowance] = field(default_factory=OrderedDict)
 
     async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
@@ -150,7 +150,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
         def look() -> None:
             nonlocal looking
-            left = allowance.ends + CERTIFICATE_SLACK_SECONDS - time.time()
+            left = allowance.ends + CERTIFICATE_SLACK_SECONDS - unix_time()
             if left < 0:
                 task.cancel(_CUT_OFF)
             else:
@@ -204,7 +204,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 def _out_of_time(peer: PeerId, ends: float) -> str:
     """The objection to a caller whose certificate has ended: a connection outlives the certificate that it was opened
     with. Empty: it has not."""
-    if ends < time.time():
+    if ends < unix_time():
         return f"the certificate of peer {peer[-8:]} has ended: renew it, and connect again"
     return ""
 

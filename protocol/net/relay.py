@@ -10,7 +10,6 @@ this node objects. Two peers have a budget of bytes, a number of streams, and a 
 """
 
 import asyncio
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Literal
 
 import msgpack
 
+from protocol.clock import monotonic
 from protocol.errors import FormatError, HetpeerError, RefusedError
 from protocol.identity import PeerId
 from protocol.limits import (
@@ -76,7 +76,7 @@ class Relay:
     objection: Objection = nobody
     pay: Spend = free
     """A function that waits for the turn of so many bytes on this node's own line, each way."""
-    clock: Clock = time.monotonic
+    clock: Clock = monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)
     budgets: OrderedDict[PeerPair, Budget] = field(default_factory=OrderedDict)
     greeting: Counter[PeerId] = field(default_factory=Counter)

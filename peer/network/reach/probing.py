@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from peer.network.admission import knocked
+from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, RefusedError
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
 from protocol.net.tls_probe import probe
@@ -97,7 +98,7 @@ async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
     """
     trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
     for _ in range(PINGS + 1):
-        sent, begun = time.time(), time.perf_counter()
+        sent, begun = unix_time(), time.perf_counter()
         last = await _ask(door, 0, 0)
         trip = time.perf_counter() - begun
         if trip <= min(trips, default=math.inf):

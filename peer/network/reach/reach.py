@@ -1,6 +1,5 @@
 """The address where others dial this peer, and whether they can: found out before it takes its place."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import grpc
 
 from peer.network import admission
 from protocol.addresses import WILDCARDS, is_loopback, join, read_host, split
+from protocol.clock import unix_time
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
 from protocol.files import write_atomically
 from protocol.net.channels import Credentials, listen, options
@@ -163,7 +163,7 @@ async def answering(identity: Identity, host: str, port: int) -> AsyncIterator[i
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
     """
-    own = certificates.certify(identity, identity.key.public_key(), time.time(), MOMENT_SECONDS)
+    own = certificates.certify(identity, identity.key.public_key(), unix_time(), MOMENT_SECONDS)
     server = grpc.aio.server(options=options(None))
     shown = Credentials(certificates.private_key(identity), own, own)
     bound = listen(server, join(host, port), shown.at_the_door())

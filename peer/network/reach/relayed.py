@@ -2,7 +2,6 @@
 peer, and takes tunnels from them."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from hashlib import sha256
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
 from peer.telemetry.events import Listener, Reached
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId
 from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
@@ -87,7 +87,7 @@ class Hidden:
         them."""
         others = self.discovery.others()
         known = (*(each.libp2p for each in others if each.relays and not each.via), *self.first)
-        now = time.monotonic()
+        now = monotonic()
         free = {
             each for each in known if is_relay(each) and each not in self.held and self.avoided.get(each, 0.0) <= now
         }
@@ -102,11 +102,11 @@ class Hidden:
             try:
                 relay, stream = await be_held(self.streams, address, self.discovery.signer.card)
             except HetpeerError:
-                self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+                self.avoided[address] = monotonic() + AGAIN_SECONDS
                 continue
             if relay in self.held.values():  # by another of its addresses
                 stream.close()
-                self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+                self.avoided[address] = monotonic() + AGAIN_SECONDS
                 continue
             self.held[address] = relay
             self.tasks.spawn(self._ping(address, relay, stream))
@@ -124,7 +124,7 @@ class Hidden:
         finally:
             stream.close()
             self.held.pop(address, None)
-            self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+            self.avoided[address] = monotonic() + AGAIN_SECONDS
             self.changed.set()
 
     # Public peers
@@ -136,7 +136,7 @@ class Hidden:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _meet_all(self) -> None:
-        connected, now = await self.streams.connected(), time.monotonic()
+        connected, now = await self.streams.connected(), monotonic()
         there = [each for each in self.discovery.others() if each.libp2p and not each.via][:NEIGHBOURS]
         new = [
             each.libp2p for each in there if each.peer_id not in connected and self.avoided.get(each.libp2p, 0.0) <= now
@@ -147,7 +147,7 @@ class Hidden:
         try:
             await self.streams.connect(address)
         except HetpeerError:
-            self.avoided[address] = time.monotonic() + AGAIN_SECONDS
+            self.avoided[address] = monotonic() + AGAIN_SECONDS
 
     # Tunnels
 

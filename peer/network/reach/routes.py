@@ -6,12 +6,12 @@ TLS between the channel and the peer's own port, so it does not matter who else 
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from protocol.addresses import is_loopback, join, split
+from protocol.clock import monotonic
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net.channels import Reachable
@@ -63,7 +63,7 @@ class Routes:
         wrong on the way to a peer that cannot be dialled, as far as known; empty: nothing."""
         key, passage = (peer.peer_id, peer.address), self.passages.get(peer.peer_id)
         if self.near.get(key, (False, 0.0))[0]:
-            self.near[key] = False, time.monotonic() + TRIED_SECONDS
+            self.near[key] = False, monotonic() + TRIED_SECONDS
             return ""
         return passage.trouble if passage is not None else ""
 
@@ -80,9 +80,9 @@ class Routes:
         """Whether something answers where a peer listens that others cannot dial."""
         key = peer.peer_id, peer.address
         answers, until = self.near.get(key, (False, 0.0))
-        if until < time.monotonic():
+        if until < monotonic():
             answers = await _answers(peer.address)
-            self.near[key] = answers, time.monotonic() + TRIED_SECONDS
+            self.near[key] = answers, monotonic() + TRIED_SECONDS
         return answers
 
     async def _open(self, peer: PeerId) -> Passage:
@@ -120,13 +120,13 @@ class Routes:
                 return await open_tunnel(self.streams, peer)
             except HetpeerError as error:
                 tried.append(str(error))
-        now = time.monotonic()
+        now = monotonic()
         for address in sorted(self.relays_of(peer), key=lambda each: self.silent.get(each, 0.0) > now):
             try:
                 return await call_by(self.streams, address, self.signer.card, peer)
             except HetpeerError as error:
                 tried.append(str(error))
-                self.silent[address] = time.monotonic() + TRIED_SECONDS
+                self.silent[address] = monotonic() + TRIED_SECONDS
         raise UnreachableError("; ".join(tried) or f"peer {peer[-8:]} names no relay")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
 from peer.swarm.group.control import Agreed, Control, Gradients
 from peer.torch_thread import TorchThread
+from protocol.clock import monotonic
 from protocol.codec.frames import (
     BackwardFrame,
     ForwardFrame,
@@ -136,9 +136,9 @@ class PipelineStage:
             BreachError: one of them broke the protocol.
         """
         manifest = self.trainer.manifest
-        begun = time.monotonic()
+        begun = monotonic()
         losses = await self._pass_all(round, step, batch)
-        seconds = time.monotonic() - begun
+        seconds = monotonic() - begun
         squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
         loss = sum(losses) / len(losses) if losses else None
         agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.passes, seconds))
@@ -237,9 +237,9 @@ class PipelineStage:
 
     @contextmanager
     def _timed(self, microbatch: int, timing: Timing) -> Iterator[None]:
-        begun = time.monotonic()
+        begun = monotonic()
         yield
-        timing.add(microbatch, time.monotonic() - begun)
+        timing.add(microbatch, monotonic() - begun)
 
     def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
         for message in pack_frame(frame, self.rules):

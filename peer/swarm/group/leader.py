@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import CompressionChosen, Dismissed
 from peer.telemetry.events import GroupBroken, GroupFormed, Progress
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Children, Notifier
@@ -328,8 +328,8 @@ async def fill(reconciler: Reconciler, taken: Mapping[int, Seat], attempt: int) 
 
 def after(seconds: float) -> Callable[[], bool]:
     """Whether so much time has passed since now."""
-    until = time.monotonic() + seconds
-    return lambda: time.monotonic() >= until
+    until = monotonic() + seconds
+    return lambda: monotonic() >= until
 
 
 async def _measure(reconciler: Reconciler, stages: list[int]) -> None:

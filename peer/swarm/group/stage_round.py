@@ -1,7 +1,6 @@
 """What leader and member of a group have in common: a stage's place in a round, and its links."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import EndedEarly
 from peer.telemetry.events import RoundDone, StepDone
+from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.bandwidth import Bandwidth
@@ -69,7 +69,7 @@ class StageRound:
     """Is told, again and again, for how long the step in flight has lasted."""
     waited_for: str = ""
     """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=monotonic)
 
     async def load(self, round: int, steps: int, compression: int) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
@@ -84,7 +84,7 @@ class StageRound:
             if self.trainer.index == 0:
                 self.share = self.outer.share(round)
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.outer.manifest.compressed else ""
-            self.started = time.monotonic()
+            self.started = monotonic()
         self.steps = max(self.steps, steps)
 
     async def compare_with(self, peer: PeerId) -> None:
@@ -261,7 +261,7 @@ class StageRound:
     def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:
         return RoundDone(
             round=round,
-            seconds=time.monotonic() - self.started,
+            seconds=monotonic() - self.started,
             tokens=self.outer.manifest.tokens_per_step * steps if self.trainer.index == 0 else 0,
             contributions=counts,
             digests=self.outer.followed.digests,

@@ -1,7 +1,6 @@
 """The outer rounds of one peer: contribute, wait for the others, settle what counts, agree on what is closed."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -20,6 +19,7 @@ from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundSeen
 from peer.telemetry.events import Contributed, Finished, Listener
+from protocol.clock import monotonic
 from protocol.codec.contribution import digest as sha256_of
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.manifest import Manifest
@@ -38,9 +38,9 @@ NOTE_SECONDS = 1.0
 @dataclass(slots=True)
 class Noting:
     """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
-    in seconds of `time.monotonic`."""
+    in seconds of `monotonic`."""
 
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=monotonic)
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     passed: float | None = None
 
@@ -272,7 +272,7 @@ class OuterLoop:
 
     def note_arrivals(self) -> None:
         """Look at what has come since the last time: deadlines follow from when."""
-        now = time.monotonic()
+        now = monotonic()
         for round in {*self.noted, self.clock}:
             arrivals = self._noted(round).arrivals
             for part, each in self.followed.parts.items():
@@ -286,7 +286,7 @@ class OuterLoop:
             if self.told_over or interrupted():
                 return False
             self.note_arrivals()
-            seen, now = self._seen_now(round), time.monotonic()
+            seen, now = self._seen_now(round), monotonic()
             if round_policy.others_have_gone_on(seen) and seen.passed is None:
                 self._noted(round).passed = now
             left = round_policy.seconds_left(seen, self.pace, now)
@@ -318,7 +318,7 @@ class OuterLoop:
         if self.told_over:
             return "the run is over"
         self.note_arrivals()
-        return round_policy.why_stop(self._seen_now(round), self.pace, time.monotonic())
+        return round_policy.why_stop(self._seen_now(round), self.pace, monotonic())
 
     def _noted(self, round: int) -> Noting:
         return self.noted.setdefault(round, Noting())
