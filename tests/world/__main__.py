@@ -1,0 +1,41 @@
+"""Play schedules: `python -m tests.world --schedules 1000 --seed 0 --processes 2`, or one again: `--replay SEED`."""
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have the same order in every run of a schedule
+    os.execve(
+        sys.executable, [sys.executable, "-m", "tests.world", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"}
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=100, help="how many seeds to play")
+    parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--processes", type=int, default=1, help="how many at once")
+    parser.add_argument("--replay", type=int, help="play one seed, tell its story, and shrink it if it fails")
+    options = parser.parse_args()
+    from tests.world.runs import play_seed, replay
+
+    if options.replay is not None:
+        return replay(options.replay)
+    began, failed = time.perf_counter(), 0
+    with ProcessPoolExecutor(options.processes) as pool:
+        seeds = range(options.seed, options.seed + options.schedules)
+        for done in as_completed([pool.submit(play_seed, seed) for seed in seeds]):
+            outcome = done.result()
+            if outcome.objections:
+                failed += 1
+                print(f"seed {outcome.schedule.seed} ({outcome.digest}, {outcome.seconds:.0f} s):", flush=True)
+                for objection in outcome.objections:
+                    print(f"    {objection}", flush=True)
+    print(f"{options.schedules} schedules in {time.perf_counter() - began:.0f} s, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Schedules: who is in a run, and what happens to whom at which time. A seed draws one; a schedule is its own text.
+
+What a schedule breaks, it mends: whoever was stopped is started again by the same command, and the network is whole
+again. From then on the run has to end by itself.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal[
+    "start", "kill", "power", "wipe", "interrupt", "freeze", "thaw", "pause", "resume", "cut", "heal", "leave"
+]
+
+QUIET_SECONDS = 40.0
+"""From the first start to the last fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Somebody who takes part, from `at` seconds on. `speed`: how much slower than others it computes; `latency`:
+    seconds to the middle of the network; `skew`: by how much its clock is wrong, in seconds."""
+
+    name: str
+    role: Literal["volunteer", "datacenter", "observer"]
+    stage: int | None = None
+    at: float = 0.0
+    speed: float = 1.0
+    latency: float = 0.01
+    skew: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens at `at` seconds, to one process, or, where the network is cut, to several machines."""
+
+    at: float
+    kind: Kind
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A story. `groups` and `datacenters` are the manifest's."""
+
+    seed: int
+    stages: int
+    groups: int
+    datacenters: int
+    rounds: int
+    overlap: bool
+    members: tuple[Member, ...]
+    faults: tuple[Fault, ...]
+
+    def lines(self) -> list[str]:
+        """The schedule in words, one thing a line."""
+        said = [
+            f"seed {self.seed}: {self.groups} groups of {self.stages} stages, {self.datacenters} datacenters, "
+            f"{self.rounds} rounds{', overlap' if self.overlap else ''}"
+        ]
+        for each in self.members:
+            place = f"stage {each.stage}" if each.stage is not None else each.role
+            said.append(
+                f"  {each.at:6.2f} s  {each.name} starts: {place}, {each.speed:.1f} times slower, "
+                f"{1000 * each.latency:.0f} ms away, clock {each.skew:+.1f} s"
+            )
+        said += [f"  {each.at:6.2f} s  {each.kind} {', '.join(each.names)}" for each in self.faults]
+        return said
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    chance = random.Random(f"hetpeer world {seed}")
+    stages = chance.choice((2, 2, 2, 3))
+    groups, datacenters = chance.choice(((1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (0, 2), (0, 3)))
+    members: list[Member] = []
+
+    def join(name: str, role: Literal["volunteer", "datacenter", "observer"], stage: int | None = None) -> None:
+        late = chance.random() < 0.2
+        members.append(
+            Member(
+                name,
+                role,
+                stage,
+                at=round(chance.uniform(0, 25.0) if late else chance.uniform(0, 2.0), 2),
+                speed=chance.choice((1.0, 1.0, 1.0, 1.5, 3.0)),
+                latency=chance.choice((0.005, 0.02, 0.08)),
+                skew=chance.choice((0.0, 0.0, 0.0, -2.0, 3.0)),
+            )
+        )
+
+    for group in range(groups):
+        for stage in range(stages):
+            join(f"volunteer-{stage}-{group}", "volunteer", stage)
+    for number in range(datacenters):
+        join(f"datacenter-{number}", "datacenter")
+    spares = chance.choice((0, 0, 1, 2)) if groups else 0
+    for number in range(spares):
+        stage = chance.randrange(stages)
+        join(f"spare-{stage}-{number}", "volunteer", stage)
+    if chance.random() < 0.5:
+        join("observer", "observer")
+    while len(members) < 5:
+        join(f"observer-{len(members)}", "observer")
+    faults = _faults(chance, members)
+    overlap = chance.random() < 0.2
+    return Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+
+
+def _faults(chance: random.Random, members: Sequence[Member]) -> tuple[Fault, ...]:
+    """What happens, and how each is mended."""
+    faults: list[Fault] = []
+
+    def at(kind: Kind, when: float, *names: str) -> None:
+        faults.append(Fault(round(when, 2), kind, names))
+
+    cut_until = 0.0
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 5))):
+        when = chance.uniform(1.0, QUIET_SECONDS - 10)
+        name = chance.choice((*(each.name for each in members), "node"))
+        away = chance.choice((0.1, 1.0, 3.0, 8.0, 20.0))
+        kind = chance.choice(("kill", "power", "wipe", "interrupt", "freeze", "pause", "cut"))
+        if kind == "cut" and when > cut_until:
+            size = chance.randint(1, max(1, len(members) // 2))
+            at("cut", when, *chance.sample([each.name for each in members], size))
+            cut_until = when + away
+            at("heal", cut_until)
+        elif kind == "freeze":
+            at("freeze", when, name)
+            at("thaw", when + away, name)
+        elif kind == "pause" and name != "node":
+            at("pause", when, name)
+            at("resume", when + away, name)
+        elif kind in ("kill", "power", "wipe", "interrupt"):
+            at("kill" if name == "node" and kind != "interrupt" else kind, when, name)  # type: ignore[arg-type]
+            at("start", when + away, name)
+    return tuple(sorted(faults, key=lambda each: each.at))
+
+
+def without(schedule: Schedule, faults: Sequence[Fault]) -> Schedule:
+    """The same schedule with these faults alone."""
+    return replace(schedule, faults=tuple(faults))

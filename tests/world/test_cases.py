@@ -1,0 +1,136 @@
+"""What people have met, each in virtual time: what happened then must not happen again."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, RoundDone, StepDone
+from protocol.manifest import Manifest
+from tests.reference.small_manifest import small_manifest
+from tests.world.play import folder_in_memory
+from tests.world.runs import files_of
+from tests.world.world import Owner, World
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def world() -> Iterator[MakeWorld]:
+    """A function that makes a world with a node, whose run is of these tables."""
+    with ExitStack() as stack:
+
+        def make(**tables: dict[str, Any]) -> World:
+            made = World(manifest(**tables), stack.enter_context(folder_in_memory()), 1, files_of(manifest(**tables)))
+            stack.enter_context(made.standing())
+            stack.callback(made.close)
+            made.start(made.owners["node"])
+            assert made.run_until(lambda: made.ticket is not None, 10)
+            return made
+
+        yield make
+
+
+def manifest(**tables: dict[str, Any]) -> Manifest:
+    """Two stages, one group and no datacenter, three rounds of four steps; with other tables in their place."""
+    standard: dict[str, dict[str, Any]] = {
+        "model": {"layers": 2},
+        "replicas": {"groups": 1, "datacenters": 0},
+        "inner": {"steps": 4, "sequences": 2, "microbatch": 1},
+        "outer": {"rounds": 3},
+    }
+    return small_manifest(**{name: standard.get(name, {}) | tables.get(name, {}) for name in standard | tables})
+
+
+def join(world: World, name: str, role: Any, stage: int | None = None, **machine: Any) -> Owner:
+    """Somebody more, who starts now."""
+    owner = world.add(name, role, stage, **machine)
+    world.start(owner)
+    return owner
+
+
+def told(owner: Owner, kind: type[Event], holds: Callable[[Any], bool] = lambda event: True) -> list[Any]:
+    """The events of a kind of all processes of an owner, in order."""
+    return [event for run in owner.runs for _, event in run.events if isinstance(event, kind) and holds(event)]
+
+
+def all_end_well(world: World, *owners: Owner, seconds: float = 60.0) -> None:
+    """All of these end with exit code 0, of themselves, and nothing has gone wrong unseen."""
+    assert world.run_until(lambda: all(owner.process is None for owner in owners), seconds), [
+        (owner.name, owner.process.status.state, owner.process.status.waits_for) for owner in owners if owner.process
+    ]
+    assert [(owner.name, owner.runs[-1].exit_code, owner.runs[-1].error) for owner in owners] == [
+        (owner.name, 0, "") for owner in owners
+    ]
+    assert world.failures == []
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_group_goes_on_when_the_volunteer_that_was_stopped_in_mid_round_is_back(world: MakeWorld, stage: int):
+    run = world(inner={"steps": 20})
+    peers = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(peers[0], StepDone, lambda step: (step.round, step.step) == (2, 8))), 60)
+    leaver = peers[stage]
+    assert leaver.process is not None
+    run.interrupt(leaver.process)
+    assert run.run_until(lambda: leaver.process is None, 30)
+    assert leaver.runs[-1].exit_code == 130
+    assert told(leaver, Contributed, lambda event: event.round == 2)
+    back, steps = run.loop.now, len(told(leaver, StepDone))
+    run.start(leaver)
+    assert run.run_until(lambda: len(told(leaver, StepDone)) > steps, 15), leaver.process
+    assert run.loop.now - back < 15
+    all_end_well(run, *peers)
+    assert len({event.digests["embedding"] for owner in peers for event in told(owner, Finished)}) == 1
+
+
+def test_who_slept_over_the_runs_end_is_told_and_ends_within_seconds(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1})
+    center = join(run, "center", "datacenter")
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
+    for each in group:
+        assert each.process is not None
+        run.freeze(each.process)
+    assert run.run_until(lambda: center.process is None, 200)
+    for each in group:
+        assert each.process is not None
+        run.thaw(each.process)
+    all_end_well(run, *group, seconds=20)
+    assert not told(group[0], StepDone, lambda step: step.round > 2)  # the step in flight may end, and that is all
+
+
+def test_who_joins_after_the_end_is_told_that_the_run_is_over(world: MakeWorld):
+    run = world()
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    all_end_well(run, *group)
+    late = join(run, "late", "volunteer", 1)
+    all_end_well(run, late, seconds=10)
+    assert "the run is over" in str(late.runs[0].events[-1][1].words).lower()
+
+
+def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):
+    run = world(outer={"rounds": 5}, replicas={"groups": 1, "datacenters": 1})
+    owners = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    owners += [join(run, "center", "datacenter"), join(run, "observer", "observer")]
+    all_end_well(run, *owners)
+    for owner in owners:
+        rounds = [(at, event) for at, event in owner.runs[0].events if isinstance(event, RoundDone)]
+        for (before, _), (at, event) in pairwise(rounds):
+            assert event.seconds <= at - before + 0.1, owner.name
+
+
+def test_a_veteran_keeps_its_seat_when_a_member_that_was_killed_is_back(world: MakeWorld):
+    run = world(inner={"steps": 20}, outer={"rounds": 4})
+    leader, member = (join(run, f"stage-{each}", "volunteer", each) for each in range(2))
+    assert run.run_until(lambda: bool(told(leader, StepDone)), 30)
+    spare = join(run, "spare", "volunteer", 1)
+    assert run.run_until(lambda: bool(told(leader, StepDone, lambda step: step.round == 2)), 60)
+    assert member.process is not None
+    run.kill(member.process)
+    assert run.run_until(lambda: bool(told(spare, StepDone)), 30)
+    run.start(member)
+    all_end_well(run, leader, spare, member, seconds=120)
+    assert len(told(leader, GroupFormed)) == 2  # the member's, and the spare's

@@ -1,0 +1,360 @@
+"""A world: an operator's node and peers, each a process on a machine of its own, that run the product's own code.
+
+What a person would start is started here: `serve_node`, and `serve_as_guest` with a journal. Keys, folders,
+certificates, records, messages, contributions and states are real ones; folders lie in memory.
+"""
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+import bootstrap.admission.front
+import peer.network.admission
+from bootstrap.genesis import create_run
+from bootstrap.monitor.watch import Monitor
+from bootstrap.node import Listen, as_operator, serve_node
+from peer.daemon import serve_as_guest
+from peer.network.reach.reach import Reach
+from peer.process import first_error
+from peer.settings import PeerSettings
+from peer.telemetry.events import Event
+from peer.telemetry.journal import Journal
+from peer.telemetry.status import EventStream, Status
+from protocol import clock
+from protocol.errors import HetpeerError
+from protocol.manifest import Manifest
+from protocol.net import dht
+from protocol.net.tls_probe import TlsProbe
+from protocol.run.run_files import Descriptor
+from protocol.trust.keys import load_or_create
+from protocol.trust.ticket import Ticket
+from tests.world.directory import Directory
+from tests.world.loop import HOST, Task, VirtualLoop, in_host
+from tests.world.network import Machine, Network
+from tests.world.rpc import Calling, Grid, Shown, dynamic, serving
+
+EPOCH = 1_800_000_000.0
+"""The time when every world begins, in seconds since 1970."""
+
+DOOR = 7700
+
+STEP_SECONDS = 0.03
+"""What every call of a torch thread takes on a machine of speed 1."""
+
+Role = Literal["volunteer", "datacenter", "observer"]
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """A running program: the node, or a peer."""
+
+    name: str
+    machine: Machine
+    held: list[Any] | None = None
+    dead: bool = False
+    stop: asyncio.Event | None = None
+    task: asyncio.Task[None] | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+    error: str = ""
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    status: Status = field(default_factory=Status)
+
+
+@dataclass(eq=False, slots=True)
+class Owner:
+    """Somebody with a machine: what is started there, by the same command each time."""
+
+    name: str
+    machine: Machine
+    folder: Path
+    role: Role | Literal["node"]
+    stage: int | None = None
+    runs: list[Process] = field(default_factory=list)
+
+    @property
+    def process(self) -> Process | None:
+        """What runs there now."""
+        return self.runs[-1] if self.runs and self.runs[-1].exit_code is None and not self.runs[-1].dead else None
+
+
+class Clocks:
+    """The clocks of the machine on which code runs."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+
+    def monotonic(self) -> float:
+        return self.loop.now
+
+    def time(self) -> float:
+        host = HOST.get()
+        return EPOCH + self.loop.now + (host.machine.skew if host is not None else 0.0)
+
+
+@dataclass(slots=True)
+class Failure:
+    """An exception that nobody was to see."""
+
+    process: str
+    error: BaseException | str
+
+
+class World:
+    """Everything there is, in virtual time. `folder` is empty at the beginning."""
+
+    def __init__(self, manifest: Manifest, folder: Path, seed: int, files: Path) -> None:
+        self.manifest, self.folder, self.seed, self.files = manifest, folder, seed, files
+        self.random = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.network = Network(self.loop)
+        self.clocks = Clocks(self.loop)
+        self.grid = Grid(self.network, self.wall, self.failed)
+        self.directory = Directory(self.network, self.wall)
+        self.owners: dict[str, Owner] = {}
+        self.failures: list[Failure] = []
+        self.ticket: Ticket | None = None
+        self.closed = False
+        self.loop.set_exception_handler(self._unseen)
+        self.loop.cost = lambda executor, host: (
+            STEP_SECONDS * host.machine.speed if getattr(executor, "_thread_name_prefix", "") == "torch" else 0.0
+        )
+        self.descriptor: Descriptor = create_run(manifest, files)
+        self.add("node", "node")
+
+    def wall(self, process: Process) -> float:
+        """What the clock of a process's machine shows."""
+        return EPOCH + self.loop.now + process.machine.skew
+
+    def failed(self, process: Process, error: BaseException) -> None:
+        """Note an exception that a handler has raised."""
+        self.failures.append(Failure(process.name, error))
+
+    def _unseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Note what asyncio would have written to the log."""
+        task = context.get("task") or context.get("future")
+        host = task.host if isinstance(task, Task) else HOST.get()
+        if not self.closed and (host is None or not host.dead):
+            name = host.name if host is not None else "nobody"
+            self.failures.append(Failure(name, context.get("exception") or context["message"]))
+
+    # Owners, and what they do
+
+    def add(self, name: str, role: Role | Literal["node"], stage: int | None = None, **machine: Any) -> Owner:
+        """Somebody more, with a machine and an empty folder."""
+        folder = self.folder / name
+        if role == "node":
+            shutil.copytree(self.files, folder)
+        else:
+            folder.mkdir()
+        owner = self.owners[name] = Owner(name, self.network.machine(name, **machine), folder, role, stage)
+        return owner
+
+    def start(self, owner: Owner) -> Process:
+        """The owner starts the program, by the same command as every time."""
+        process = Process(owner.name, owner.machine)
+        owner.machine.powered = True
+        owner.runs.append(process)
+        context = in_host(process)
+        work = self._node(process, owner) if owner.role == "node" else self._peer(process, owner)
+        process.task = self.loop.create_task(self._run(process, work), context=context)
+        return process
+
+    async def _run(self, process: Process, work: Any) -> None:
+        """What `peer.process` does around every command."""
+        stop = process.stop = asyncio.Event()
+        code = 0
+        try:
+            await work(stop)
+            code = 130 if stop.is_set() else 0
+        except HetpeerError as error:
+            code, process.error = (130 if stop.is_set() else error.exit_code), str(error)
+        except BaseExceptionGroup as group:
+            try:
+                said = first_error(group)
+                code, process.error = (130 if stop.is_set() else said.exit_code), str(said)
+            except BaseExceptionGroup as bug:
+                self.failed(process, bug)
+                code = 1
+        except Exception as error:
+            self.failed(process, error)
+            code = 1
+        process.exit_code, process.ended_at = code, self.loop.now
+        left = [each for each in self.loop.tasks.get(process, []) if not each.done() and each is not process.task]
+        if left:
+            self.failures.append(Failure(process.name, f"tasks are left: {left}"))
+        self.network.died(process)
+
+    def _node(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
+        async def work(stop: asyncio.Event) -> None:
+            identity = load_or_create(owner.folder)
+            monitor = Monitor.of(self.manifest, self.descriptor.run_id, owner.folder)
+
+            def up(ticket: Ticket) -> None:
+                self.ticket = ticket
+
+            where = Listen(owner.machine.address, DOOR)
+            standing = as_operator(identity, 3 * 86400.0)
+            await serve_node(self.descriptor, owner.folder, where, standing, up, stop, monitor=monitor)
+
+        return work
+
+    def _peer(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
+        async def work(stop: asyncio.Event) -> None:
+            assert self.ticket is not None
+            settings = PeerSettings(
+                ticket=self.ticket,
+                role=owner.role,  # type: ignore[arg-type]
+                directory=owner.folder,
+                stage=owner.stage,
+                device="cpu",
+                max_memory=10**12,
+                max_disk=10**12,
+            )
+            emit = EventStream([lambda event: process.events.append((self.loop.now, event))], process.status)
+            with emit.also(Journal(owner.folder, emit, emit.status)):
+                await serve_as_guest(stop, settings, emit)
+
+        return work
+
+    def interrupt(self, process: Process) -> None:
+        """Ctrl-C."""
+        if process.stop is not None:
+            process.stop.set()
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL: nothing of it runs any more; its machine hangs up."""
+        process.dead = True
+        process.held = None
+        self.network.died(process)
+        for task in self.loop.tasks.get(process, []):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def freeze(self, process: Process) -> None:
+        """SIGSTOP."""
+        if process.held is None:
+            process.held = []
+            self.network.stopped(process, lambda: process.held is not None)
+
+    def thaw(self, process: Process) -> None:
+        """SIGCONT."""
+        self.loop.go_on(process)
+
+    def lose_power(self, process: Process) -> None:
+        """The machine goes off: nobody is told."""
+        process.dead = True
+        process.held = None
+        process.machine.powered = False
+        self.network.lost_power(process)
+        for task in self.loop.tasks.get(process, []):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    # Time
+
+    def at(self, seconds: float, act: Callable[[], object]) -> None:
+        """Let something happen at a time, in no process."""
+        self.loop.call_at(seconds, act, context=self.network.kernel)
+
+    def close(self) -> None:
+        """Forget everything that still runs: what would clean up after itself finds that nothing happens any more."""
+        self.closed = True
+        for process in [each for owner in self.owners.values() for each in owner.runs]:
+            process.dead, process.held = True, None
+        self.loop.forget()
+
+    def run_until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Let time pass until a condition holds, so many seconds at most. Returns whether it does."""
+        until = self.loop.now + seconds
+
+        async def watch() -> bool:
+            while not holds():
+                if self.loop.now >= until:
+                    return False
+                await asyncio.sleep(0.25)
+            return True
+
+        return self.loop.run_until_complete(self.loop.create_task(watch(), context=self.network.kernel.copy()))
+
+    def run_for(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self.run_until(lambda: False, seconds)
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Put this world in the place of the real one in the block."""
+        world = self
+
+        async def probe(address: str, seconds: float) -> TlsProbe:
+            host = HOST.get()
+            machine, server = world.network.listener(address)
+            if machine is None or not world.network.reachable(host.machine, machine):
+                await asyncio.sleep(seconds)
+                raise TimeoutError("timed out")
+            trip = 2 * world.network.latency(host.machine, machine)
+            await asyncio.sleep(2 * trip)
+            if server is None:
+                raise ConnectionRefusedError(111, "Connection refused")
+            leaf = x509.load_pem_x509_certificate(server.credentials.chain())
+            return TlsProbe(leaf.public_bytes(Encoding.DER), trip, trip)
+
+        @asynccontextmanager
+        async def opened(front: Any, host: str, port: int) -> AsyncIterator[int]:
+            machine = HOST.get().machine
+            machine.listeners[port] = machine.listeners[front.port]
+            try:
+                yield port
+            finally:
+                machine.listeners.pop(port, None)
+
+        async def find(wish: Any, ticket: Any, identity: Any, folder: Path, asks: bool = True) -> Reach:
+            host = HOST.get().machine.address
+            return Reach(host, 0, (host, None))
+
+        with ExitStack() as stack:
+            put = stack.enter_context
+            put(clock.read_from(self.clocks))
+            put(mock.patch.object(grpc.aio, "server", self.grid.server))
+            put(mock.patch.object(grpc.aio, "secure_channel", self.grid.channel))
+            put(mock.patch.object(grpc, "ssl_channel_credentials", Calling))
+            put(mock.patch.object(grpc, "ssl_server_credentials", serving))
+            put(mock.patch.object(grpc, "dynamic_ssl_server_credentials", dynamic))
+            put(mock.patch.object(grpc, "ssl_server_certificate_configuration", Shown))
+            put(mock.patch.object(dht, "start", self.directory.start))
+            put(mock.patch.object(peer.network.admission, "probe", probe))
+            put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
+            put(mock.patch("peer.network.reach.reach.find", find))
+            put(drawn_keys(self.random))
+            state = random.getstate()
+            random.seed(self.seed)
+            try:
+                yield
+            finally:
+                random.setstate(state)
+
+
+@contextmanager
+def drawn_keys(chance: random.Random) -> Iterator[None]:
+    """Draw new keys and the numbers of certificates from `chance` in the block."""
+
+    def key(curve: ec.EllipticCurve) -> ec.EllipticCurvePrivateKey:
+        return ec.derive_private_key(chance.getrandbits(250) + 1, curve)
+
+    def number() -> int:
+        return chance.getrandbits(150) | 1 << 150
+
+    with (
+        mock.patch.object(ec, "generate_private_key", key),
+        mock.patch.object(x509, "random_serial_number", number),
+    ):
+        yield
