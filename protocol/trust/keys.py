@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from protocol.errors import FormatError, ResourceError
+from protocol.files import write_atomically
 from protocol.identity import PeerId
 
 _LIBP2P_ECDSA = b"\x08\x03"
@@ -79,9 +79,7 @@ def load_or_create(directory: Path) -> Identity:
             directory.mkdir(parents=True, exist_ok=True)
             made = ec.generate_private_key(ec.SECP256R1())
             der = made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # closed to others from the first
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_message(der))
+            write_atomically(path, _message(der), 0o600)  # whole or not at all, also after a power cut
         key = _parse(path.read_bytes())
     except OSError as error:
         raise ResourceError(f"cannot keep this peer's key in {path}: {error.strerror}") from None

@@ -5,6 +5,7 @@ certificates, records, messages, contributions and states are real ones; folders
 """
 
 import asyncio
+import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -40,6 +41,7 @@ from protocol.run.run_files import Descriptor
 from protocol.trust.keys import load_or_create
 from protocol.trust.ticket import Ticket
 from tests.world.directory import Directory
+from tests.world.disk import Disk
 from tests.world.loop import HOST, Task, VirtualLoop, in_host
 from tests.world.network import Machine, Network
 from tests.world.rpc import Calling, Grid, Shown, dynamic, serving
@@ -122,6 +124,7 @@ class World:
         self.clocks = Clocks(self.loop)
         self.grid = Grid(self.network, self.wall, self.failed)
         self.directory = Directory(self.network, self.wall)
+        self.disk = Disk(self.random)
         self.owners: dict[str, Owner] = {}
         self.failures: list[Failure] = []
         self.ticket: Ticket | None = None
@@ -158,6 +161,7 @@ class World:
             shutil.copytree(self.files, folder)
         else:
             folder.mkdir()
+            self.disk.keep(folder)
         owner = self.owners[name] = Owner(name, self.network.machine(name, **machine), folder, role, stage)
         return owner
 
@@ -252,11 +256,12 @@ class World:
         self.loop.go_on(process)
 
     def lose_power(self, process: Process) -> None:
-        """The machine goes off: nobody is told."""
+        """The machine goes off: nobody is told, and what was not synced may be lost."""
         process.dead = True
         process.held = None
         process.machine.powered = False
         self.network.lost_power(process)
+        self.disk.lose_power(self.owners[process.name].folder)
         for task in self.loop.tasks.get(process, []):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -334,6 +339,7 @@ class World:
             put(mock.patch.object(peer.network.admission, "probe", probe))
             put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
             put(mock.patch("peer.network.reach.reach.find", find))
+            put(mock.patch.object(os, "fsync", self.disk.sync))
             put(drawn_keys(self.random))
             state = random.getstate()
             random.seed(self.seed)
