@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import pausing
-from peer.telemetry.events import Finished, RoundDone, to_line
+from peer.process import INTERRUPTED
+from peer.telemetry.events import Finished, Joined, to_line
+from protocol.errors import UnreachableError
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.schedule import Fault, Schedule
@@ -20,6 +22,9 @@ MOST_STARTS = 12
 
 END_SECONDS = 600.0
 """The time within which a run has to end from which on nothing is broken any more."""
+
+PARTIAL = (".partial", ".part", ".tmp")
+"""The endings of files that are being written."""
 
 MEMORY = Path("/dev/shm")
 """Where folders lie: in memory, where the system has such a place."""
@@ -126,20 +131,25 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
 
 def _look(world: World, peers: list[Owner], outcome: Outcome) -> None:
     """What must be true of peers at the end."""
-    digests: dict[tuple[int, str], dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for owner in peers:
-        last = owner.runs[-1]
-        if last.exit_code not in (0, None):
-            outcome.objections.append(f"{owner.name} ends with {last.exit_code}: {last.error}")
         for run in owner.runs:
-            for _, event in run.events:
-                if isinstance(event, Finished | RoundDone):
-                    round = event.rounds if isinstance(event, Finished) else 0
-                    for part, digest in event.digests.items() if round else ():
-                        digests.setdefault((round, str(part)), {})[owner.name] = digest
-    for (round, part), said in digests.items():
+            joined = any(isinstance(event, Joined) for _, event in run.events)
+            known = (0, None) if run is owner.runs[-1] else (0, None, INTERRUPTED)
+            unreached = (
+                run.exit_code == UnreachableError.exit_code and not joined
+            )  # it was started while the node was away
+            if run.exit_code not in known and not unreached:
+                outcome.objections.append(f"{owner.name} ends with {run.exit_code}: {run.error}")
+            for finished in (event for _, event in run.events if isinstance(event, Finished)):
+                for part, digest in finished.digests.items():
+                    digests.setdefault(str(part), {})[owner.name] = digest[:8]
+    for part, said in digests.items():
         if len(set(said.values())) > 1:
-            outcome.objections.append(f"after round {round} {part} has {len(set(said.values()))} states: {said}")
+            outcome.objections.append(f"at the end {part} has {len(set(said.values()))} states: {said}")
+    left = [path.name for owner in peers for path in owner.folder.rglob("*") if path.suffix in PARTIAL]
+    if left:
+        outcome.objections.append(f"files are half written: {left}")
     if not digests:
         outcome.objections.append("nobody has finished the run")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bootstrap.genesis import create_run
+from peer.compute.calibration import warm_up
 from protocol.manifest import Manifest
 from tests.reference.processes import TEXT
 from tests.world.play import MEMORY, Outcome, manifest_of, play
@@ -31,6 +32,11 @@ def files_of(manifest: Manifest) -> Path:
         with drawn_keys(random.Random(0)):
             create_run(manifest, folder, text)
     return folder
+
+
+def get_ready() -> None:
+    """Compile what is compiled at its first use: processes that begin later have it already."""
+    warm_up()
 
 
 def play_schedule(schedule: Schedule) -> Outcome:

@@ -1,0 +1,35 @@
+"""Random schedules of the real daemon; `python -m tests.world` plays more of them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
+SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "16"))
+
+COUNTEREXAMPLES = (2019, 2025)
+"""Seeds that have found something wrong (`docs/simulation.md`)."""
+
+
+def played(*options: str) -> str:
+    """What the command says; its failure is the test's."""
+    done = subprocess.run([sys.executable, "-m", "tests.world", *options], capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_schedules_end_with_one_state_and_nobody_waiting():
+    assert f"{SCHEDULES} schedules" in played("--schedules", str(SCHEDULES), "--seed", str(FIRST), "--processes", "2")
+
+
+def test_what_was_found_once_is_not_found_again():
+    assert "0 failed" in played("--seeds", *map(str, COUNTEREXAMPLES), "--processes", "2")
+
+
+@pytest.mark.parametrize("seed", [2019])
+def test_a_seed_tells_its_story_again_to_the_byte(seed: int):
+    first, again = (played("--replay", str(seed)) for _ in range(2))
+    assert first == again
+    assert len(first.splitlines()) > 100
