@@ -152,6 +152,7 @@ class StepReport(Strict):
     down: Count = 0
     compression: int = Field(0, ge=0, le=65536, description="d / k that its group has chosen; 0: the run's own")
     credit: Count = Field(0, description="tokens of work that receipts show")
+    waits: ShortText = Field("", description="what it waits for, and what ends the wait; empty: it waits for nothing")
     happened: list[Told] = Field(default_factory=list, max_length=MOST_HAPPENED)
     left_out: Count = Field(0, description="so many things that happened are not told")
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import BROKEN
-from peer.telemetry.decisions import EndedEarly, Left, Recalled, WentOn
+from peer.telemetry.decisions import EndedEarly, Left, Recalled, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -96,7 +96,7 @@ class Reporter:
         match event:
             case Progress():
                 return
-            case StepDone() | Credited() | Recalled():
+            case StepDone() | Credited() | Recalled() | Waiting():  # the status has them
                 pass
             case _:
                 if (told := self._told(event)) is None:
@@ -180,6 +180,7 @@ class Reporter:
                 down=bandwidth.down.frames_carried + bandwidth.down.bulk_carried if bandwidth else 0,
                 compression=status.compression,
                 credit=status.credit,
+                waits=_cut(status.waits_for),
                 happened=happened,
                 left_out=self.left_out,
             )

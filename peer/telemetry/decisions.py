@@ -1,5 +1,5 @@
-"""What an event is, and the events of what a peer decided or judged, and why: most of them for people who ask
-afterwards. `peer/telemetry/events.py` has the others. Pure."""
+"""What an event is, and the events of what a peer decided, judged or waits for, and why: most of them for people who
+ask afterwards. `peer/telemetry/events.py` has the others. Pure."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -295,6 +295,51 @@ class Suspected(EventBase):
     @property
     def words(self) -> str:
         return f"WARNING: peer {tail(self.peer)} is suspected: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(EventBase):
+    """This peer waits from now on for `what` it cannot do itself. `until`: what ends the wait, in words. So many are
+    `here` of those `needed`; 0 and 0: they are not counted. It lasts `most_seconds`; None: as long as the swarm lacks
+    them. `round`: the one whose end ends the wait; 0: none does. `brief`: it belongs to every round, and has not lasted
+    long: no log keeps it."""
+
+    what: str
+    until: str = ""
+    here: int = 0
+    needed: int = 0
+    most_seconds: float | None = None
+    round: int = 0
+    brief: bool = False
+
+    @property
+    def waits_for(self) -> str:
+        """What is waited for and what ends the wait: the words without the verb."""
+        return f"{self.what}: {self.until}" if self.until else self.what
+
+    @property
+    def level(self) -> Level:
+        return "debug" if self.brief else "info"
+
+    @property
+    def words(self) -> str | None:
+        return None if self.brief else f"Waits for {self.waits_for}"
+
+    @property
+    def passing(self) -> str | None:
+        return f"waits for {self.waits_for}" if self.brief else None
+
+    @property
+    def cause(self) -> str:
+        return self.until
+
+    def goes_on(self, before: "Waiting | None") -> bool:
+        """Whether it is the wait `before`, perhaps with other numbers: with the same end, or for the same."""
+        return (
+            before is not None
+            and before.round == self.round
+            and (before.until == self.until or before.what == self.what)
+        )
 
 
 @dataclass(frozen=True, slots=True)

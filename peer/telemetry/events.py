@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, get_args
 
-from peer.telemetry.decisions import Decision, EventBase, Level, Pulse
+from peer.telemetry.decisions import Decision, EventBase, Level, Pulse, Waiting
 from protocol.wording import size, so_many, tail, tails
 
 
@@ -30,7 +30,7 @@ class Serving(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Progress(EventBase):
-    """A long operation goes on: fetching, tokenizing, waiting for others."""
+    """A long operation goes on: fetching, tokenizing, computing."""
 
     doing: str
     done: int = 0
@@ -340,6 +340,7 @@ class Injected(EventBase):
 Event = (
     Serving
     | Progress
+    | Waiting
     | Joined
     | Reached
     | GroupFormed

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import CaughtUp, CompressionChosen, EndedEarly, Left, Placed, Pulse, Recalled
+from peer.telemetry.decisions import CaughtUp, CompressionChosen, EndedEarly, Left, Placed, Pulse, Recalled, Waiting
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -43,7 +43,12 @@ class Status:
     heard: float = 0.0
     """When the last event came."""
     state: DaemonState = "starting"
-    waits_for: str = ""
+    doing: str = ""
+    """What it does when it neither trains nor waits, or why it is in this state, in words."""
+    waiting: Waiting | None = None
+    """What it waits for; None: for nothing."""
+    waits_since: float = 0.0
+    """When the present wait began, perhaps with other numbers."""
     peer_id: str = ""
     role: str = ""
     stage: int = 0
@@ -100,11 +105,21 @@ class Status:
         (began, first), (ended, _) = self._steps[0], self._steps[-1]
         return (sum(tokens for _, tokens in self._steps) - first) / max(ended - began, 1e-3)
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for, and what ends the wait, in words; empty: it waits for nothing."""
+        return self.waiting.waits_for if self.waiting is not None else ""
+
     def take(self, event: Event, now: float) -> None:
         """Follow an event of the peer's that comes `now`."""
         self.heard = now
         match event:
+            case Waiting():
+                self.waits_since = self.waits_since if event.goes_on(self.waiting) else now
+                self.waiting = event
+                self._rest("")
             case Joined(peer_id, role, stage, slot):
+                self.waiting, self.doing = None, ""
                 self.peer_id, self.role, self.stage, self.slot, self.state = peer_id, role, stage, slot, "waiting"
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
@@ -112,27 +127,31 @@ class Status:
             case Placed(_, rounds, inner_steps):
                 self.rounds, self.inner_steps = rounds, inner_steps
             case Progress(doing, done, total):
-                self._wait(f"{doing}: {done / total:.0%}" if total else doing)
+                self.doing = f"{doing}: {done / total:.0%}" if total else doing
+                if self.state == "starting":  # a peer joins step by step: what it waited for is there
+                    self.waiting = None
             case GroupFormed(replica, _, members):
-                self.replica, self.members = replica, list(members)
-                self._wait("the first inner step")
+                self.replica, self.members, self.waiting = replica, list(members), None
+                self._rest("it begins the inner loop")
             case GroupBroken(_, _, _, reason):
-                self.replica, self.members = "", []
-                self._wait(f"another member: {reason}")
+                self.replica, self.members, self.waiting = "", [], None
+                self._rest(reason)
             case StepDone(round, step, loss, tokens):
                 follows = self._stepped is not None and (self.round, self.step) == (round, step)
                 self.step_seconds = now - self._stepped if self._stepped is not None and follows else None
-                self.state, self.waits_for, self.round, self.step = "training", "", round, step + 1
+                self.state, self.waiting, self.doing, self.round, self.step = "training", None, "", round, step + 1
                 self.last_step, self.loss, self._stepped = event, self.loss if loss is None else loss, now
                 self.tokens += tokens
                 self._steps.append((now, tokens))
             case EndedEarly(round) | Contributed(round):
                 self.round = round
-                self._wait(f"the others' contributions to round {round}")
+                self._rest(f"it ends round {round}")
             case RoundDone(round) | Resumed(round) | CaughtUp(round):
                 self.round, self.step = min(round + 1, self.rounds or round + 1), 0
                 self._stepped = None
-                self._wait("the next round")
+                if self.waiting is not None and self.waiting.round:
+                    self.waiting = None
+                self._rest(f"it goes on after round {round}")
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
             case Credited(round, tokens):
@@ -149,21 +168,22 @@ class Status:
                     self.down = (moved.frames_received + moved.bulk_received) / seconds
                 self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
             case Paused(reason):
-                self.state, self.waits_for = "paused", reason
+                self.state, self.waiting, self.doing = "paused", None, reason
                 self.replica, self.members, self.up, self.down = "", [], 0.0, 0.0
             case PauseEnded():
-                self.state, self.waits_for = "starting", ""
+                self.state, self.doing = "starting", ""
             case Left():
-                self.state, self.waits_for = "leaving", "the end of the inner step"
+                self.state, self.waiting, self.doing = "leaving", None, "it ends the inner step"
             case Finished():
-                self.state, self.waits_for, self.over = "finished", "", True
+                self.state, self.waiting, self.doing, self.over = "finished", None, "", True
             case Failed(message):
-                self.state, self.waits_for = "failed", message
+                self.state, self.waiting, self.doing = "failed", None, message
             case _:
                 pass
 
-    def _wait(self, what: str) -> None:
-        self.waits_for = what
+    def _rest(self, doing: str) -> None:
+        """The peer trains no more until its next inner step."""
+        self.doing = doing
         if self.state == "training":
             self.state = "waiting"
             self._steps.clear()
@@ -171,12 +191,15 @@ class Status:
 
 @dataclass(slots=True)
 class EventStream:
-    """All events of a process. Each changes the process's status, once, and is then told to the listeners in turn."""
+    """All events of a process. Each changes the process's status, once, and is then told to the listeners in turn. A
+    wait that goes on unchanged is passed over."""
 
     listeners: list[Listener] = field(default_factory=list)
     status: Status = field(default_factory=Status)
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Waiting) and event == self.status.waiting:
+            return
         self.status.take(event, self.status.clock())
         for listener in tuple(self.listeners):
             listener(event)

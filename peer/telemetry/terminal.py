@@ -22,6 +22,7 @@ from peer.telemetry.decisions import (
     Resynchronised,
     Suspected,
     Tried,
+    Waiting,
 )
 from peer.telemetry.events import (
     CertificateRenewed,
@@ -47,7 +48,7 @@ from peer.telemetry.events import (
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
-from protocol.wording import clock, since, size, so_many, tail
+from protocol.wording import clock, lasting, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -69,23 +70,35 @@ def bar(done: int, total: int, width: int) -> str:
 
 
 def panel(status: Status, now: float, width: int) -> list[str]:
-    """A daemon's live panel: where it is, what it does, and what it waits for. Lines, none longer than `width`."""
+    """A daemon's live panel: where it is, what it does, and, on a line of its own, what it waits for, and since when.
+    Lines, none longer than `width`."""
     place = f"stage {status.stage}" if status.role == "volunteer" else status.role
     place += f" · {status.state}"
     if status.role == "volunteer":
         names = (f"[{tail(each)}]" if each == status.peer_id else tail(each) for each in status.members)
-        place += f" · group: {' '.join(names)}" if status.members else " · no group"
+        without = " · no group" if status.waiting is None else ""  # a wait says what is missing
+        place += f" · group: {' '.join(names)}" if status.members else without
     rates = f"{status.tokens_per_second:,.0f} tokens/s · up {size(status.up)}/s · down {size(status.down)}/s"
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
-    waits = f" · {status.state}: {status.waits_for.removeprefix(f'{status.state} ')}" if status.waits_for else ""
+    doing = f" · {status.state}: {status.doing.removeprefix(f'{status.state} ')}" if status.doing else ""
     lines = [
         place,
         _round(status, width),
         f"{rates} · credit {status.credit:,} tokens",
-        f"{joined} · {so_many(status.peers, 'peer')}{silent}{waits}",
+        f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
     ]
+    if status.waiting is not None:
+        lines.append(_wait(status.waiting, now - status.waits_since, width))
     return [line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines]
+
+
+def _wait(waiting: Waiting, seconds: float, width: int) -> str:
+    """A wait that has lasted so many seconds. Where it is too long, the end of its words goes first."""
+    most = f" of at most {lasting(waiting.most_seconds)}" if waiting.most_seconds is not None else ""
+    said, so_far = f"waits for {waiting.waits_for}", f", for {lasting(max(1, int(seconds)))}{most}"
+    room = max(0, width - len(so_far))
+    return (said if len(said) <= room else said[: max(0, room - 1)] + "…") + so_far
 
 
 def _round(status: Status, width: int) -> str:
@@ -182,6 +195,8 @@ class ProcessRow:
                 pass
             case Progress(doing):
                 self.doing = doing
+            case Waiting():
+                self.doing = f"waits for {event.waits_for}"
             case Serving():
                 self.doing = "serving"
             case Paused():

@@ -11,7 +11,7 @@ from peer.process import Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import TOO_LATE
-from peer.telemetry.decisions import Counted, Dismissed, EndedEarly, NotCounted, WentOn
+from peer.telemetry.decisions import Counted, Dismissed, EndedEarly, NotCounted, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
     Event,
@@ -19,7 +19,6 @@ from peer.telemetry.events import (
     GroupBroken,
     GroupFormed,
     Joined,
-    Progress,
     RoundDone,
     StepDone,
 )
@@ -122,7 +121,7 @@ GROUP: list[Event] = [
     StepDone(3, 0, 5.0, 10),
     GroupBroken(ME, 3, 1, "a member did not answer"),
     Dismissed(EVIL, 3, 1, f"peer {EVIL[-8:]} held its group up"),
-    Progress("looking for volunteers of the other stages"),
+    Waiting("a free volunteer of stage 1 (0 there, 0 free)", "a group needs one of each stage", 1, 2),
     EndedEarly(3, 1, "the others are done"),
     Contributed(3, 1),
     NotCounted(3, ["stage 0"], "it came late"),
@@ -140,7 +139,7 @@ def test_a_round_is_told_from_its_beginning_to_its_end_and_nothing_else(
     assert [line.split("  ", 1)[-1].split(" ")[0] for line in lines] == [
         "A",  # a member did not answer
         "Dismissed",
-        "Looking",
+        "Waits",
         "Ended",
         "This",
         "Nothing",
@@ -156,9 +155,9 @@ def test_a_member_that_was_dismissed_is_told_of_with_the_reason(tmp_path: Path, 
     evil = EVIL[-8:]
     told = asked(capsys, evil, logged(tmp_path / "peer", GROUP))
     assert f"Dismissed peer {evil} from this group, at step 2 of round 3: peer {evil} held its group up" in told
-    assert "Looking for volunteers" not in told
+    assert "Waits for a free volunteer of stage 1" not in told
     own = asked(capsys, ME, tmp_path / "peer")
-    assert "Looking for volunteers" in own  # its own story is all of it
+    assert "Waits for a free volunteer of stage 1" in own  # its own story is all of it
 
 
 def test_programs_have_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,7 @@ import pytest
 
 from peer.network import reporter
 from peer.network.reporter import MOST_WAITING, Reporter
-from peer.telemetry.decisions import EndedEarly, Left, WentOn
+from peer.telemetry.decisions import EndedEarly, Left, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
     Evaluated,
@@ -159,6 +159,19 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
             assert not teller._changed
 
     play(scene, monkeypatch)
+
+
+def test_the_node_is_told_what_the_peer_waits_for_while_it_does():
+    teller = Reporter(Status())
+    tell(teller, Waiting("1 datacenter (0 of 1)", "the run begins when all 2 replicas are there", 1, 2))
+    assert teller._changed
+    told = batch_of(teller)
+    assert told.waits == "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
+    assert told.happened == []
+    tell(teller, Waiting("x" * 400))
+    assert batch_of(teller).waits == "x" * 300
+    tell(teller, StepDone(1, 0, 5.0, 96))
+    assert batch_of(teller).waits == ""
 
 
 def test_bytes_of_a_round_are_those_since_the_last():

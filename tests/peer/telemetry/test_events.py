@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.telemetry.decisions import Audited, CompressionChosen, EventBase, Resynchronised, Suspected, Tried
+from peer.telemetry.decisions import Audited, CompressionChosen, EventBase, Resynchronised, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     Credited,
     Evaluated,
@@ -26,6 +26,7 @@ EVENTS = [
     Suspected("QmB", "the loss is higher with it", 2),
     Tried(4, "QmC", 0.25, "a copy"),
     Failed("no such thing", 4),
+    Waiting("1 datacenter (0 of 1)", "the run begins when all 2 replicas are there", 1, 2, 60.0, 3, True),
 ]
 
 

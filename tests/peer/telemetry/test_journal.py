@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.decisions import Avoided, NotCounted, Pulse
+from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Waiting
 from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
 from peer.telemetry.status import EventStream, Status
@@ -50,13 +50,14 @@ def test_a_loss_that_is_no_number_is_read_back_and_told(tmp_path: Path):
 
 
 def test_what_only_passes_by_is_not_kept_and_the_same_news_once(tmp_path: Path):
-    waiting = Progress("waiting for a group")
+    waiting = Waiting("the leader of a group", "it invites this peer")
     passing = [StepDone(1, 0, None, 1), Pulse(0, 0, 0, 0, 0, 0), Progress("fetching", 1, 2)]
+    passing += [Waiting("contributions to round 1", round=1, brief=True)]
     assert [each.event for each in kept(tmp_path, *passing, waiting, *passing, waiting)] == [waiting]
 
 
 def test_a_warning_is_read_back_as_one(tmp_path: Path):
-    waiting, warned = Progress("waiting for a group"), Warned("WARNING: the disk is full")
+    waiting, warned = Progress("going on"), Warned("WARNING: the disk is full")
     found = kept(tmp_path, waiting, warned)
     assert [each.event for each in found] == [waiting, warned]
     assert [(each.row()["event"], each.row()["level"]) for each in found] == [

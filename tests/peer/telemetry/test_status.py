@@ -1,6 +1,8 @@
 """What a daemon is doing, as its events say."""
 
-from peer.telemetry.decisions import CaughtUp, CompressionChosen, Left, Pulse, Recalled
+from dataclasses import replace
+
+from peer.telemetry.decisions import CaughtUp, CompressionChosen, Left, Pulse, Recalled, Waiting
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -59,8 +61,54 @@ def test_a_story_from_joining_to_the_end():
 def test_tokens_a_second_are_those_of_the_last_steps_while_it_trains():
     steps = [StepDone(1, step, None, 100) for step in range(5)]
     assert after(*steps).tokens_per_second == 100
-    assert after(*steps, Progress("waiting for a group")).tokens_per_second == 0
+    assert after(*steps, Waiting("a group")).tokens_per_second == 0
+    assert after(*steps, Progress("mirror a: asking another")).tokens_per_second == 100
     assert after(steps[0]).tokens_per_second == 0
+
+
+START = Waiting("1 datacenter (0 of 1)", "the run begins when all 2 replicas are there", 1, 2)
+ROUND = Waiting("contributions to round 3, of QmB", "half of them are here", 1, 2, round=3)
+SPARE = Waiting("a seat in a group; this peer is a spare", "stage 1 has 1 volunteer, 2 are needed", 1, 2)
+
+
+def test_a_wait_lasts_until_what_ends_it_and_since_it_began():
+    made = after(JOINED, START)
+    assert made.waits_for == "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
+    assert START.words == f"Waits for {made.waits_for}"
+    made.take(Waiting("1 volunteer of stage 1 (0 of 1)", START.until, 0, 2), 5.0)  # the same wait with other numbers
+    assert (made.waits_for.split(":")[0], made.waits_since) == ("1 volunteer of stage 1 (0 of 1)", 1.0)
+    made.take(SPARE, 6.0)
+    assert (made.waiting, made.waits_since) == (SPARE, 6.0)
+
+
+def test_a_wait_ends_with_what_ends_it():
+    for event in (
+        StepDone(3, 0, None, 1),
+        GroupFormed("QmA", 0, []),
+        Finished(3),
+        Paused("by hand"),
+        Left("", "x"),
+        DONE,
+    ):
+        ended = after(JOINED, ROUND, event)
+        assert (ended.waiting, ended.waits_for) == (None, ""), event
+    assert after(JOINED, SPARE, DONE).waiting == SPARE  # of no round: it goes on when one is over
+    assert after(JOINED, SPARE, Progress("mirror a: asking another")).waiting == SPARE
+
+
+def test_a_wait_that_goes_on_unchanged_is_told_once():
+    said: list[Event] = []
+    stream = EventStream([said.append])
+    for event in (START, START, SPARE, SPARE, START, DONE, START):
+        stream(event)
+    assert said == [START, SPARE, START, DONE]
+
+
+def test_a_wait_of_every_round_passes_by_until_it_has_lasted_long():
+    brief = replace(ROUND, brief=True)
+    assert (brief.level, brief.words) == ("debug", None)
+    assert brief.passing == "waits for contributions to round 3, of QmB: half of them are here"
+    assert (ROUND.level, ROUND.passing) == ("info", None)
 
 
 def test_rates_are_those_between_two_pulses_and_begin_anew_with_a_new_place():

@@ -8,12 +8,13 @@ import pty
 import re
 import struct
 import termios
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from peer.telemetry.damage import Damage
-from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried
+from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     Credited,
     Evaluated,
@@ -241,7 +242,7 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "round 1 of 12 █" in shown
     assert "step 1 of 20 · loss 7.500" in shown
     assert "tokens/s" in shown
-    assert "waiting: another member: stage 0 is gone" in shown
+    assert "waiting: stage 0 is gone" in shown
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
     assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone
@@ -300,13 +301,16 @@ def test_a_member_that_trains_sees_where_it_is():
 
 
 def test_one_that_waits_says_for_what():
-    waiting = status_of(*TRAINING, Progress("looking for volunteers of the other stages"))
-    place, _, rates, life = panel(waiting, 60.0, 100)
+    lacks = Waiting("1 datacenter (0 of 1)", "the run begins when all 3 replicas are there", 2, 3)
+    place, _, rates, life, waits = panel(status_of(*TRAINING, lacks), 19.0, 100)
     assert "· waiting ·" in place
     assert rates.startswith("0 tokens/s")
-    assert life.endswith("waiting: looking for volunteers of the other stages")
-    waiting = status_of(*TRAINING, Progress("waiting for a group"))
-    assert panel(waiting, 60.0, 100)[3].endswith(" · waiting: for a group")
+    assert life == "joined 0:19 ago · 5 peers, 1 silent"
+    assert waits == "waits for 1 datacenter (0 of 1): the run begins when all 3 replicas are there, for 12 s"
+    short = panel(status_of(*TRAINING, replace(lacks, most_seconds=60.0)), 19.0, 60)[4]
+    assert short == "waits for 1 datacenter (0 of 1): …, for 12 s of at most 60 s"
+    alone = panel(status_of(TRAINING[0], lacks), 19.0, 100)
+    assert alone[0] == "stage 1 · waiting"  # in a group or not: the wait says what is missing
     paused = status_of(*TRAINING, Paused("until 23:00, for these are quiet hours"))
     assert panel(paused, 60.0, 100)[0] == "stage 1 · paused · no group"
 
@@ -314,6 +318,8 @@ def test_one_that_waits_says_for_what():
 @pytest.mark.parametrize("width", [1, 8, 20, 40, 79, 200])
 def test_no_line_is_wider_than_the_terminal(width: int):
     assert all(len(line) <= width for line in panel(status_of(*TRAINING), 60.0, width))
+    waits = Waiting("x" * 50, "y", 0, 1, 60.0)
+    assert all(len(line) <= width for line in panel(status_of(*TRAINING, waits), 60.0, width))
 
 
 # The end of a run
