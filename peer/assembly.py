@@ -10,7 +10,7 @@ import grpc
 import torch
 
 from peer.compute.calibration import warm_up
-from peer.joining import fetch_files, register, require_place, tell_place, text_sources
+from peer.joining import fetch_files, register, require_place, tell_clock, tell_place, text_sources
 from peer.network.admission import Admitted, keep_renewing, stand_trial
 from peer.network.attested import Attested
 from peer.network.bans import Bans
@@ -95,6 +95,8 @@ async def joined(
     """
     warming = tasks.spawn(asyncio.to_thread(warm_up))
     place = remembered or await register(settings, descriptor, identity)
+    if isinstance(place, Admitted):
+        tell_clock(place.clock_ahead, emit)
     space = await asyncio.to_thread(require_place, settings, descriptor, place.card.stage, device)
     kept = f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
     emit(Progress(kept))

@@ -18,13 +18,14 @@ from peer.store.served import ContributionStore
 from peer.swarm.group.stragglers import FIRST_SECONDS
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
-from peer.telemetry.events import Joined, Listener, Progress
+from peer.telemetry.events import Joined, Listener, Progress, Warned
 from protocol import manifest as manifests
 from protocol.clock import unix_time
 from protocol.codec.frames import FrameRules
 from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
+from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth
 from protocol.run.prepared import require_same
@@ -33,7 +34,7 @@ from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
-from protocol.wording import moment
+from protocol.wording import lasting, moment
 
 
 async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
@@ -162,6 +163,14 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
         require_memory(descriptor.manifest, stage, device, settings.memory_limit)
         require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
+
+
+def tell_clock(ahead: float, emit: Listener) -> None:
+    """Warn if this machine's clock is so many seconds `ahead` of the node's (less than 0: behind it) that others refuse
+    this peer's records, or it refuses theirs."""
+    if abs(ahead) > CLOCK_SLACK_SECONDS:
+        off = f"this machine's clock is {lasting(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the node's"
+        emit(Warned(f"WARNING: {off}: other peers do not find this one; set it, and look at `hetpeer doctor`"))
 
 
 def tell_place(

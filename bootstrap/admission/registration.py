@@ -121,6 +121,7 @@ class Door(run_pb2_grpc.RunServicer):
             trials=tried.required,
             mirrors=self.mirrors,
             attestation=await asyncio.to_thread(self.admission_policy.attestation),
+            time=unix_time(),
         )
 
     async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:

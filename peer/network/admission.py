@@ -53,6 +53,9 @@ LEAST_PAUSE_SECONDS = 1.0
 
 MOST_PAUSE_SECONDS = 600.0
 
+LAST_TIME = 1e11
+"""Seconds since 1970 that no clock shows."""
+
 Renew = Callable[[], Awaitable[bytes]]
 """A function that asks for a new certificate; raises HetpeerError if there is none now."""
 
@@ -76,6 +79,8 @@ class Admitted:
     attestation: bytes = b""
     """The newest attestation of closed rounds, signed by the operator's observer, not checked yet; empty: there is
     none."""
+    clock_ahead: float = 0.0
+    """Seconds by which this machine's clock is ahead of the node's, to within the time that the answer took."""
 
 
 async def describe(ticket: Ticket) -> Descriptor:
@@ -136,11 +141,11 @@ async def register(
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Admitted:
         if node.peer_id in revoked:
             raise PeerError(f"the operator has taken out the gateway at {node.address}")
-        metadata = handshake(descriptor.manifest)
+        metadata, asked = handshake(descriptor.manifest), unix_time()
         reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
-        return _admitted(reply, node)
+        return _admitted(reply, node, (asked + unix_time()) / 2)
 
-    def _admitted(reply: pb.RegisterReply, node: Endpoint) -> Admitted:
+    def _admitted(reply: pb.RegisterReply, node: Endpoint, answered: float) -> Admitted:
         given = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
         if given.peer != identity.peer_id or given.role != role:
             raise FormatError(f"{node.address} admitted another peer or role than asked for")
@@ -151,9 +156,18 @@ async def register(
         credentials = Credentials(certificates.private_key(identity), reply.certificate, reply.authority)
         host = node.address.rpartition(":")[0]
         shown = Endpoint(node.peer_id, f"{host}:{reply.port}")
-        mirrors = base_urls(reply.mirrors)
+        if not 0 <= reply.time < LAST_TIME:
+            raise FormatError(f"{node.address} tells a time that is none")
         return Admitted(
-            given, reply.card, credentials, shown, reply.closed, reply.trials, mirrors, bytes(reply.attestation)
+            given,
+            reply.card,
+            credentials,
+            shown,
+            reply.closed,
+            reply.trials,
+            base_urls(reply.mirrors),
+            bytes(reply.attestation),
+            answered - reply.time if reply.time else 0.0,
         )
 
     return await _at_a_door(ticket, ask)

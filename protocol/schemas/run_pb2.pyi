@@ -47,7 +47,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors", "attestation")
+    __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors", "attestation", "time")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class RegisterReply(_message.Message):
     TRIALS_FIELD_NUMBER: _ClassVar[int]
     MIRRORS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     stage: int
     slot: int
     card: bytes
@@ -68,7 +69,8 @@ class RegisterReply(_message.Message):
     trials: bool
     mirrors: _containers.RepeatedScalarFieldContainer[str]
     attestation: bytes
-    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ..., mirrors: _Optional[_Iterable[str]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
+    time: float
+    def __init__(self, stage: _Optional[int] = ..., slot: _Optional[int] = ..., card: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., authority: _Optional[bytes] = ..., port: _Optional[int] = ..., closed: _Optional[bool] = ..., trials: _Optional[bool] = ..., mirrors: _Optional[_Iterable[str]] = ..., attestation: _Optional[bytes] = ..., time: _Optional[float] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("peer_id", "address")

@@ -2,8 +2,10 @@
 
 import pytest
 
-from peer.joining import require_bandwidth
+from peer.joining import require_bandwidth, tell_clock
+from peer.telemetry.events import Event, Warned
 from protocol.errors import UserError
+from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import check_manifest
 
 RUN = check_manifest(
@@ -37,6 +39,23 @@ def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end
         ends, middle = [least(stage, *limits) for stage in (0, 3)], least(1, *limits)
         assert ends[0] == ends[1]
         assert middle in (2 * ends[0], 2 * ends[0] - 1)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        (0.0, []),
+        (CLOCK_SLACK_SECONDS, []),
+        (CLOCK_SLACK_SECONDS + 1, ["61 s ahead of"]),
+        (-CLOCK_SLACK_SECONDS - 1, ["61 s behind"]),
+        (-7200.0, ["120.0 min behind"]),
+    ],
+)
+def test_a_clock_that_others_do_not_put_up_with_is_told(ahead: float, said: list[str]):
+    told: list[Event] = []
+    tell_clock(ahead, told.append)
+    advice = "other peers do not find this one; set it, and look at `hetpeer doctor`"
+    assert told == [Warned(f"WARNING: this machine's clock is {off} the node's: {advice}") for off in said]
 
 
 def test_without_limits_everything_fits():

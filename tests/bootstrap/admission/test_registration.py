@@ -197,6 +197,46 @@ def test_a_newcomer_gets_a_place_and_a_certificate_that_opens_the_other_port(tmp
     play(tmp_path, scene)
 
 
+def answering_with_time(monkeypatch: pytest.MonkeyPatch, time: Callable[[float], float]) -> None:
+    """Let every door tell another time than it would."""
+    honest = Door.Register
+
+    async def register(self: Door, request: run_pb2.RegisterRequest, context: Any) -> run_pb2.RegisterReply:
+        reply = await honest(self, request, context)
+        reply.time = time(reply.time)
+        return reply
+
+    monkeypatch.setattr(Door, "Register", register)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 7200.0, -7200.0])
+def test_a_newcomer_learns_how_far_its_clock_is_from_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+):
+    async def scene(house: House) -> None:
+        assert (await house.register()).clock_ahead == pytest.approx(ahead, abs=20.0)
+
+    answering_with_time(monkeypatch, lambda time: time - ahead)
+    play(tmp_path, scene)
+
+
+def test_of_a_node_that_tells_no_time_no_clock_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scene(house: House) -> None:
+        assert (await house.register()).clock_ahead == 0.0
+
+    answering_with_time(monkeypatch, lambda time: 0.0)
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e11])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float):
+    async def scene(house: House) -> None:
+        await house.refused(FormatError, "tells a time that is none")
+
+    answering_with_time(monkeypatch, lambda time: wrong)
+    play(tmp_path, scene)
+
+
 def test_a_certificate_lasts_as_long_as_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bootstrap.admission.registration.time.time", lambda: 1_900_000_000.0)
 
