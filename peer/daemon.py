@@ -20,6 +20,7 @@ from peer.pausing import Pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
 from peer.swarm.node import AskFinished, Node, RoleWork
+from peer.swarm.waits import for_the_node
 from peer.swarm.work import observe, serve_datacenter, serve_stage
 from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
 from peer.telemetry.status import EventStream
@@ -153,8 +154,8 @@ async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitS
 
     ask_finished: AskFinished = nobody_says if work is not None else partial(admission.finished, settings.ticket)
     failures, tasks = 0, await place.enter_async_context(Children())
+    emit(Progress(f"asking {settings.ticket.operator} what the run is"))
     while True:
-        emit(Progress(f"asking {settings.ticket.operator} what the run is"))
         try:
             descriptor, remembered = await learn(settings, identity, emit)
             device = await asyncio.to_thread(require_fit, settings, descriptor)
@@ -165,5 +166,5 @@ async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitS
                 raise
             failures += 1
             pause = pause_after(failures, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
-            emit(Progress(f"{error}; trying again in {pause:.0f} s"))
+            emit(for_the_node(settings.ticket.operator, str(error), MOST_PAUSE_SECONDS))
             await asyncio.sleep(pause)

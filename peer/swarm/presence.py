@@ -11,6 +11,7 @@ from peer.model.first_weights import read_part
 from peer.network.discovery import keep_remembering
 from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
+from peer.swarm import waits
 from peer.swarm.node import AskFinished, Node
 from peer.swarm.roles import all_at
 from peer.swarm.rounds.catch_up import catch_up, compare_with_all, resume
@@ -156,6 +157,8 @@ async def linger(outer: OuterLoop) -> None:
             same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records
                 break
+        others, missed = outer.discovery.others(), outer.discovery.missed()
+        outer.emit(waits.for_the_end(others, missed, rounds, max(FAREWELL_SECONDS, outer.pace.usual)))
         await outer.discovery.news.wait(1.0)
     else:
         await _have_all(outer)
@@ -194,6 +197,7 @@ async def take_last_state(outer: OuterLoop) -> None:
         await outer.discovery.read()
         await catch_up(outer)
         if not outer.finished:
+            outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, LAST_STATE_SECONDS))
             await outer.discovery.news.wait(1.0)
     if not outer.finished:
         here = f"{outer.folder} has the one after round {outer.clock - 1}"

@@ -14,6 +14,7 @@ from peer.compute.trainer import StageTrainer
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.workers import Split
 from peer.network.receipt_exchange import Earned
+from peer.swarm import waits
 from peer.swarm.auditing import Auditor
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.handover import Handover
@@ -94,7 +95,7 @@ async def serve_datacenter(node: Node) -> None:
             async with in_the_swarm(node, outer):
                 await node.discovery.publish(replica=node.discovery.record.peer_id)
                 while not (outer.begun or outer.over or outer.leaving):
-                    node.emit(Progress("waiting for the other replicas"))
+                    node.emit(waits.for_the_beginning(node.discovery.peers(), outer.manifest))
                     await node.discovery.news.wait(1.0)
                 while not (outer.over or outer.leaving):
                     round = outer.clock
@@ -141,7 +142,6 @@ async def observe(node: Node) -> None:
         evaluator = await _evaluator(node.place, reader, None)
     auditor = Auditor(evaluator) if node.settings.audit else None
     async with in_the_swarm(node, outer):
-        node.emit(Progress("following the run" if node.discovery.others() else "waiting for somebody who trains"))
         while not outer.over:
             round, started = outer.clock, monotonic()
             if not await outer.wait_for_others(round, lambda: outer.leaving):

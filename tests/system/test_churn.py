@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.events import Contributed, Finished, GroupFormed, HandedOver, Inherited, Joined, Progress, StepDone
+from peer.telemetry.decisions import Waiting
+from peer.telemetry.events import Contributed, Finished, GroupFormed, HandedOver, Inherited, Joined, StepDone
 from peer.testnet import namespaces
 from tests.reference.processes import Outcome, Peer, completed_swarm, serving
 
@@ -104,7 +105,7 @@ def test_who_leaves_hands_over_to_the_standby_that_takes_its_seat(tmp_path: Path
         ids = {peer.wait_for(Joined).peer_id: peer for peer in others}
         member = leader.wait_for(GroupFormed).members[1]
         heir = next(peer_id for peer_id in ids if peer_id != member)
-        ids[heir].wait_for(Progress, lambda event: event.doing == "waiting for a group")
+        ids[heir].wait_for(Waiting, lambda event: "this peer is a spare" in event.what)
         leader.wait_for(StepDone, lambda event: event.round == 2)
         assert ids[member].end(signal.SIGINT) == 130
         assert ids[member].wait_for(HandedOver).heir == heir

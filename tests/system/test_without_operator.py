@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.child import two_free_ports
 from protocol.trust.keys import load_or_create
@@ -117,7 +118,7 @@ def test_who_was_here_waits_for_its_network_to_come_back(swarm: Start):
     for peer in (made.operator, leader, member):
         peer.end(signal.SIGKILL)
     again = made.join("member", "join", "--stage", "1", ticket=ticket)
-    again.wait_for(Progress, lambda event: "trying again in 2 s" in event.doing)  # for the second time
+    assert again.wait_for(Waiting).what.startswith("an answer from the operator's node at ")
     made.stack.enter_context(Peer("bootstrap", *made.created)).wait_for(Serving)
     made.join("leader", "join", "--stage", "0", ticket=ticket)
     resumed = again.wait_for(Resumed).round

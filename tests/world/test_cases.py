@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, RoundDone, StepDone
+from peer.telemetry.decisions import Waiting
+from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Progress, RoundDone, StepDone
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.play import folder_in_memory
@@ -134,3 +135,56 @@ def test_a_veteran_keeps_its_seat_when_a_member_that_was_killed_is_back(world: M
     run.start(member)
     all_end_well(run, leader, spare, member, seconds=120)
     assert len(told(leader, GroupFormed)) == 2  # the member's, and the spare's
+
+
+def waits_for(owner: Owner) -> str:
+    """What an owner is told that the peer waits for now."""
+    return owner.process.status.waits_for if owner.process is not None else ""
+
+
+def test_a_group_at_the_start_is_told_which_replica_is_missing(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1})
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    beginning = "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
+    assert run.run_until(lambda: all(waits_for(each) == beginning for each in group), 20), list(map(waits_for, group))
+    run.run_for(5.0)
+    since = [each.process.status.waits_since for each in group if each.process]
+    told_so_far = [len(told(each, Waiting)) for each in group]
+    run.run_for(30.0)
+    assert [each.process.status.waits_since for each in group if each.process] == since
+    assert [len(told(each, Waiting)) for each in group] == told_so_far  # a wait that goes on is told once
+    center = join(run, "center", "datacenter")
+    all_end_well(run, *group, center)
+
+
+def test_a_spare_is_told_that_it_is_one_and_which_stage_is_short(world: MakeWorld):
+    run = world(replicas={"groups": 2, "datacenters": 0}, outer={"rounds": 6}, inner={"steps": 20})
+    first = [join(run, f"first-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: "1 volunteer of stage 0 (1 of 2)" in waits_for(first[1]), 20), waits_for(first[1])
+    spare = join(run, "spare", "volunteer", 1)
+    short = "a seat in a group; this peer is a spare: stage 0 has 1 volunteer, 2 are needed"
+    assert run.run_until(lambda: waits_for(spare) == short, 20), waits_for(spare)
+    second = join(run, "second-0", "volunteer", 0)
+    assert run.run_until(lambda: bool(told(spare, StepDone)), 30), waits_for(spare)
+    more = join(run, "more", "volunteer", 1)
+    full = (
+        "a seat in a group; this peer is a spare: every group is complete, and it takes the next free seat of stage 1"
+    )
+    assert run.run_until(lambda: waits_for(more) == full, 30), waits_for(more)
+    all_end_well(run, *first, spare, second, more, seconds=120)
+    assert sum(event.what.startswith("a seat") for event in told(more, Waiting)) <= 2  # not once a round
+
+
+@pytest.mark.parametrize(("skew", "said"), [(7200.0, "120.0 min ahead of"), (-7200.0, "120.0 min behind")])
+def test_a_clock_that_is_two_hours_off_is_told_at_once(world: MakeWorld, skew: float, said: str):
+    run = world()
+    wrong = join(run, "wrong", "volunteer", 0, skew=skew)
+    right = join(run, "right", "volunteer", 1, skew=50.0)
+    assert run.run_until(lambda: bool(told(wrong, Progress, lambda event: "clock" in event.doing)), 5)
+    (warned,) = told(wrong, Progress, lambda event: "clock" in event.doing)
+    assert warned.doing == (
+        f"WARNING: this machine's clock is {said} the node's: other peers do not find this one; "
+        "set it, and look at `hetpeer doctor`"
+    )
+    run.run_for(10.0)
+    assert not told(right, Progress, lambda event: "clock" in event.doing)

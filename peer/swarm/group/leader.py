@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from peer.network.duplex import BreachError
 from peer.network.gossip import Reconciler
 from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, orders_to
+from peer.swarm import waits
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.control import LeaderControl, report
 from peer.swarm.group.plan import backoff_seconds, choose_members, preferred
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import CompressionChosen, Dismissed
-from peer.telemetry.events import GroupBroken, GroupFormed, Progress
+from peer.telemetry.decisions import CompressionChosen, Dismissed, Waiting
+from peer.telemetry.events import GroupBroken, GroupFormed
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
@@ -105,17 +106,24 @@ class Leader:
                 self._call(stage, seat)
             if self._complete:
                 return True
-            outer.emit(Progress("looking for volunteers of the other stages"))
+            outer.emit(self._wait_for_members())
             if self.here.round and outer.late(self.here.round):
                 await self._end_round()
             elif not self.here.round:
                 patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
-                if await outer.wait_for_others(outer.clock, after(patience)) and not outer.leaving:
+                done = await outer.wait_for_others(outer.clock, after(patience), self._wait_for_members)
+                if done and not outer.leaving:
                     await self._end_round()
             else:
                 await outer.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
             attempt += 1
         return False
+
+    def _wait_for_members(self) -> Waiting:
+        """The wait of this peer for members at the stages that have none."""
+        outer, peers = self.here.outer, self.here.outer.discovery.peers()
+        missing = set(range(1, outer.manifest.replicas.stages)) - self.seats.keys()
+        return waits.for_members(peers, outer.discovery.record, outer.manifest, outer.begun, missing)
 
     def _call(self, stage: int, seat: Seat) -> None:
         """Open the control stream to a member."""
@@ -213,7 +221,7 @@ class Leader:
             )
             await outer.discovery.publish(replica=self.replica)
         while not (outer.begun or outer.over or outer.leaving):
-            outer.emit(Progress("waiting for the other replicas"))
+            outer.emit(waits.for_the_beginning(outer.discovery.peers(), outer.manifest))
             if any(stream.ended for stream in self.orders.values()):
                 raise LostMemberError("a member left before the run began")
             await outer.discovery.news.wait(1.0)

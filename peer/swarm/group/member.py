@@ -4,13 +4,19 @@ from dataclasses import dataclass
 
 from peer.network.duplex import BreachError
 from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
+from peer.swarm import waits
 from peer.swarm.group.control import HaltedError, MemberControl
 from peer.swarm.group.stage_round import StageRound
-from peer.telemetry.events import GroupBroken, GroupFormed, Progress
+from peer.telemetry.decisions import Waiting
+from peer.telemetry.events import GroupBroken, GroupFormed
+from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
 from protocol.schemas import group_pb2 as pb
+
+ORDER_SECONDS = 3.0
+"""A leader that orders nothing for so long is waited for: between two orders there is no wait to tell of."""
 
 
 class LeavingError(LostMemberError):
@@ -32,8 +38,7 @@ class Member:
         await self.here.take_up()
         group.ready = True
         while not (outer.over or outer.leaving):
-            outer.emit(Progress("waiting for a group"))
-            await self.here.follow(lambda: group.called or outer.leaving)
+            await self.here.follow(lambda: group.called or outer.leaving, self._wait_for_a_group)
             if outer.over or outer.leaving:
                 break
             membership, reports = await group.wait_for_leader()
@@ -70,7 +75,7 @@ class Member:
         self.here.overdue = lambda seconds: self._watch(reports, seconds)
         rounds = self.here.outer.manifest.outer.rounds
         while not (self.here.outer.over or self.here.outer.leaving):
-            order = await self._next_order(reports)
+            order = await self._next_order(reports, PeerId(membership.replica))
             match order.WhichOneof("kind"):
                 case "begin":
                     await self._begin(order.begin, membership, reports)
@@ -88,16 +93,25 @@ class Member:
                     raise reports.breach(f"ordered {kind} where nothing of the kind was due")
         reports.close()
 
-    async def _next_order(self, reports: Reports) -> pb.Order:
+    def _wait_for_a_group(self) -> Waiting:
+        """The wait of this peer, which has no group."""
+        outer, peers = self.here.outer, self.here.outer.discovery.peers()
+        return waits.for_a_seat(peers, outer.discovery.record, outer.manifest, outer.begun)
+
+    async def _next_order(self, reports: Reports, leader: PeerId) -> pb.Order:
         """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
-        news, handover = self.here.outer.discovery.news, self.here.handover
+        outer, handover = self.here.outer, self.here.handover
+        news, asked = outer.discovery.news, monotonic()
         async with Children() as children:
             receiving = children.spawn(reports.receive())
             receiving.add_done_callback(lambda _: news.ring())
             while not receiving.done():
-                if self.here.outer.over or self.here.outer.leaving:
+                if outer.over or outer.leaving:
                     reports.close()
                     raise LeavingError("this peer leaves")
+                if not outer.begun or monotonic() - asked >= ORDER_SECONDS:
+                    peers, me = outer.discovery.peers(), outer.discovery.record
+                    outer.emit(waits.for_orders(peers, me, outer.manifest, outer.begun, leader))
                 await (handover.inherit() if handover.due else news.wait(1.0))
             return receiving.result()
 

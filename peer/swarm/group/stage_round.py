@@ -17,7 +17,7 @@ from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
@@ -242,11 +242,12 @@ class StageRound:
             await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
         self.round = self.steps = self.own_steps = 0
 
-    async def follow(self, interrupted: Callable[[], bool]) -> None:
-        """Without a group: follow the rounds of the others, until interrupted or the run is over."""
+    async def follow(self, interrupted: Callable[[], bool], wait: Callable[[], Waiting]) -> None:
+        """Without a group: follow the rounds of the others, until interrupted or the run is over. `wait`: what this
+        peer waits for meanwhile."""
         while not (self.outer.over or interrupted()):
             await self.handover.inherit()
-            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.handover.due):
+            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.handover.due, wait):
                 await self.finish()
 
     @property

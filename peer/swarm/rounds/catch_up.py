@@ -102,7 +102,7 @@ async def _catch_up(outer: OuterLoop) -> int:
         if caught_up:
             break
     if not caught_up:
-        outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; waiting"))
+        outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; asking again"))
         return 0
     if target >= outer.clock and outer.others_at() < target:
         return target

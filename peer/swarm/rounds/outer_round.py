@@ -13,11 +13,13 @@ from peer.network.gossip import Reconciler
 from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
+from peer.swarm import waits
 from peer.swarm.roles import authors, replicas
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundSeen
+from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
 from protocol.codec.contribution import digest as sha256_of
@@ -33,6 +35,9 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""
+
+LONG_SECONDS = 30.0
+"""A wait for contributions that has lasted so long, and longer than a round takes, is worth a line of the log."""
 
 
 @dataclass(slots=True)
@@ -279,9 +284,16 @@ class OuterLoop:
                 for author in each.ledger.accepted.get(round, {}):
                     arrivals.setdefault(part, {}).setdefault(author, now)
 
-    async def wait_for_others(self, round: int, interrupted: Callable[[], bool] = lambda: False) -> bool:
+    async def wait_for_others(
+        self,
+        round: int,
+        interrupted: Callable[[], bool] = lambda: False,
+        wait: Callable[[], Waiting] | None = None,
+    ) -> bool:
         """Wait until the contributions of all who train are here, the deadline has passed, or the others have gone on.
-        Returns False if interrupted before, or if the run is over elsewhere."""
+        Returns False if interrupted before, or if the run is over elsewhere. `wait`: what this peer waits for, where it
+        is not the contributions."""
+        began = monotonic()
         while self.told_over or not round_policy.is_complete(self._seen_now(round)):
             if self.told_over or interrupted():
                 return False
@@ -299,9 +311,24 @@ class OuterLoop:
                     self.credited.go_on(self.emit, due, self.followed.parts, round, round_policy.why_go_on(seen, now))
                     break
                 left = None
+            self.emit(wait() if wait is not None else self._wait_of(seen, began, now, left))
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True
+
+    def _wait_of(self, seen: RoundSeen, began: float, now: float, left: float | None) -> Waiting:
+        """The wait for contributions that `began` then, and lasts for `left` seconds more at most; None: that is not
+        known yet. Until the run has begun it is that for its beginning."""
+        if not self.begun:
+            return waits.for_the_beginning(self.discovery.peers(), self.manifest)
+        if self.discovery.record.role == "observer" and not any(part.awaited for part in seen.parts):
+            return waits.for_somebody_who_trains(seen.round)
+        others = [(part.awaited - {self.followed.me}, part.here) for part in seen.parts]
+        awaited = frozenset().union(*(due for due, _ in others))
+        missing = frozenset().union(*(due - here for due, here in others))
+        most_seconds = None if left is None else float(round(now + left - began))
+        brief = now - began < max(LONG_SECONDS, self.pace.usual)
+        return waits.for_contributions(seen.round, awaited, missing, seen.least, most_seconds, brief)
 
     async def _ask_who_is_ahead(self, round: int) -> None:
         """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its

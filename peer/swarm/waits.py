@@ -1,0 +1,156 @@
+"""What a peer waits for, as a value: of whom there are how many, how many are needed, and what ends the wait. Pure."""
+
+from collections.abc import Collection, Iterable
+
+from peer.swarm.roles import free, replicas
+from peer.telemetry.decisions import Waiting
+from protocol.identity import PeerId
+from protocol.manifest import Manifest
+from protocol.trust.records import PeerRecord, Peers
+from protocol.wording import so_many, tails
+
+MOST_NAMED = 8
+"""The number of peers that a wait names; it counts all of them."""
+
+
+def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
+    """The wait of a peer that is ready, until all replicas of the manifest have formed. Names those that are missing:
+    "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
+    planned, counts = manifest.replicas, _volunteers(peers, manifest)
+    datacenters = sum(peer.role == "datacenter" for peer in peers)
+    lacks = [
+        _lack(planned.datacenters, datacenters, "datacenter"),
+        *(_lack(planned.groups, count, "volunteer", f" of stage {stage}") for stage, count in counts.items()),
+    ]
+    formed = len(replicas(peers))
+    what = " and ".join(filter(None, lacks)) or f"the other replicas to form ({formed} of {planned.total})"
+    whole = f"all {planned.total} replicas are" if planned.total > 1 else "its replica is"
+    return Waiting(what, f"the run begins when {whole} there", formed, planned.total)
+
+
+def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:
+    """The wait of a leader, `me`, whose group has nobody at the `missing` stages: for volunteers of these; or, where
+    other leaders have them all, as a spare; or for the beginning of a run that has not `begun`."""
+    if spare := _as_spare(peers, me, manifest):
+        return spare
+    return _for_stages(peers, manifest, missing) if begun else for_the_beginning(peers, manifest)
+
+
+def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
+    """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for an
+    invitation; or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not
+    `begun`."""
+    if spare := _as_spare(peers, me, manifest):
+        return spare
+    if not begun:
+        return for_the_beginning(peers, manifest)
+    nobody = [stage for stage, count in _volunteers(peers, manifest).items() if not count]
+    if nobody:
+        return _for_stages(peers, manifest, nobody)
+    looking = f"{len(free(peers, 0))} of them look for members"
+    return Waiting("the leader of a group", f"a volunteer of stage 0 invites this peer; {looking}")
+
+
+def for_orders(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, leader: PeerId) -> Waiting:
+    """The wait of a member, `me`, of the group of `leader`: for stages of the group that have nobody, or for the
+    leader itself; or for the beginning of a run that has not `begun`."""
+    if not begun:
+        return for_the_beginning(peers, manifest)
+    seated = {peer.stage for peer in peers if peer.replica == leader} | {0, me.stage}
+    if missing := [stage for stage in range(manifest.replicas.stages) if stage not in seated]:
+        return _for_stages(peers, manifest, missing)
+    return Waiting(f"peer {leader[-8:]}, the leader of its group", "it orders the next inner step, or is found lost")
+
+
+def for_contributions(
+    round: int,
+    awaited: Collection[PeerId],
+    missing: Collection[PeerId],
+    least: int,
+    most_seconds: float | None,
+    brief: bool,
+) -> Waiting:
+    """The wait of a peer that has done its part of a round, or follows it, for the contributions that are `missing` of
+    those `awaited`, and for `least` at least. `brief`: no log keeps it yet."""
+    of = f", of {_names(missing)}" if missing else ", of peers that are not here yet" if len(awaited) < least else ""
+    ends = "they come, or the round's deadline passes" if most_seconds is not None else "half of them are here"
+    ends = ends if awaited else "somebody trains"
+    here, needed = len(awaited) - len(missing), max(len(awaited), least)
+    return Waiting(f"contributions to round {round}{of}", ends, here, needed, most_seconds, round, brief)
+
+
+def for_somebody_who_trains(round: int) -> Waiting:
+    """The wait of an observer while nobody trains whom it could follow in a round."""
+    return Waiting("somebody who trains", "a replica forms; this peer follows it then", 0, 1, round=round)
+
+
+def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seconds: float) -> Waiting:
+    """The wait of a peer that has finished the last round, for others that have not, or that do not answer (`missed`);
+    it gives them what they lack."""
+    late = [peer.peer_id for peer in peers if peer.round < rounds]
+    here, needed = len(peers) - len(late), len(peers) + len(missed)
+    if late or missed:
+        what, ends = f"the end of the run at {_names([*late, *missed])}", "they finish the last round, or are gone"
+    else:
+        what, ends = "the others to say that they hold the run's last state", "all hold the same"
+    return Waiting(what, ends, here, needed, most_seconds)
+
+
+def for_the_last_state(rounds: int, most_seconds: float) -> Waiting:
+    """The wait of a peer that has missed the run's end, for somebody who holds the last state."""
+    return Waiting(f"somebody who holds the state after round {rounds}, the last", "", 0, 1, most_seconds)
+
+
+def for_the_node(address: str, reason: str, pause_seconds: float) -> Waiting:
+    """The wait of a peer that has been in the run, for a way back into it; `reason`: why there is none now.
+    `pause_seconds`: it asks again no later than that."""
+    again = f"this peer asks again every {pause_seconds:.0f} s or sooner"
+    return Waiting(f"an answer from the operator's node at {address}", f"{again}; {reason}", 0, 1)
+
+
+def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:
+    """The number of volunteers by stage."""
+    serve = [peer.stage for peer in peers if peer.role == "volunteer"]
+    return {stage: serve.count(stage) for stage in range(manifest.replicas.stages)}
+
+
+def _lack(planned: int, there: int, what: str, where: str = "") -> str:
+    """Replicas or volunteers that are missing, in words; empty: none is."""
+    return f"{so_many(planned - there, what)}{where} ({there} of {planned})" if there < planned else ""
+
+
+def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int]) -> Waiting:
+    """The wait of a group, or of those who could be in one, for a volunteer of each of the `missing` stages."""
+    counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
+    named = [
+        f"a free volunteer of stage {stage} ({counts[stage]} there, {len(free(peers, stage))} free)"
+        for stage in sorted(missing)
+    ]
+    return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
+
+
+def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest) -> Waiting | None:
+    """The wait of a volunteer without a group, `me`, if others of its stage have all the seats that there can be; None:
+    they do not."""
+    counts, groups = _volunteers(peers, manifest), manifest.replicas.groups
+    others = {stage: count for stage, count in counts.items() if stage != me.stage}
+    scarce = min(others, key=lambda stage: others[stage]) if others else me.stage
+    seats = min(groups, counts[scarce])
+    seated = sum(
+        peer.role == "volunteer" and peer.stage == me.stage and bool(peer.replica) and peer.peer_id != me.peer_id
+        for peer in peers
+    )
+    if not seats or seated < seats:
+        return None
+    needed = min(groups, counts[me.stage])
+    if counts[scarce] < needed:
+        why = f"stage {scarce} has {so_many(counts[scarce], 'volunteer')}, {needed} are needed"
+    else:
+        why = f"every group is complete, and it takes the next free seat of stage {me.stage}"
+    return Waiting("a seat in a group; this peer is a spare", why, seated, seated + 1)
+
+
+def _names(peers: Iterable[PeerId]) -> str:
+    names = sorted(peers)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return tails(names[:MOST_NAMED]) + more

@@ -1,0 +1,148 @@
+"""What a peer waits for, in words and numbers."""
+
+from typing import Any
+
+import pytest
+
+from peer.swarm import waits
+from protocol.identity import PeerId
+from protocol.manifest import Manifest
+from protocol.trust.records import PeerRecord, Peers
+from tests.reference.small_manifest import small_manifest
+
+
+def peer(name: str, role: str = "volunteer", stage: int = 0, replica: str = "", round: int = 0) -> PeerRecord:
+    fields = {"role": role, "stage": stage, "replica": replica, "round": round}
+    return PeerRecord.model_validate({"peer_id": PeerId(name), "address": "h:1", "slot": 0} | fields)
+
+
+def planned(stages: int = 2, groups: int = 2, datacenters: int = 1) -> Manifest:
+    replicas: dict[str, Any] = {"stages": stages, "groups": groups, "datacenters": datacenters}
+    return small_manifest(model={"layers": stages}, replicas=replicas)
+
+
+ONE_GROUP = peer("a", replica="a"), peer("b", stage=1, replica="a")
+SPARE = peer("c", stage=1)
+
+
+def test_the_beginning_names_the_replicas_that_are_missing():
+    wait = waits.for_the_beginning((*ONE_GROUP, peer("c")), planned())
+    assert wait.words == (
+        "Waits for 1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2): "
+        "the run begins when all 3 replicas are there"
+    )
+    assert (wait.here, wait.needed, wait.most_seconds) == (1, 3, None)
+
+
+def test_the_beginning_waits_for_groups_to_form_where_nobody_is_missing():
+    wait = waits.for_the_beginning((peer("a"), peer("b", stage=1)), planned(groups=1, datacenters=0))
+    assert wait.words == "Waits for the other replicas to form (0 of 1): the run begins when its replica is there"
+    assert waits.for_the_beginning((), planned(datacenters=0)).what == (
+        "2 volunteers of stage 0 (0 of 2) and 2 volunteers of stage 1 (0 of 2)"
+    )
+
+
+def test_a_volunteer_without_a_group_is_a_spare_where_another_stage_is_short():
+    swarm = *ONE_GROUP, SPARE
+    wait = waits.for_a_seat(swarm, SPARE, planned(), True)
+    assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 0 has 1 volunteer, 2 are needed"
+
+
+def test_a_leader_is_a_spare_where_others_have_all_members():
+    me = peer("c")
+    wait = waits.for_members((*ONE_GROUP, me), me, planned(), True, [1])
+    assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 1 has 1 volunteer, 2 are needed"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_volunteer_is_a_spare_where_every_group_is_complete(begun: bool):
+    wait = waits.for_a_seat((*ONE_GROUP, SPARE), SPARE, planned(groups=1), begun)
+    assert wait.what == "a seat in a group; this peer is a spare"
+    assert wait.until == "every group is complete, and it takes the next free seat of stage 1"
+
+
+def test_a_volunteer_that_can_still_be_invited_is_no_spare():
+    swarm = peer("a"), peer("b", stage=1)
+    wait = waits.for_a_seat(swarm, swarm[1], planned(groups=1), True)
+    assert wait.words == (
+        "Waits for the leader of a group: a volunteer of stage 0 invites this peer; 1 of them look for members"
+    )
+
+
+def test_a_stage_that_nobody_serves_is_named_to_who_has_no_group():
+    me = peer("b", stage=1)
+    wait = waits.for_a_seat((me, peer("c", stage=2)), me, planned(stages=3, groups=1), True)
+    assert wait.words == "Waits for a free volunteer of stage 0 (0 there, 0 free): a group needs one of each stage"
+    assert (wait.here, wait.needed) == (2, 3)
+
+
+def test_before_the_run_begins_all_wait_for_its_beginning():
+    swarm, manifest = (peer("a"), peer("b", stage=1)), planned(groups=1)
+    beginning = waits.for_the_beginning(swarm, manifest)
+    assert waits.for_members(swarm, swarm[0], manifest, False, [1]) == beginning
+    assert waits.for_a_seat(swarm, swarm[1], manifest, False) == beginning
+    assert waits.for_orders(swarm, swarm[1], manifest, False, PeerId("a")) == beginning
+
+
+def test_a_leader_waits_for_the_stages_of_its_group_that_have_nobody():
+    me, other = peer("a"), peer("b", stage=1)
+    wait = waits.for_members((me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2])
+    assert (
+        wait.what == "a free volunteer of stage 1 (1 there, 1 free) and a free volunteer of stage 2 (1 there, 1 free)"
+    )
+    assert (wait.here, wait.needed) == (1, 3)
+
+
+def test_a_member_waits_for_a_stage_of_its_group_or_for_its_leader():
+    me = peer("b", stage=1, replica="leader-a")
+    swarm: Peers = (peer("leader-a"), me)
+    wait = waits.for_orders(swarm, me, planned(stages=3, groups=1), True, PeerId("leader-a"))
+    assert wait.what == "a free volunteer of stage 2 (0 there, 0 free)"
+    wait = waits.for_orders(swarm, me, planned(groups=1), True, PeerId("leader-a"))
+    assert wait.words == (
+        "Waits for peer leader-a, the leader of its group: it orders the next inner step, or is found lost"
+    )
+
+
+def names(*peers: str) -> frozenset[PeerId]:
+    return frozenset(map(PeerId, peers))
+
+
+def test_contributions_are_waited_for_by_name_and_until_the_deadline_where_there_is_one():
+    wait = waits.for_contributions(3, names("QmAAAAAAAA1", "b", "c"), names("QmAAAAAAAA1", "b"), 1, None, False)
+    assert wait.words == "Waits for contributions to round 3, of AAAAAAA1, b: half of them are here"
+    assert (wait.here, wait.needed, wait.round) == (1, 3, 3)
+    wait = waits.for_contributions(3, names("a", "b"), names("a"), 1, 12.0, True)
+    assert (wait.until, wait.most_seconds) == ("they come, or the round's deadline passes", 12.0)
+    assert wait.words is None
+    crowd = names(*map(str, range(20)))
+    assert waits.for_contributions(3, crowd, crowd, 1, None, False).what.endswith("14, 15 and 12 more")
+
+
+def test_contributions_of_peers_that_nobody_knows_yet_are_waited_for_too():
+    assert waits.for_contributions(1, names("a"), names(), 2, None, True).waits_for == (
+        "contributions to round 1, of peers that are not here yet: half of them are here"
+    )
+    assert waits.for_contributions(2, (), (), 1, None, True).until == "somebody trains"
+
+
+def test_the_end_of_the_run_is_waited_for_at_who_is_late_or_does_not_answer_and_not_for_ever():
+    wait = waits.for_the_end((peer("a", round=4), peer("b", round=3)), [PeerId("c")], 4, 60.0)
+    assert wait.words == "Waits for the end of the run at b, c: they finish the last round, or are gone"
+    assert (wait.here, wait.needed, wait.most_seconds) == (1, 3, 60.0)
+    same = waits.for_the_end((peer("a", round=4),), [], 4, 60.0)
+    assert same.what == "the others to say that they hold the run's last state"
+    assert waits.for_the_last_state(4, 5.0).words == "Waits for somebody who holds the state after round 4, the last"
+
+
+def test_an_observer_waits_for_somebody_who_trains():
+    assert waits.for_somebody_who_trains(2).waits_for == (
+        "somebody who trains: a replica forms; this peer follows it then"
+    )
+
+
+def test_who_cannot_come_back_waits_for_the_node_and_says_how_often_it_asks():
+    assert waits.for_the_node("h:1", "no answer from h:1", 30.0).words == (
+        "Waits for an answer from the operator's node at h:1: "
+        "this peer asks again every 30 s or sooner; no answer from h:1"
+    )
