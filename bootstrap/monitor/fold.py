@@ -82,7 +82,7 @@ class Fold:
         for record in records:
             if (peer := self._peer(record.peer_id, now, known=True)) is not None:
                 peer.see(record, now)
-        self._look(now)
+        self.look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
     def hear(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
@@ -97,7 +97,7 @@ class Fold:
         for told in batch.happened:
             self._take(peer, told, now)
         if now - self.looked >= LOOK_SECONDS:
-            self._look(now)
+            self.look(now)
 
     def begin(self, peer_id: PeerId, now: float) -> None:
         """A peer begins to tell, on a stream of its own."""
@@ -194,7 +194,7 @@ class Fold:
 
     # What follows
 
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
         """See who has come and gone, and which rounds have ended."""
         self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
@@ -245,7 +245,7 @@ class Fold:
 
     def view(self, now: float) -> View:
         """All of it, now."""
-        self._look(now)
+        self.look(now)
         shown = [(each, view) for each in self.peers.values() if (view := each.view(now)) is not None]
         peers = sorted((view for _, view in shown), key=lambda each: (each.role != "volunteer", each.slot, each.stage))
         counting = (view.tokens_per_second for peer, view in shown if peer.counts_tokens)

@@ -12,7 +12,7 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from protocol.clock import unix_time
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
@@ -31,6 +31,9 @@ KEPT = "monitor.json"
 
 KEEP_SECONDS = 30.0
 """So often, at most, what is known is written down: a node that is killed forgets no more."""
+
+LOOK_SECONDS = 2.0
+"""So often peers and rounds are looked at, whoever is there: when all have gone, the run may be over."""
 
 BATCH_BURST, BATCH_SECONDS = 30, 0.5
 """Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""
@@ -127,10 +130,13 @@ class Monitor:
         self._ring()
 
     async def keep(self) -> None:
-        """Write down what is known, for as long as the node runs, and at its end."""
+        """See who has gone, and write down what is known, for as long as the node runs; and write at its end."""
         try:
             while True:
-                await _until(self._over, KEEP_SECONDS)
+                due = monotonic() + KEEP_SECONDS
+                while not self._over.is_set() and monotonic() < due:
+                    await _until(self._over, LOOK_SECONDS)
+                    self._look()
                 self._over.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
         finally:
@@ -154,6 +160,12 @@ class Monitor:
         if self.folder is not None and changed:
             with suppress(ResourceError):
                 write_atomically(self.folder / KEPT, kept.model_dump_json().encode(), 0o600)
+
+    def _look(self) -> None:
+        """See what follows from the time that has passed."""
+        self.fold.look(self.clock())
+        if self.fold.over and not self._told_over:
+            self._ring()
 
     def _ring(self) -> None:
         self._unkept = True

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-from protocol.net.dht_checks import Rules, is_valid
 
 from protocol.errors import UnreachableError
 from protocol.identity import PeerId
 from protocol.net.dht import ATTACH_AGAIN_SECONDS
+from protocol.net.dht_checks import Rules, is_valid
 from tests.world.loop import HOST
 from tests.world.network import Network
 

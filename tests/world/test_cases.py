@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, RoundDone, StepDone
+from peer import pausing
+from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Paused, RoundDone, StepDone
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.play import folder_in_memory
@@ -109,6 +110,21 @@ def test_who_joins_after_the_end_is_told_that_the_run_is_over(world: MakeWorld):
     late = join(run, "late", "volunteer", 1)
     all_end_well(run, late, seconds=10)
     assert "the run is over" in str(late.runs[0].events[-1][1].words).lower()
+
+
+def test_a_datacenter_that_paused_over_the_runs_end_is_told_that_it_is_over(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1})
+    center = join(run, "center", "datacenter")
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
+    pausing.pause(center.folder)
+    assert run.run_until(lambda: bool(told(center, Paused)), 30)
+    all_end_well(run, *group, seconds=120)
+    run.run_for(30)
+    pausing.resume(center.folder)
+    steps = len(told(center, StepDone))
+    all_end_well(run, center, seconds=10)
+    assert len(told(center, StepDone)) == steps
 
 
 def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):

@@ -10,6 +10,7 @@ from bootstrap.monitor import watch
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
+from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor import Noted, StepReport, pack_report
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -98,3 +99,32 @@ def test_that_the_run_is_over_is_written_down_at_once(tmp_path: Path):
         keeping.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 20))  # sooner than it is written anyway
+
+
+def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(monkeypatch: pytest.MonkeyPatch):
+    made, began, now = monitor(), 1_900_000_000.0, 1_900_000_000.0
+    made.clock = lambda: now
+
+    async def passes(event: asyncio.Event, seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        await asyncio.sleep(0)
+
+    def record(round: int, gone: bool) -> PeerRecord:
+        known = {"address": "h:1", "role": "datacenter", "stage": 0, "slot": 0, "sequence": int(1000 * now)}
+        return PeerRecord(peer_id=ANN, round=round, gone=gone, **known)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        keeping = asyncio.create_task(made.keep())
+        made.see_records([record(MANIFEST.outer.rounds - 1, gone=False)])
+        read, last = began, None
+        while now < began + 60:
+            if now - read >= HEARTBEAT_SECONDS:
+                read, last = now, last or record(MANIFEST.outer.rounds, gone=True)
+                made.see_records([last])
+            await asyncio.sleep(0)
+        keeping.cancel()
+
+    monkeypatch.setattr(watch, "_until", passes)
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert made.finished() == MANIFEST.outer.rounds
