@@ -72,6 +72,8 @@ class Fold:
     looked: float = 0.0
     awake: float = 0.0
     """Since when it has looked without standing still: it hears nobody meanwhile."""
+    firsts: dict[PeerId, int] = field(default_factory=dict)
+    """The last round that each peer which trains had ended when this node saw it first, also before a restart."""
     seen: bool = False
     """Whether anybody has: what was finished before that, was finished at no time that is known."""
 
@@ -82,6 +84,8 @@ class Fold:
         for record in records:
             if (peer := self._peer(record.peer_id, now, known=True)) is not None:
                 peer.see(record, now)
+                if peer.id in self.firsts or (peer.trains and len(self.firsts) < MOST_PEERS):
+                    peer.first = self.firsts.setdefault(peer.id, peer.first)
         self.look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 

@@ -52,6 +52,8 @@ class KeptMonitor(BaseModel):
     history: list[RoundView]
     log: list[LineView]
     over: bool = False
+    firsts: dict[str, int] = {}
+    """Whose coming to the run's end the node will know for one, by `Fold.firsts`."""
 
 
 @dataclass(slots=True)
@@ -64,8 +66,9 @@ class Monitor:
     batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: Notifier = field(default_factory=Notifier)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
-    """The run has ended: that is written down at once."""
+    _urgent: asyncio.Event = field(default_factory=asyncio.Event)
+    """The run has ended, or a peer is here that was not: that is written down at once."""
+    _known: int = 0
     _told_over: bool = False
     _unkept: bool = False
 
@@ -79,6 +82,7 @@ class Monitor:
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
                     fold.over = kept.over
+                    fold.firsts = {PeerId(peer): first for peer, first in [*kept.firsts.items()][:MOST_PEERS]}
         return Monitor(fold, folder)
 
     def view(self) -> View:
@@ -134,10 +138,10 @@ class Monitor:
         try:
             while True:
                 due = monotonic() + KEEP_SECONDS
-                while not self._over.is_set() and monotonic() < due:
-                    await _until(self._over, LOOK_SECONDS)
+                while not self._urgent.is_set() and monotonic() < due:
+                    await _until(self._urgent, LOOK_SECONDS)
                     self._look()
-                self._over.clear()
+                self._urgent.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
         finally:
             self.write(*self._to_keep())
@@ -153,6 +157,7 @@ class Monitor:
             history=view.history,
             log=view.log,
             over=self.fold.over,
+            firsts={str(peer): first for peer, first in self.fold.firsts.items()},
         )
 
     def write(self, changed: bool, kept: KeptMonitor) -> None:
@@ -166,12 +171,15 @@ class Monitor:
         self.fold.look(self.clock())
         if self.fold.over and not self._told_over:
             self._ring()
+        if len(self.fold.firsts) > self._known:
+            self._known = len(self.fold.firsts)
+            self._urgent.set()
 
     def _ring(self) -> None:
         self._unkept = True
         if self.fold.over and not self._told_over:
             self._told_over = True
-            self._over.set()
+            self._urgent.set()
         self._changed.ring()
 
 

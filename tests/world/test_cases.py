@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peer import pausing
-from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Paused, RoundDone, StepDone
+from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Paused, Progress, RoundDone, StepDone
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.play import folder_in_memory
@@ -125,6 +125,22 @@ def test_a_datacenter_that_paused_over_the_runs_end_is_told_that_it_is_over(worl
     steps = len(told(center, StepDone))
     all_end_well(run, center, seconds=10)
     assert len(told(center, StepDone)) == steps
+
+
+def test_a_node_that_was_away_at_the_runs_end_learns_of_it_and_tells_a_newcomer(world: MakeWorld):
+    run = world()
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
+    node = run.owners["node"]
+    assert node.process is not None
+    run.kill(node.process)
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 3) for each in group), 60)
+    run.run_for(20)
+    run.start(node)
+    all_end_well(run, *group, seconds=30)
+    assert told(group[0], Progress, lambda event: "the operator's node knows that the run is over" in event.doing)
+    late = join(run, "late", "volunteer", 1)
+    all_end_well(run, late, seconds=10)
 
 
 def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):

@@ -77,6 +77,21 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
     assert not monitor(tmp_path, RunId("cd" * 32)).view().log
 
 
+def test_who_is_in_the_run_is_written_down_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+
+    async def run() -> None:
+        made = monitor(tmp_path)
+        keeping = asyncio.create_task(made.keep())
+        made.see_records([PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0, round=7)])
+        while not monitor(tmp_path).fold.firsts:
+            await made.until_changed(0.01)
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))  # sooner than it is written anyway
+    assert monitor(tmp_path).fold.firsts == {ANN: 7}
+
+
 @pytest.mark.parametrize("lying", [b"", b"{", b'{"run_id": 5}', b"\xff"])
 def test_a_damaged_file_is_passed_over(tmp_path: Path, lying: bytes):
     (tmp_path / KEPT).write_bytes(lying)
