@@ -154,6 +154,7 @@ class StepReport(Strict):
     credit: Count = Field(0, description="tokens of work that receipts show")
     happened: list[Told] = Field(default_factory=list, max_length=MOST_HAPPENED)
     left_out: Count = Field(0, description="so many things that happened are not told")
+    waits: ShortText = Field("", description="what the peer waits for, in words; empty: for nothing")
 
 
 def pack_report(batch: StepReport) -> bytes:
@@ -188,6 +189,10 @@ MOST_LINES = 200
 PeerState = Literal["training", "waiting", "catching up", "on trial", "paused", "leaving", "gone", "lost"]
 """The states of a peer. A peer that is `gone` has said goodbye; of one that is `lost` nothing has been heard for too
 long."""
+
+RunState = Literal["gathering", "training", "stalled", "finished"]
+"""The states of a run. One that is `gathering` waits for its first peers; one that is `stalled` had
+begun, and stands still."""
 
 
 class ViewModel(BaseModel):
@@ -278,3 +283,6 @@ class View(ViewModel):
     groups: list[GroupView]
     history: list[RoundView]
     log: list[LineView]
+    state: RunState | Literal[""] = Field("", description="empty: the node is too old to tell")
+    state_why: str = Field("", description="what is missing, in words, where something is")
+    state_since: float = Field(0.0, description="Unix seconds")

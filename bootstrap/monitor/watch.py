@@ -12,12 +12,13 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
+from bootstrap.monitor.run_state import Found
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import LineView, RoundView, View, unpack_report
+from protocol.monitor import LineView, RoundView, RunState, View, unpack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
@@ -52,6 +53,9 @@ class KeptMonitor(BaseModel):
     history: list[RoundView]
     log: list[LineView]
     over: bool = False
+    state: RunState = "gathering"
+    state_why: str = ""
+    state_since: float = 0.0
     firsts: dict[str, int] = {}
     """Whose coming to the run's end the node will know for one, by `Fold.firsts`."""
 
@@ -82,6 +86,7 @@ class Monitor:
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
                     fold.over = kept.over
+                    fold.state = Found(kept.state, kept.state_why, kept.state_since or kept.started)
                     fold.firsts = {PeerId(peer): first for peer, first in [*kept.firsts.items()][:MOST_PEERS]}
         return Monitor(fold, folder)
 
@@ -157,6 +162,9 @@ class Monitor:
             history=view.history,
             log=view.log,
             over=self.fold.over,
+            state=self.fold.state.state,
+            state_why=self.fold.state.why,
+            state_since=self.fold.state.since,
             firsts={str(peer): first for peer, first in self.fold.firsts.items()},
         )
 

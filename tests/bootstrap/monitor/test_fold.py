@@ -206,6 +206,8 @@ def test_states_of_peers_at_work():
     joined = GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER])
     scene.tells(LEADER, joined)
     scene.tells(MEMBER, joined)
+    scene.tells(CENTER, round=1, step=1)  # the run has begun
+    scene.later(1)
     assert scene.state(LEADER)[0] == scene.state(MEMBER)[0] == "training"
     (group,) = scene.fold.view(scene.now).groups
     assert (group.replica, group.members, group.broken) == (LEADER, [LEADER, MEMBER], "")

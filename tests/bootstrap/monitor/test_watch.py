@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.monitor import watch
+from bootstrap.monitor.run_state import Found
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
@@ -75,6 +76,14 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
     assert [line.words for line in before.log] == ["something happened"]
     assert (after.started, after.log) == (before.started, before.log)
     assert not monitor(tmp_path, RunId("cd" * 32)).view().log
+
+
+def test_the_state_of_the_run_is_kept(tmp_path: Path):
+    made = monitor(tmp_path)
+    made.fold.state = Found("stalled", "no replica is complete", 77.0)
+    made.write(True, made._to_keep()[1])
+    view = monitor(tmp_path).view()
+    assert (view.state, view.state_why, view.state_since) == ("stalled", "no replica is complete", 77.0)
 
 
 def test_who_is_in_the_run_is_written_down_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
