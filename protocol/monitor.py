@@ -190,6 +190,10 @@ PeerState = Literal["training", "waiting", "catching up", "on trial", "paused", 
 """The states of a peer. A peer that is `gone` has said goodbye; of one that is `lost` nothing has been heard for too
 long."""
 
+RunState = Literal["gathering", "training", "stalled", "finished"]
+"""The states of a run. One that is `gathering` waits for its first peers; one that is `stalled` had
+begun, and stands still."""
+
 
 class ViewModel(BaseModel):
     """The base of all views: frozen; unknown fields, of a later version, are ignored."""
@@ -279,3 +283,6 @@ class View(ViewModel):
     groups: list[GroupView]
     history: list[RoundView]
     log: list[LineView]
+    state: RunState | Literal[""] = Field("", description="empty: the node is too old to tell")
+    state_why: str = Field("", description="what is missing, in words, where something is")
+    state_since: float = Field(0.0, description="Unix seconds")

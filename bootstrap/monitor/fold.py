@@ -8,8 +8,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over
+from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent_leader
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
+from bootstrap.monitor.run_state import Found, has_replica, run_state
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor import (
@@ -72,8 +73,17 @@ class Fold:
     looked: float = 0.0
     awake: float = 0.0
     """Since when it has looked without standing still: it hears nobody meanwhile."""
+    firsts: dict[PeerId, int] = field(default_factory=dict)
+    """The last round that each peer which trains had ended when this node saw it first, also before a restart."""
     seen: bool = False
     """Whether anybody has: what was finished before that, was finished at no time that is known."""
+
+    state: Found = field(init=False)
+    alone: float | None = None
+    """Since when no replica is complete."""
+
+    def __post_init__(self) -> None:
+        self.state = Found("gathering", "", self.started)
 
     # What comes in
 
@@ -82,7 +92,9 @@ class Fold:
         for record in records:
             if (peer := self._peer(record.peer_id, now, known=True)) is not None:
                 peer.see(record, now)
-        self._look(now)
+                if peer.id in self.firsts or (peer.trains and len(self.firsts) < MOST_PEERS):
+                    peer.first = self.firsts.setdefault(peer.id, peer.first)
+        self.look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
     def hear(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
@@ -97,7 +109,7 @@ class Fold:
         for told in batch.happened:
             self._take(peer, told, now)
         if now - self.looked >= LOOK_SECONDS:
-            self._look(now)
+            self.look(now)
 
     def begin(self, peer_id: PeerId, now: float) -> None:
         """A peer begins to tell, on a stream of its own."""
@@ -194,7 +206,7 @@ class Fold:
 
     # What follows
 
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
         """See who has come and gone, and which rounds have ended."""
         self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
@@ -215,6 +227,32 @@ class Fold:
             begun.began = min(begun.began, last.ended)  # a round begins when the one before it has ended
         if now - self.awake > AT_WORK_SECONDS:
             self.over = self.over or is_over(self.peers.values(), self.manifest.outer.rounds, now)
+        self._look_at_run(now)
+
+    def _look_at_run(self, now: float) -> None:
+        """Judge the run's state anew, and note where it has changed. A node that has just begun to look sees too little
+        to say that a run which trained stands still."""
+        manifest, peers, before = self.manifest, self.peers.values(), self.state
+        groups = group_views(self.peers, manifest.replicas.stages, self._compression, now)
+        awake = now - self.awake > AT_WORK_SECONDS
+        complete = has_replica(peers, groups)
+        self.alone = None if complete or not awake else self.alone if self.alone is not None else now
+        over = self.over or self.finished >= manifest.outer.rounds
+        if awake or over or before.state == "gathering":
+            rounds = [entry for _, entry in sorted(self.rounds.items())]
+            self.state = run_state(manifest, peers, groups, rounds, before, self.alone, over, now)
+        if self.state.state != before.state:
+            why = f": {self.state.why}" if self.state.why else ""
+            words = f"The run is {self.state.state}{why}"
+            self.log.append(
+                LineView(at=now, kind="RunState", words=words, round=min(self.finished + 1, manifest.outer.rounds))
+            )
+        for peer in peers:
+            leader = self.peers.get(PeerId(peer.group)) if peer.group else None
+            if peer.state == "training" and self.state.state == "gathering":
+                peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
+            elif peer.state == "training" and leader is not None and (gone := silent_leader(leader, now)):
+                peer.state, peer.why = "waiting", gone
 
     def _judge(self, entry: Round) -> None:
         """Let a round say who was late for it, of the peers that train and were here when it began."""
@@ -245,7 +283,7 @@ class Fold:
 
     def view(self, now: float) -> View:
         """All of it, now."""
-        self._look(now)
+        self.look(now)
         shown = [(each, view) for each in self.peers.values() if (view := each.view(now)) is not None]
         peers = sorted((view for _, view in shown), key=lambda each: (each.role != "volunteer", each.slot, each.stage))
         counting = (view.tokens_per_second for peer, view in shown if peer.counts_tokens)
@@ -263,9 +301,12 @@ class Fold:
             tokens=self.tokens + self._tokens_in_progress(),
             tokens_per_second=sum(counting),
             peers=peers,
-            groups=group_views(self.peers, manifest.replicas.stages, self._compression),
+            groups=group_views(self.peers, manifest.replicas.stages, self._compression, now),
             history=[entry.view() for _, entry in sorted(self.rounds.items())],
             log=list(self.log),
+            state=self.state.state,
+            state_why=self.state.why,
+            state_since=self.state.since,
         )
 
     def _tokens_in_progress(self) -> int:

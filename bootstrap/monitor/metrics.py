@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.monitor import PeerState, PeerView, RoundView, View
+from protocol.monitor import PeerState, PeerView, RoundView, RunState, View
 
 HERE: tuple[PeerState, ...] = tuple(each for each in get_args(PeerState) if each not in ("gone", "lost"))
 
@@ -51,6 +51,11 @@ def _families(view: View) -> Iterator[Metric]:
         ("start_time_seconds", "When the run began, in Unix seconds", view.started),
     ):
         yield GaugeMetricFamily(f"hetpeer_run_{name}", help, value=value)
+    state = GaugeMetricFamily("hetpeer_run_state", "1 for the state that the run is in", labels=["state"])
+    for each in get_args(RunState):
+        state.add_metric([each], each == view.state)
+    yield state
+    yield GaugeMetricFamily("hetpeer_run_state_since_seconds", "Since when, in Unix seconds", value=view.state_since)
     yield _peers(view.peers)
     volunteers = GaugeMetricFamily(
         "hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"]

@@ -27,6 +27,10 @@ AT_WORK_SECONDS = 10.0
 """Who is at work gives a sign of life in this time: it tells every second. Who has finished waits longer than this for
 those that do not answer: so either it is still there when a sleeper wakes, or the node knows that the run is over."""
 
+SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
+"""A leader of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the node
+reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
+
 Sample = tuple[float, int, int, int]
 """When, and then tokens, bytes up and bytes down since the peer joined."""
 
@@ -143,6 +147,8 @@ class Peer:
             return "waiting", self.broken
         if max(self.contributed, record.contributed if record else 0) > finished:
             return "waiting", f"it has contributed to round {finished + 1}, and waits for the others"
+        if self.batch.waits:
+            return "waiting", self.batch.waits
         if self.group or (self.batch.round > finished and self.batch.step):
             return "training", ""
         return "waiting", "it has no group yet"
@@ -186,7 +192,18 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
     return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
 
 
-def group_views(peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int]) -> list[GroupView]:
+def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> str:
+    """That a leader gives no sign of life, in words, if nothing was heard of it for so long; else nothing."""
+    if now - leader.heard <= bound and leader.state != "lost":
+        return ""
+    minutes, seconds = divmod(int(leader.heard) % 86400, 60)
+    since = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
+    return f"its leader, peer {leader.id[-8:]}, has given no sign of life since {since}"
+
+
+def group_views(
+    peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int], now: float
+) -> list[GroupView]:
     """The groups that volunteers say they are in: of two that claim one stage, the one that the leader names. And those
     that broke, with whom they had, until their members are in others."""
     members: dict[str, list[str]] = {}
@@ -209,14 +226,15 @@ def group_views(peers: Mapping[PeerId, Peer], stages: int, compression: Callable
                 members[replica] = [*left, *[""] * stages][:stages]
                 broken[replica] = peer.broken
     return sorted(
-        (_view(peers[PeerId(each)], seats, broken.get(each, ""), compression) for each, seats in members.items()),
+        (_view(peers[PeerId(each)], seats, broken.get(each, ""), compression, now) for each, seats in members.items()),
         key=lambda each: (each.slot, each.replica),
     )
 
 
-def _view(leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int]) -> GroupView:
+def _view(leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
-    broken = broken or leader.broken or (f"nobody is at stage {', '.join(missing)}" if missing else "")
+    silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_SECONDS)
+    broken = silent or broken or leader.broken or (f"nobody is at stage {', '.join(missing)}" if missing else "")
     return GroupView(
         replica=leader.id,
         slot=leader.record.slot if leader.record is not None else 0,

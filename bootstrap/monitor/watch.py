@@ -12,12 +12,13 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from protocol.clock import unix_time
+from bootstrap.monitor.run_state import Found
+from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import LineView, RoundView, View, unpack_report
+from protocol.monitor import LineView, RoundView, RunState, View, unpack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
@@ -31,6 +32,9 @@ KEPT = "monitor.json"
 
 KEEP_SECONDS = 30.0
 """So often, at most, what is known is written down: a node that is killed forgets no more."""
+
+LOOK_SECONDS = 2.0
+"""So often peers and rounds are looked at, whoever is there: when all have gone, the run may be over."""
 
 BATCH_BURST, BATCH_SECONDS = 30, 0.5
 """Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""
@@ -49,6 +53,11 @@ class KeptMonitor(BaseModel):
     history: list[RoundView]
     log: list[LineView]
     over: bool = False
+    state: RunState = "gathering"
+    state_why: str = ""
+    state_since: float = 0.0
+    firsts: dict[str, int] = {}
+    """Whose coming to the run's end the node will know for one, by `Fold.firsts`."""
 
 
 @dataclass(slots=True)
@@ -61,8 +70,9 @@ class Monitor:
     batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: Notifier = field(default_factory=Notifier)
     _stranger: asyncio.Event = field(default_factory=asyncio.Event)
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
-    """The run has ended: that is written down at once."""
+    _urgent: asyncio.Event = field(default_factory=asyncio.Event)
+    """The run has ended, or a peer is here that was not: that is written down at once."""
+    _known: int = 0
     _told_over: bool = False
     _unkept: bool = False
 
@@ -76,6 +86,8 @@ class Monitor:
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
                     fold.over = kept.over
+                    fold.state = Found(kept.state, kept.state_why, kept.state_since or kept.started)
+                    fold.firsts = {PeerId(peer): first for peer, first in [*kept.firsts.items()][:MOST_PEERS]}
         return Monitor(fold, folder)
 
     def view(self) -> View:
@@ -127,11 +139,14 @@ class Monitor:
         self._ring()
 
     async def keep(self) -> None:
-        """Write down what is known, for as long as the node runs, and at its end."""
+        """See who has gone, and write down what is known, for as long as the node runs; and write at its end."""
         try:
             while True:
-                await _until(self._over, KEEP_SECONDS)
-                self._over.clear()
+                due = monotonic() + KEEP_SECONDS
+                while not self._urgent.is_set() and monotonic() < due:
+                    await _until(self._urgent, LOOK_SECONDS)
+                    self._look()
+                self._urgent.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
         finally:
             self.write(*self._to_keep())
@@ -147,6 +162,10 @@ class Monitor:
             history=view.history,
             log=view.log,
             over=self.fold.over,
+            state=self.fold.state.state,
+            state_why=self.fold.state.why,
+            state_since=self.fold.state.since,
+            firsts={str(peer): first for peer, first in self.fold.firsts.items()},
         )
 
     def write(self, changed: bool, kept: KeptMonitor) -> None:
@@ -155,11 +174,20 @@ class Monitor:
             with suppress(ResourceError):
                 write_atomically(self.folder / KEPT, kept.model_dump_json().encode(), 0o600)
 
+    def _look(self) -> None:
+        """See what follows from the time that has passed."""
+        self.fold.look(self.clock())
+        if self.fold.over and not self._told_over:
+            self._ring()
+        if len(self.fold.firsts) > self._known:
+            self._known = len(self.fold.firsts)
+            self._urgent.set()
+
     def _ring(self) -> None:
         self._unkept = True
         if self.fold.over and not self._told_over:
             self._told_over = True
-            self._over.set()
+            self._urgent.set()
         self._changed.ring()
 
 

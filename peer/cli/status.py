@@ -127,9 +127,14 @@ def drawn(view: "View", trouble: str = "") -> "RenderableType":
     from protocol.wording import printable
 
     done = f"{view.tokens:,} tokens, {view.tokens_per_second:,.0f} a second"
-    title = f"Run {view.run_id[:12]}: round {view.round} of {view.rounds}, {done}"
+    state = f"{view.state}, " if view.state else ""
+    title = f"Run {view.run_id[:12]}: {state}round {view.round} of {view.rounds}, {done}"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view)]
-    whys = [f"{each.id[-8:]} is {each.state}: {each.why}" for each in view.peers if each.state in UNUSUAL]
+    whys = []
+    if view.state_why:
+        since = time.strftime("%H:%M:%S", time.localtime(max(0.0, min(view.state_since, view.now))))
+        whys.append(f"The run is {view.state} since {since}: {view.state_why}")
+    whys += [f"{each.id[-8:]} is {each.state}: {each.why}" for each in view.peers if each.state in UNUSUAL]
     whys += [f"The group of {each.replica[-8:]} does not train: {each.broken}" for each in view.groups if each.broken]
     parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:

@@ -37,6 +37,11 @@ AskFinished = Callable[[], Coroutine[Any, Any, int]]
 """The run's last round, if the operator's node says that the run is over; else 0."""
 
 
+async def nobody_says() -> int:
+    """The `AskFinished` of a peer that looks into the run for something else: it decides by what is there."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Workplace:
     """Where a peer computes: its folder with the run's files, the stage that a volunteer has, a device, and the thread

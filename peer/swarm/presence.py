@@ -12,7 +12,7 @@ from peer.network.discovery import keep_remembering
 from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
 from peer.swarm import waits
-from peer.swarm.node import AskFinished, Node
+from peer.swarm.node import AskFinished, Node, nobody_says
 from peer.swarm.roles import all_at
 from peer.swarm.rounds.catch_up import catch_up, compare_with_all, resume
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -42,6 +42,9 @@ ASK_SECONDS = 5.0
 
 LAST_STATE_SECONDS = 5.0
 """So long a peer that has missed the run's end, or comes back to it, looks for others who hold its last state."""
+
+KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 2.0
+"""So long, at most, a peer that has finished the run stays for the operator's node to know it; so often it asks."""
 
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
@@ -109,6 +112,8 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         yield tasks
         if not outer.leaving:
             await (take_last_state(outer) if outer.told_over else linger(outer))
+        if outer.finished and not outer.told_over and node.ask_finished is not nobody_says:
+            await stay_until_known(outer, node.ask_finished)
         if node.settings.stay and outer.finished and not outer.leaving:
             outer.tell_finished()
             outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
@@ -136,6 +141,19 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
 
 
 # The run's end
+
+
+async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
+    """Stay until the operator's node says that the run is over: it learns that from who has finished, and tells those
+    who come afterwards. A node that is away for longer than `KNOWN_SECONDS` is not waited for."""
+    ends = monotonic() + KNOWN_SECONDS
+    while not outer.leaving and monotonic() < ends:
+        with suppress(HetpeerError, TimeoutError):
+            async with asyncio.timeout(FIRST_ASK_SECONDS):
+                if await ask() == outer.manifest.outer.rounds:
+                    return
+        outer.emit(waits.for_the_node_to_know(KNOWN_SECONDS))
+        await asyncio.sleep(KNOWN_ASK_SECONDS)
 
 
 async def linger(outer: OuterLoop) -> None:

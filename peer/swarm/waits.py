@@ -108,6 +108,11 @@ def for_the_node(address: str, reason: str, pause_seconds: float) -> Waiting:
     return Waiting(f"an answer from the operator's node at {address}", f"{again}; {reason}", 0, 1)
 
 
+def for_the_node_to_know(most_seconds: float) -> Waiting:
+    """The wait of a peer that has finished the run, until the operator's node has heard that it is over."""
+    return Waiting("the operator's node to know that the run is over", "it says so", 0, 1, most_seconds)
+
+
 def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:
     """The number of volunteers by stage."""
     serve = [peer.stage for peer in peers if peer.role == "volunteer"]

@@ -79,6 +79,8 @@ def view(round: int = 13, lost: bool = False, why: str = "", states: dict[str, P
         groups=groups,
         history=history,
         log=_log(round, lost, now),
+        state="training",
+        state_since=BEGAN + 130,
     )
 
 

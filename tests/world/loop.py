@@ -10,6 +10,7 @@ import asyncio
 import gc
 import heapq
 import sys
+import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
@@ -212,12 +213,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _close(coroutine: Any) -> None:
     """End a coroutine where it stands, though it waits for something in cleaning up."""
-    for _ in range(100):
-        try:
-            coroutine.close()
-            return
-        except BaseException:  # "ignored GeneratorExit", or whatever its cleaning up has raised
-            continue
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what it begins in cleaning up is awaited by nobody
+        for _ in range(100):
+            try:
+                coroutine.close()
+                return
+            except BaseException:  # "ignored GeneratorExit", or whatever its cleaning up has raised
+                continue
 
 
 def in_host(host: Any, context: Context | None = None) -> Context:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from peer import pausing
 from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Progress, RoundDone, StepDone
+from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Paused, Progress, RoundDone, StepDone
 from protocol.manifest import Manifest
+from protocol.monitor import View
 from tests.reference.small_manifest import small_manifest
+from tests.world.loop import in_host
 from tests.world.play import folder_in_memory
 from tests.world.runs import files_of
 from tests.world.world import Owner, World
@@ -110,6 +113,68 @@ def test_who_joins_after_the_end_is_told_that_the_run_is_over(world: MakeWorld):
     late = join(run, "late", "volunteer", 1)
     all_end_well(run, late, seconds=10)
     assert "the run is over" in str(late.runs[0].events[-1][1].words).lower()
+
+
+def test_a_datacenter_that_paused_over_the_runs_end_is_told_that_it_is_over(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1})
+    center = join(run, "center", "datacenter")
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
+    pausing.pause(center.folder)
+    assert run.run_until(lambda: bool(told(center, Paused)), 30)
+    all_end_well(run, *group, seconds=120)
+    run.run_for(30)
+    pausing.resume(center.folder)
+    steps = len(told(center, StepDone))
+    all_end_well(run, center, seconds=10)
+    assert len(told(center, StepDone)) == steps
+
+
+def test_a_node_that_was_away_at_the_runs_end_learns_of_it_and_tells_a_newcomer(world: MakeWorld):
+    run = world()
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
+    node = run.owners["node"]
+    assert node.process is not None
+    run.kill(node.process)
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 3) for each in group), 60)
+    run.run_for(20)
+    run.start(node)
+    all_end_well(run, *group, seconds=30)
+    assert told(group[0], Waiting, lambda event: event.what == "the operator's node to know that the run is over")
+    late = join(run, "late", "volunteer", 1)
+    all_end_well(run, late, seconds=10)
+
+
+def test_the_node_says_who_is_missing_and_that_a_leader_gives_no_sign_of_life(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 40})
+    leader, _ = (join(run, f"stage-{each}", "volunteer", each) for each in range(2))
+    wait = "waits for 1 datacenter (0 of 1)"
+    assert run.run_until(lambda: seen(run).state_why == wait and len(seen(run).groups) == 1, 30)
+    assert seen(run).state == "gathering"
+    assert {(each.state, each.why) for each in seen(run).peers if each.stage == 0} == {("waiting", wait)}
+    run.run_for(20)
+    assert not any("no sign of life" in each.broken for each in seen(run).groups)  # a leader that waits tells little
+    center = join(run, "center", "datacenter")
+    assert run.run_until(lambda: bool(told(leader, StepDone, lambda step: step.round == 2)), 60)
+    assert seen(run).state == "training"
+    assert leader.process is not None
+    run.freeze(leader.process)
+    assert run.run_until(lambda: any("no sign of life" in each.broken for each in seen(run).groups), 40)
+    assert not any(each.role == "volunteer" and each.state == "training" for each in seen(run).peers)
+    assert center.process is not None
+    run.kill(center.process)
+    assert run.run_until(lambda: seen(run).state == "stalled", 90)
+    assert "no replica is complete: waits for 1 datacenter (0 of 1)" in seen(run).state_why
+    assert run.failures == []
+
+
+def seen(run: World) -> View:
+    """What the operator's node shows now."""
+    assert run.monitor is not None
+    monitor, host = run.monitor, run.owners["node"].process
+    assert host is not None
+    return in_host(host).run(monitor.view)
 
 
 def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):

@@ -128,6 +128,7 @@ class World:
         self.owners: dict[str, Owner] = {}
         self.failures: list[Failure] = []
         self.ticket: Ticket | None = None
+        self.monitor: Monitor | None = None
         self.closed = False
         self.loop.set_exception_handler(self._unseen)
         self.loop.cost = lambda executor, host: (
@@ -203,7 +204,7 @@ class World:
     def _node(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
         async def work(stop: asyncio.Event) -> None:
             identity = load_or_create(owner.folder)
-            monitor = Monitor.of(self.manifest, self.descriptor.run_id, owner.folder)
+            monitor = self.monitor = Monitor.of(self.manifest, self.descriptor.run_id, owner.folder)
 
             def up(ticket: Ticket) -> None:
                 self.ticket = ticket

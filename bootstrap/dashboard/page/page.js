@@ -58,6 +58,7 @@ function take(view) {
   const known = new Map(view.peers.map((peer) => [peer.id, peer]));
   document.title = `Round ${view.round} of ${view.rounds} · hetpeer ${view.run_id.slice(0, 8)}`;
   show(place("run"), view.run_id.slice(0, 12));
+  show(place("state"), state(view));
   show(place("figures"), figures(view));
   show(place("pipeline"), pipeline(view, known));
   show(place("whole"), replicas(view));
@@ -67,6 +68,12 @@ function take(view) {
   show(place("log"), log(view));
   if (!before || JSON.stringify(before.history) !== JSON.stringify(view.history)) charts(view);
   if (before) tell(changes(before, view));
+}
+
+/** The run's state, since when, and for want of what. */
+function state(view) {
+  if (!view.state) return "";
+  return `${view.state} since ${time(view.state_since, view.now)}${view.state_why ? `: ${view.state_why}` : ""}`;
 }
 
 function figures(view) {
@@ -101,6 +108,7 @@ function changes(before, view) {
   return [
     ...named(now("lost"), "is lost"),
     ...named(back, "is back"),
+    ...(view.state !== before.state && view.state ? [`The run is ${view.state}.`] : []),
     ...(view.round > before.round ? [`Round ${view.round} of ${view.rounds}.`] : []),
   ];
 }

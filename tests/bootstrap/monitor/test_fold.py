@@ -206,6 +206,8 @@ def test_states_of_peers_at_work():
     joined = GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER])
     scene.tells(LEADER, joined)
     scene.tells(MEMBER, joined)
+    scene.tells(CENTER, round=1, step=1)  # the run has begun
+    scene.later(1)
     assert scene.state(LEADER)[0] == scene.state(MEMBER)[0] == "training"
     (group,) = scene.fold.view(scene.now).groups
     assert (group.replica, group.members, group.broken) == (LEADER, [LEADER, MEMBER], "")
@@ -426,3 +428,15 @@ def test_who_comes_with_the_last_round_behind_it_shows_no_end():
     scene.says(CENTER, round=50)
     watched(scene, 15)
     assert not scene.fold.over
+
+
+def test_a_node_that_was_away_at_the_end_knows_who_was_in_the_run_before():
+    scene = Scene(CENTER)
+    firsts = dict(scene.fold.firsts)
+    assert firsts == {CENTER: 0}
+    for known, over in ((firsts, True), ({}, False)):
+        again = Scene()
+        again.fold.firsts = dict(known)
+        again.says(CENTER, round=50)
+        watched(again, 15)
+        assert again.fold.over is over

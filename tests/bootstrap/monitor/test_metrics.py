@@ -69,6 +69,13 @@ def test_a_run_is_told_in_numbers():
     assert found["hetpeer_run_relayed_peers", ()] == 1
 
 
+def test_the_state_of_a_run_is_one_of_a_fixed_set():
+    found = samples(view(state="stalled", state_since=77.0))
+    states = {labels[0][1]: value for (name, labels), value in found.items() if name == "hetpeer_run_state"}
+    assert states == {"gathering": 0, "training": 0, "stalled": 1, "finished": 0}
+    assert found["hetpeer_run_state_since_seconds", ()] == 77.0
+
+
 def test_the_last_round_is_the_last_that_has_ended_and_losses_the_last_measured():
     found = samples(view())
     assert found["hetpeer_run_last_round_seconds", ()] == 40

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from bootstrap.monitor import watch
+from bootstrap.monitor.run_state import Found
 from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
+from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor import Noted, StepReport, pack_report
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -76,6 +78,29 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
     assert not monitor(tmp_path, RunId("cd" * 32)).view().log
 
 
+def test_the_state_of_the_run_is_kept(tmp_path: Path):
+    made = monitor(tmp_path)
+    made.fold.state = Found("stalled", "no replica is complete", 77.0)
+    made.write(True, made._to_keep()[1])
+    view = monitor(tmp_path).view()
+    assert (view.state, view.state_why, view.state_since) == ("stalled", "no replica is complete", 77.0)
+
+
+def test_who_is_in_the_run_is_written_down_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+
+    async def run() -> None:
+        made = monitor(tmp_path)
+        keeping = asyncio.create_task(made.keep())
+        made.see_records([PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0, round=7)])
+        while not monitor(tmp_path).fold.firsts:
+            await made.until_changed(0.01)
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))  # sooner than it is written anyway
+    assert monitor(tmp_path).fold.firsts == {ANN: 7}
+
+
 @pytest.mark.parametrize("lying", [b"", b"{", b'{"run_id": 5}', b"\xff"])
 def test_a_damaged_file_is_passed_over(tmp_path: Path, lying: bytes):
     (tmp_path / KEPT).write_bytes(lying)
@@ -98,3 +123,32 @@ def test_that_the_run_is_over_is_written_down_at_once(tmp_path: Path):
         keeping.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 20))  # sooner than it is written anyway
+
+
+def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(monkeypatch: pytest.MonkeyPatch):
+    made, began, now = monitor(), 1_900_000_000.0, 1_900_000_000.0
+    made.clock = lambda: now
+
+    async def passes(event: asyncio.Event, seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        await asyncio.sleep(0)
+
+    def record(round: int, gone: bool) -> PeerRecord:
+        known = {"address": "h:1", "role": "datacenter", "stage": 0, "slot": 0, "sequence": int(1000 * now)}
+        return PeerRecord(peer_id=ANN, round=round, gone=gone, **known)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        keeping = asyncio.create_task(made.keep())
+        made.see_records([record(MANIFEST.outer.rounds - 1, gone=False)])
+        read, last = began, None
+        while now < began + 60:
+            if now - read >= HEARTBEAT_SECONDS:
+                read, last = now, last or record(MANIFEST.outer.rounds, gone=True)
+                made.see_records([last])
+            await asyncio.sleep(0)
+        keeping.cancel()
+
+    monkeypatch.setattr(watch, "_until", passes)
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert made.finished() == MANIFEST.outer.rounds

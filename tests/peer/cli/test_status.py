@@ -1,6 +1,7 @@
 """What a person sees of a run: strangers' words without what would move the cursor."""
 
 import io
+from typing import Any
 
 from rich.console import Console
 
@@ -10,7 +11,7 @@ from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
 
 
-def shown(trouble: str = "") -> str:
+def shown(trouble: str = "", **fields: Any) -> str:
     view = View(
         run_id="ab" * 32,
         now=100.0,
@@ -34,6 +35,7 @@ def shown(trouble: str = "") -> str:
         ],
         log=[LineView(at=1e300, kind="Refused", words="Refused \x1b[31mred", peer=CENTER)],
     )
+    view = view.model_copy(update=fields)
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(drawn(view, trouble))
     return out.getvalue()
@@ -57,6 +59,13 @@ def test_peers_rounds_and_what_happened_are_there():
 
 def test_nobody_moves_the_cursor_of_who_looks():
     assert "\x1b" not in shown("\x1b[2J")
+
+
+def test_the_title_says_how_the_run_is_and_a_line_for_want_of_what():
+    seen = shown(state="stalled", state_why="no replica is complete: waits for 1 datacenter (0 of 1)", state_since=9.0)
+    assert "Run abababababab: stalled, round 4 of 50" in seen
+    assert ": no replica is complete: waits for 1 datacenter (0 of 1)" in seen
+    assert "The run is" not in shown()  # its node is too old to tell
 
 
 def test_credit_is_there_where_anybody_has_some():

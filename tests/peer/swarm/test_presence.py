@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from peer.swarm import presence
-from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, take_last_state
+from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, stay_until_known, take_last_state
 from peer.telemetry.events import Progress
 from protocol.codec.contribution import digest
+from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
 from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
@@ -180,5 +181,34 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
             await asking
             assert asked[2] - asked[1] == 5.0  # alone
             assert a.outer.told_over
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(presence, "KNOWN_ASK_SECONDS", 0.01)
+    asked: list[int] = []
+
+    async def asks() -> int:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            raise UnreachableError("nobody answers")
+        return MANIFEST.outer.rounds if len(asked) == 4 else 0
+
+    async def away() -> int:
+        raise UnreachableError("nobody answers")
+
+    async def scene() -> None:
+        async with village(MANIFEST, tmp_path, "a") as made:
+            outer = made.peers[0].outer
+            await stay_until_known(outer, asks)
+            assert len(asked) == 4
+            monkeypatch.setattr(presence, "KNOWN_SECONDS", 0.1)
+            await stay_until_known(outer, away)
+            monkeypatch.setattr(presence, "KNOWN_SECONDS", 3600.0)
+            outer.asked_to_leave.set()
+            await stay_until_known(outer, away)
 
     asyncio.run(asyncio.wait_for(scene(), 60))

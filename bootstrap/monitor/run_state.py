@@ -1,0 +1,95 @@
+"""The state of a whole run: it gathers its peers, trains, stands still for want of something, or is finished. Pure: the
+clock is an argument."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from statistics import median_low
+
+from bootstrap.monitor.peers import AWAY, Peer
+from bootstrap.monitor.rounds import ROUNDS_KEPT, Round
+from protocol.manifest import Manifest
+from protocol.monitor import GroupView, RunState
+
+STALLED_TIMES, STALLED_SECONDS = 10, 60.0
+"""A round that has lasted so many times the usual, and so long at least, shows that the run stands still."""
+
+BROKEN_SECONDS = 15.0
+"""A run without any complete replica is stalled after so long: a group that lost a member has another by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was seen of the run: its state, why it is in it, in words, and since when (Unix seconds)."""
+
+    state: RunState
+    why: str
+    since: float
+
+
+def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
+    """Who is missing for all replicas of the run, in words, with how many there are of how many; empty: nobody."""
+    here: Counter[tuple[str, int]] = Counter(
+        (each.record.role, each.record.stage if each.record.role == "volunteer" else 0)
+        for each in peers
+        if each.record is not None and each.state not in AWAY
+    )
+    replicas, words = manifest.replicas, []
+    places = [("datacenter", 0, "", replicas.datacenters)]
+    places += [("volunteer", stage, f" of stage {stage}", replicas.groups) for stage in range(replicas.stages)]
+    for role, stage, where, needed in places:
+        there = here[role, stage]
+        if there < needed:
+            several = "s" if needed - there > 1 else ""
+            words.append(f"{needed - there} {role}{several}{where} ({there} of {needed})")
+    return ", ".join(words)
+
+
+def has_replica(peers: Iterable[Peer], groups: Iterable[GroupView]) -> bool:
+    """Whether any replica is complete: a datacenter, or a group with a member at each stage that is not broken."""
+    centers = (each.record is not None and each.record.role == "datacenter" for each in peers if each.state not in AWAY)
+    return any(centers) or any(not each.broken and all(each.members) for each in groups)
+
+
+def usual_seconds(rounds: Iterable[Round]) -> float | None:
+    """How long a round of the run takes, by the last that have ended; None: none has."""
+    took = [each.ended - each.began for each in rounds if each.ended is not None]
+    return median_low(took[-ROUNDS_KEPT:]) if took else None
+
+
+def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:
+    """What a run waits for that is not complete, in words; empty where everybody is there."""
+    who = missing(manifest, peers)
+    return f"waits for {who}" if who else ""
+
+
+def run_state(
+    manifest: Manifest,
+    peers: Collection[Peer],
+    groups: Collection[GroupView],
+    rounds: Collection[Round],
+    before: Found,
+    alone: float | None,
+    over: bool,
+    now: float,
+) -> Found:
+    """The run's state now, where it was `before`. `rounds`: those known, in order. `alone`: since when no replica is
+    complete; None: one is, or this node has not looked for long enough to tell."""
+    if over:
+        return _since(before, "finished", "", now)
+    begun = any(any(each.stepped.values()) or each.contributed or each.ended is not None for each in rounds)
+    if before.state == "gathering" and not begun:
+        return Found("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
+    if alone is not None and now - alone >= BROKEN_SECONDS:
+        want = waits_for(manifest, peers) or "its volunteers have formed no group"
+        return _since(before, "stalled", f"no replica is complete: {want}", alone)
+    usual, ends = usual_seconds(rounds), [each.ended for each in rounds if each.ended is not None]
+    if usual is not None and now - ends[-1] >= max(STALLED_TIMES * usual, STALLED_SECONDS):
+        want = waits_for(manifest, peers)
+        words = f"no round has ended for {STALLED_TIMES} times the usual {usual:.0f} s"
+        return _since(before, "stalled", f"{words}; {want}" if want else words, ends[-1])
+    return _since(before, "training", "", now)
+
+
+def _since(before: Found, state: RunState, why: str, since: float) -> Found:
+    return Found(state, why, before.since if before.state == state else since)
