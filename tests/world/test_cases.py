@@ -188,3 +188,18 @@ def test_a_clock_that_is_two_hours_off_is_told_at_once(world: MakeWorld, skew: f
     )
     run.run_for(10.0)
     assert not told(right, Progress, lambda event: "clock" in event.doing)
+
+
+def test_who_cannot_come_back_is_told_that_nobody_answers(world: MakeWorld):
+    run = world(inner={"steps": 20})
+    leader, member = (join(run, f"stage-{each}", "volunteer", each) for each in range(2))
+    assert run.run_until(lambda: bool(told(leader, StepDone, lambda step: step.round == 2)), 60)
+    node = run.owners["node"]
+    for each in (node, leader, member):
+        assert each.process is not None
+        run.kill(each.process)
+    run.start(member)
+    assert run.run_until(lambda: waits_for(member).startswith("an answer from the operator's node at "), 20)
+    run.start(node)
+    run.start(leader)
+    all_end_well(run, leader, member, seconds=120)
