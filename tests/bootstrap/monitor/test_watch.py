@@ -127,11 +127,17 @@ def test_that_the_run_is_over_is_written_down_at_once(tmp_path: Path):
 
 def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(monkeypatch: pytest.MonkeyPatch):
     made, began, now = monitor(), 1_900_000_000.0, 1_900_000_000.0
-    made.clock = lambda: now
+    made.clock, passed, read = lambda: now, asyncio.Event(), began
+    last: PeerRecord | None = None
 
     async def passes(event: asyncio.Event, seconds: float) -> None:
-        nonlocal now
+        nonlocal now, read, last
         now += seconds
+        if now - read >= HEARTBEAT_SECONDS:
+            read, last = now, last or record(MANIFEST.outer.rounds, gone=True)
+            made.see_records([last])
+        if now >= began + 60:
+            passed.set()
         await asyncio.sleep(0)
 
     def record(round: int, gone: bool) -> PeerRecord:
@@ -141,12 +147,7 @@ def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(mon
     async def run() -> None:
         keeping = asyncio.create_task(made.keep())
         made.see_records([record(MANIFEST.outer.rounds - 1, gone=False)])
-        read, last = began, None
-        while now < began + 60:
-            if now - read >= HEARTBEAT_SECONDS:
-                read, last = now, last or record(MANIFEST.outer.rounds, gone=True)
-                made.see_records([last])
-            await asyncio.sleep(0)
+        await passed.wait()
         keeping.cancel()
 
     monkeypatch.setattr(watch, "_until", passes)
