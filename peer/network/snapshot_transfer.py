@@ -57,11 +57,16 @@ class Fetching:
         """Whether every piece is here."""
         return not self.todo and not self.flying
 
+    def wants(self, peer: PeerId) -> bool:
+        """Whether there is a piece to ask a peer for."""
+        return peer not in self.passed_over and bool(self.todo or self._slow(peer) is not None)
+
     def _next(self, peer: PeerId) -> int | None:
-        """Choose the piece to ask a peer for: when all are on their way, one that another gives too slowly; None: there
-        is none."""
-        if self.todo:
-            return self.todo.popleft()
+        """Choose the piece to ask a peer for; None: there is none."""
+        return self.todo.popleft() if self.todo else self._slow(peer)
+
+    def _slow(self, peer: PeerId) -> int | None:
+        """Find a piece that comes too slowly from others, and that a peer may give instead; None: there is none."""
         now = asyncio.get_running_loop().time()
         for index, attempts in self.flying.items():
             if peer not in {each.source for each in attempts} and all(
@@ -149,7 +154,7 @@ async def _from_all(sources: Sequence[PeerRecord], fetching: Fetching) -> None:
                 del taking[task]
                 task.result()
             for peer in sources:  # who has nothing to do may have a slow one's piece
-                if taking and peer not in taking.values():
+                if taking and peer not in taking.values() and fetching.wants(peer.peer_id):
                     taking[children.spawn(fetching.take_from(peer))] = peer
 
 
