@@ -13,21 +13,6 @@ needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f
 SHAPE = ["--groups", "1", "--rounds", "3", "--inner-steps", "6"]
 
 
-def test_a_datacenter_that_stops_for_a_while_costs_time_and_nothing_else(tmp_path: Path):
-    outcome = completed_swarm(tmp_path, *SHAPE, "--chaos", "pause:datacenter=0@round=2.2+3s")
-    assert "chaos: paused datacenter 1" in outcome.output
-    chaos = outcome.report["chaos"]
-    (fault,) = chaos["faults"]
-    assert fault["actions"] == ["paused datacenter 1", "resumed"]
-    assert fault["seconds_lost"] > 2.0
-    assert chaos["steps_lost"] == 0
-    assert chaos["rounds_completed"] == 3
-    assert chaos["digests_equal"]
-    assert chaos["final_loss"] == chaos["lab_loss"]  # bit by bit
-    paused, resumed = (line["at"] for line in outcome.said("Injected"))
-    assert resumed - paused >= 3.0
-
-
 @needs_namespaces
 def test_a_partition_and_a_slow_link_cost_time_and_nothing_else(tmp_path: Path):
     shorter_than_patience = "partition:datacenter=0|group=0@round=2+1.5s"  # or the others would go on without it
