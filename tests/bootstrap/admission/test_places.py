@@ -67,6 +67,7 @@ def test_the_place_of_a_peer_that_never_arrived_is_given_away_in_time():
     admit(places, "here", stage=0)
     assert admit(places, "early", stage=0, alive=["here"], now=ARRIVAL_SECONDS - 1).slot == 4
     assert admit(places, "new", stage=0, alive=["here", "early"], now=ARRIVAL_SECONDS + 1).slot == 0
+    assert admit(places, "newer", stage=0, alive=["here", "early", "new"], now=ARRIVAL_SECONDS + 1).slot == 6
 
 
 def test_observers_take_nobodys_place():

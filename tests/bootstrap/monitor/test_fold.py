@@ -104,6 +104,13 @@ def test_tokens_of_a_group_are_counted_once_and_nobody_has_more_than_a_round_has
     assert scene.fold.view(scene.now).tokens == 90 + most
 
 
+def test_a_round_whose_end_is_told_again_counts_once():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    for _ in range(2):  # as a peer does that was killed, and is back
+        scene.ends(LEADER, 1, tokens=90)
+    assert scene.fold.tokens == 90
+
+
 def test_who_was_awaited_and_did_not_contribute_was_late_and_it_is_said_why():
     scene = Scene(LEADER, MEMBER, CENTER)
     scene.tells(MEMBER, round=1, step=2)

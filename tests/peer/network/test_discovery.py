@@ -1,6 +1,7 @@
 """The address book: what a peer tells in the DHT, another finds there."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from peer.network import discovery as module
 from peer.network.discovery import Discovery
+from protocol import clock
 from protocol.identity import PeerId, RunId
+from protocol.limits import RECORD_SECONDS
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
@@ -19,6 +22,20 @@ from tests.reference.loopback_peers import NoDht
 from tests.reference.small_manifest import small_manifest
 
 RUN, MANIFEST = RunId("ab" * 32), small_manifest()
+
+
+@dataclass
+class SetClocks:
+    """Clocks that a test sets."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+
+    def monotonic(self) -> float:
+        return self.monotonic_seconds
+
+    def time(self) -> float:
+        return self.unix_seconds
 
 
 def discovery(folder: Path, operator: Identity, dht: Dht, authority: Authority) -> Discovery:
@@ -114,3 +131,18 @@ def test_of_too_many_peers_the_one_unheard_of_for_longest_is_forgotten(tmp_path:
     assert {*a.trips} == {peers[2].peer_id}
     assert not a.lost
     assert a.missed() == []
+
+
+def test_who_is_silent_for_as_long_as_a_record_holds_is_not_there(tmp_path: Path):
+    operator = load_or_create(tmp_path / "operator")
+    authority = Authority(RUN, operator.peer_id)
+    ours, theirs = (discovery(tmp_path / name, operator, NoDht(), authority) for name in ("a", "b"))
+    clocks = SetClocks(monotonic_seconds=1000.0, unix_seconds=1_800_000_000.0)
+    with clock.read_from(clocks):
+        ours.meet(theirs.record, in_person=True)
+        clocks.monotonic_seconds += RECORD_SECONDS - 1
+        clocks.unix_seconds -= 7200  # somebody sets the clock on the wall
+        assert ours.others() == (theirs.record,)
+        clocks.monotonic_seconds += 2
+        assert ours.others() == ()
+        assert ours.missed() == []  # it may have gone: nobody waits for it

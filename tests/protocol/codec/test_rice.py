@@ -91,3 +91,15 @@ def test_no_run_of_zeros_is_so_long_that_it_comes_round_again(zeros: int):
     bits[8 : 8 + zeros] = 0
     with pytest.raises(FormatError):
         rice.decode(np.packbits(bits, bitorder="little").tobytes(), bytes(rice.rest_bytes(grid)), grid)
+
+
+@pytest.mark.parametrize("shape", [(512,), (1024,), (4096,), (8192,), (5000,), (1024, 2816), (32000, 64)])
+def test_the_longest_streams_of_real_sizes_are_within_their_bound(shape: tuple[int, ...]):
+    """Of a large model's norms, embeddings and matrices, with the offsets as far behind as they can be."""
+    grid = chunk_grid(shape, 64, 64)
+    behind = np.concatenate(
+        [np.arange(size - count, size) for size, count in zip(grid.sizes, grid.counts, strict=True)]
+    )
+    unary, rests = rice.encode(behind, grid)
+    assert len(unary) <= rice.longest_unary_bytes(grid)
+    assert (rice.decode(unary, rests, grid) == behind).all()

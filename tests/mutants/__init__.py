@@ -1,0 +1,1 @@
+"""Mistakes planted in the product, each with the test that sees it."""
