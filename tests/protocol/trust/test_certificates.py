@@ -72,9 +72,9 @@ def asked_with(key: object, algorithm: hashes.HashAlgorithm | None = None) -> by
 
 def another_signature() -> bytes:
     """A request whose key has not signed it: a valid signature of another key, in its place."""
-    ours, theirs = (x509.load_der_x509_csr(certificates.request(each)) for each in (PEER, GATEWAY))
-    while len(theirs.signature) != len(ours.signature):  # DER drops leading zeros
-        theirs = x509.load_der_x509_csr(certificates.request(GATEWAY))
+    ours, theirs = x509.load_der_x509_csr(certificates.request(PEER)), None
+    while theirs is None or len(theirs.signature) != len(ours.signature):  # DER drops leading zeros
+        theirs = x509.load_der_x509_csr(asked_with(GATEWAY.key, hashes.SHA256()))
     return ours.public_bytes(Encoding.DER).replace(ours.signature, theirs.signature)
 
 
