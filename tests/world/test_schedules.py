@@ -7,7 +7,7 @@ import sys
 import pytest
 
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
-SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "16"))
+SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "10"))
 
 COUNTEREXAMPLES = (2019, 2025)
 """Seeds that have found something wrong (`docs/simulation.md`)."""

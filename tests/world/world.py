@@ -262,7 +262,8 @@ class World:
         process.held = None
         process.machine.powered = False
         self.network.lost_power(process)
-        self.disk.lose_power(self.owners[process.name].folder)
+        if self.owners[process.name].role != "node":  # SQLite, which the node has, syncs where nobody sees it
+            self.disk.lose_power(self.owners[process.name].folder)
         for task in self.loop.tasks.get(process, []):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 

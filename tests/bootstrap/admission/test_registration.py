@@ -238,7 +238,7 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_certificate_lasts_as_long_as_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bootstrap.admission.registration.time.time", lambda: 1_900_000_000.0)
+    monkeypatch.setattr("bootstrap.admission.registration.unix_time", lambda: 1_900_000_000.0)
 
     async def scene(house: House) -> None:
         key = certificates.request(ANN)
