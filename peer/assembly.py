@@ -104,7 +104,11 @@ async def joined(
         network = await _open(settings, identity, descriptor, place, opened, emit)
         record = network.discovery.record
         reporter = Reporter(emit.status)
-        opened.push_async_callback(reporter.close, settings.pausing)
+
+        async def say_last_words() -> None:
+            await reporter.close(settings.pausing)  # as it is then, not now
+
+        opened.push_async_callback(say_last_words)
         opened.enter_context(emit.also(reporter))
         torch_thread = TorchThread(settings.threads, settings.niceness)
         opened.callback(torch_thread.stop)

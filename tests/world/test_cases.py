@@ -269,3 +269,15 @@ def test_who_cannot_come_back_is_told_that_nobody_answers(world: MakeWorld):
     run.start(node)
     run.start(leader)
     all_end_well(run, leader, member, seconds=120)
+
+
+def test_the_node_says_that_a_peer_pauses_and_why(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 60})
+    owners = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)] + [join(run, "center", "datacenter")]
+    center = owners[-1]
+    assert run.run_until(lambda: bool(told(center, RoundDone)), 60)
+    pausing.pause(center.folder)
+    assert run.run_until(lambda: bool(told(center, Paused)), 60)
+    run.run_for(2)
+    (state,) = {(each.state, "hetpeer pause" in each.why) for each in seen(run).peers if each.role == "datacenter"}
+    assert state == ("paused", True)
