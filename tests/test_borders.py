@@ -337,6 +337,26 @@ def test_the_check_lets_a_task_with_a_parent_pass(line: str) -> None:
 # The command line answers at once
 
 
+NO_DAEMONS_TIME = ("peer/lab/", "peer/compute/", "peer/diagnosis/", "peer/testnet/", "bootstrap/data/")
+"""What measures, or runs beside daemons, has the machine's own time."""
+
+CLOCKS = ("time.time", "time.monotonic", "time.time_ns")
+
+
+def test_a_daemon_reads_its_clocks_in_one_place() -> None:
+    read = []
+    for path in (path for package in ("protocol", "peer", "bootstrap") for path in Path(package).rglob("*.py")):
+        if not path.as_posix().startswith((*NO_DAEMONS_TIME, "protocol/clock.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                    "time.time",
+                    "time.monotonic",
+                    "time.time_ns",
+                ):
+                    read.append(f"{path}:{node.lineno}: use protocol.clock")
+    assert read == []
+
+
 def test_help_needs_nothing_heavy() -> None:
     heavy = ("torch", "grpc", "hivemind", "matplotlib", "numpy", "numba", "tokenizers")
     program = f"import sys, peer.cli.__main__; print(*(m for m in {heavy} if m in sys.modules))"

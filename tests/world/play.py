@@ -136,9 +136,7 @@ def _look(world: World, peers: list[Owner], outcome: Outcome) -> None:
         for run in owner.runs:
             joined = any(isinstance(event, Joined) for _, event in run.events)
             known = (0, None) if run is owner.runs[-1] else (0, None, INTERRUPTED)
-            unreached = (
-                run.exit_code == UnreachableError.exit_code and not joined
-            )  # it was started while the node was away
+            unreached = run.exit_code == UnreachableError.exit_code and not joined  # the node was away
             if run.exit_code not in known and not unreached:
                 outcome.objections.append(f"{owner.name} ends with {run.exit_code}: {run.error}")
             for finished in (event for _, event in run.events if isinstance(event, Finished)):
