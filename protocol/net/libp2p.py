@@ -1,7 +1,9 @@
 """libp2p's daemon, a child of ours that hivemind starts: where it listens, how much it may hold, whether it answers."""
 
 import asyncio
+import os
 import resource
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,10 +54,16 @@ async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]
 
 
 async def end(p2p: Any) -> None:
-    """End a daemon at once: one that hangs does not end for the asking."""
-    with suppress(ProcessLookupError):
-        p2p._child.kill()
-    await p2p.shutdown()
+    """End a daemon at once: one that hangs does not end for the asking.
+
+    It is killed after hivemind has asked it, and not by `Process.kill`: both look first whether the process has ended,
+    and whichever looks at a dead one takes its exit code from asyncio, which then complains on standard error.
+    """
+    p2p._terminate()
+    if p2p._child.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(p2p._child.pid, signal.SIGKILL)
+    await p2p._child.wait()
 
 
 async def answers(p2p: Any, tasks: Children) -> bool:
