@@ -7,6 +7,7 @@ digest is refused with the name of the field that differs.
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -279,11 +280,17 @@ class Manifest(Section):
     @property
     def digest(self) -> str:
         """The hex SHA-256 of the canonical form."""
-        return hashlib.sha256(self.canonical()).hexdigest()
+        return _digest(self)
 
     def canonical(self) -> bytes:
         """The one byte string of these values: JSON with sorted keys and no spaces."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+
+@lru_cache(8)
+def _digest(manifest: Manifest) -> str:
+    """Every call between peers asks for it, and a manifest is frozen."""
+    return hashlib.sha256(manifest.canonical()).hexdigest()
 
 
 def load_manifest(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:

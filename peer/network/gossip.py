@@ -63,6 +63,8 @@ class Reconciler:
     attested: Attested
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """The claims of this peer about its own closed rounds."""
+    said: tuple[tuple[bytes, PeerRecord, Claims], bytes] | None = None
+    """What this peer's last statement says, with its card, and its bytes."""
     tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """The tasks that ask for, or fetch, what others hold."""
@@ -88,8 +90,11 @@ class Reconciler:
         self.intake.early_listeners.append(self.witnesses.follow)
 
     def statement(self) -> bytes:
-        """Sign this peer's statement: its record and its closed rounds."""
-        return make_statement(self.intake.signer, self.discovery.record, self.claims)
+        """This peer's statement: its record and its closed rounds, signed anew where either has changed."""
+        says = self.intake.signer.card, self.discovery.record, {part: [*last] for part, last in self.claims.items()}
+        if self.said is None or self.said[0] != says:
+            self.said = says, make_statement(self.intake.signer, self.discovery.record, self.claims)
+        return self.said[1]
 
     async def publish(self, part: Part, round: int, blob: bytes) -> None:
         """Keep and announce this peer's own contribution."""

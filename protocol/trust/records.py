@@ -223,7 +223,7 @@ def read_statement(data: bytes, authority: Authority) -> Statement:
     Raises:
         FormatError: it is malformed, of another run, or its record is none that its signer may tell.
     """
-    signer, fields = signed.read_signed(data, STATEMENT, again=False)
+    signer, fields = signed.read_signed(data, STATEMENT)
     match fields:
         case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
             record = unpack_record(packed, signer, card, authority)

@@ -20,9 +20,9 @@ MOST_ITEMS = 1024
 sets aside the room that each of them says it needs."""
 
 VERIFIED_KEPT = 8192
-"""The checked messages that are remembered. The same proof comes from many peers; checking it takes 0.1 ms, finding it
-here a hundredth of that. They are a kilobyte each, mostly, and a thousand peers renew their records every quarter of a
-minute."""
+"""The checked messages that are remembered. The same proof comes from many peers, and the same statement from one again
+and again; checking it takes 0.1 ms, finding it here a hundredth of that. They are a kilobyte each, mostly, and a
+thousand peers renew their records every quarter of a minute."""
 
 
 def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
@@ -31,16 +31,14 @@ def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
     return identity.sign(body) + identity.public + body
 
 
-def read_signed(data: bytes, kind: str, again: bool = True) -> tuple[PeerId, list[Any]]:
-    """Check a message of a kind. Returns (who signed it, its fields); the fields are still to be checked. `again`: the
-    same bytes may well come again, from others.
+def read_signed(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
+    """Check a message of a kind. Returns (who signed it, its fields); the fields are still to be checked.
 
     Raises:
         FormatError: it is malformed, of another kind, or the signature does not hold.
     """
     body = _body(data, kind)
-    signer = (_known_signer if again else _signer)(data)
-    return signer, _fields(body, kind)
+    return _signer(data), _fields(body, kind)
 
 
 def claimed(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
@@ -73,10 +71,10 @@ def _fields(body: bytes, kind: str) -> list[Any]:
     return fields
 
 
+@lru_cache(VERIFIED_KEPT)
 def _signer(data: bytes) -> PeerId:
     head = SIGNATURE_BYTES + PUBLIC_BYTES
     return verify(data[SIGNATURE_BYTES:head], data[head:], data[:SIGNATURE_BYTES])
 
 
-_known_signer = lru_cache(VERIFIED_KEPT)(_signer)
 _name = lru_cache(VERIFIED_KEPT)(peer_id_of_public)

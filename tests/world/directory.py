@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import msgpack
 
@@ -131,7 +132,9 @@ class Directory:
     def nearest(self, node: DhtNode, key: str) -> list[DhtNode]:
         """The nodes that keep a record of one."""
         there = [each for each in self.reached(node) if not each.hidden]
-        return sorted(there, key=lambda each: (hash((key, each.addresses[0])), each.addresses[0]))[:HOLDERS]
+        return sorted(there, key=lambda each: (crc32(f"{key} {each.addresses[0]}".encode()), each.addresses[0]))[
+            :HOLDERS
+        ]
 
     async def start(
         self,

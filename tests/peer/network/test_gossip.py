@@ -11,11 +11,12 @@ from peer.network.gossip_policy import FANOUT, HEARERS
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake, listen
+from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, read_statement
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -160,3 +161,23 @@ def test_who_answers_with_bytes_that_are_no_message_is_avoided(tmp_path: Path):
         assert "not a signed statement" in ours.outer.reconciler.bans.objection(theirs.peer_id)
 
     play(tmp_path, "a", scene, small_manifest())
+
+
+def test_a_peer_signs_its_statement_anew_only_when_what_it_says_has_changed(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        reconciler = made.peers[0].outer.reconciler
+        said = reconciler.statement()
+        assert reconciler.statement() is said
+        part = next(iter(reconciler.intake.ledgers))
+        reconciler.claims.setdefault(part, []).append(Claim(1, "ab" * 32, 2, True))
+        claimed = reconciler.statement()
+        reconciler.discovery.record = reconciler.discovery.record.model_copy(update={"sequence": 10**9})
+        told = reconciler.statement()
+        authority = reconciler.intake.signer.authority
+        assert [*read_statement(said, authority).claims.get(part, [])] == []
+        assert read_statement(claimed, authority).claims[part][-1].folded == 1
+        assert read_statement(told, authority).record.sequence == 10**9
+        reconciler.intake.signer.card = b"another card"
+        assert reconciler.statement() not in (said, claimed, told)
+
+    play(tmp_path, "ab", scene, small_manifest())
