@@ -4,15 +4,22 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.planting import Copy, Found, Mistake, all_mistakes
+from tests.mutants.planting import LIMIT_SECONDS, WORLD, Copy, Found, Mistake, all_mistakes
+
+SECONDS_OF_A_SEED = 12
+"""What a schedule may take of a processor, at most: some of those in which a mistake is planted run long."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mistake's name or file; none: all")
     parser.add_argument("--list", action="store_true", help="name the mistakes, and try none out")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="look for each with the first N seeds of the simulated world, instead"
+    )
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     options = parser.parse_args()
     mistakes = [
@@ -25,20 +32,23 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{mistake.name}  ({mistake.file}; {mistake.killed_by})" for mistake in mistakes))
         return 0
-    found = try_out(mistakes, quiet=options.json)
+    if options.seeds:
+        mistakes = [replace(each, killed_by=f"{WORLD}--schedules {options.seeds} --first") for each in mistakes]
+    found = try_out(mistakes, SECONDS_OF_A_SEED * (options.seeds or 0), quiet=options.json)
     if options.json:
         print(json.dumps([as_json(each) for each in found], indent=1))
     return int(any(each.outcome != "killed" for each in found))
 
 
-def try_out(mistakes: list[Mistake], quiet: bool) -> list[Found]:
-    """Try mistakes out one after the other, with a line for each unless `quiet`."""
+def try_out(mistakes: list[Mistake], seconds: int, quiet: bool) -> list[Found]:
+    """Try mistakes out one after the other, with a line for each unless `quiet`. Each may take `LIMIT_SECONDS`, or
+    `seconds` where these are more."""
     found = []
     with tempfile.TemporaryDirectory(prefix="hetpeer-mutants-") as folder:
         (tree := Path(folder) / "tree").mkdir()
         copy = Copy.of_tree(tree)
         for mistake in mistakes:
-            found.append(copy.try_out(mistake))
+            found.append(copy.try_out(mistake, max(seconds, LIMIT_SECONDS)))
             if not quiet:
                 print(line(found[-1]), flush=True)
     if not quiet:

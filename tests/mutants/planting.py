@@ -137,19 +137,20 @@ class Copy:
             path.write_text(source, encoding="utf-8")
             os.utime(path, (seconds, seconds))
 
-    def try_out(self, mistake: Mistake) -> Found:
-        """Plant a mistake and run what is to find it; once for each test it is seen to pass without."""
+    def try_out(self, mistake: Mistake, seconds: int = LIMIT_SECONDS) -> Found:
+        """Plant a mistake and run what is to find it, for `seconds` of a processor at most; once for each test it is
+        seen to pass without."""
         began = time.perf_counter()
         by = mistake.killed_by
         if by not in self.passed:
-            outcome, said = self.run(by, CLEAN_SECONDS)
+            outcome, said = self.run(by, max(CLEAN_SECONDS, seconds))
             self.passed[by] = "" if outcome == "survived" else f"{outcome} without any mistake: {said}"
             began = time.perf_counter()
         if self.passed[by]:
             return Found(mistake, "broken", self.passed[by], 0.0)
         with self.planted(mistake):
             own_cache = self.folder.parent / f"numba-{next(self.numbers)}"  # what is compiled has others' code in it
-            outcome, said = self.run(by, LIMIT_SECONDS, own_cache if "codec/" in mistake.file else None)
+            outcome, said = self.run(by, seconds, own_cache if "codec/" in mistake.file else None)
             shutil.rmtree(own_cache, ignore_errors=True)
         return Found(mistake, outcome, said, time.perf_counter() - began)
 

@@ -27,9 +27,11 @@ learning_rate = 3e-3
 warmup = 4
 [outer]
 rounds = 4
+patience = 100.0
 {outer}
 """
-"""Its rounds last for longer than news of them takes: else who only watches goes on with what it has heard of."""
+"""Its rounds last for longer than news of them takes: else who only watches goes on with what it has heard of. Whoever
+is slow is waited for: what is compared is the mathematics, on a machine however busy."""
 
 VARIANTS = {
     "2-bit values over senders, eta 0.8": (

@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--seeds", type=int, nargs="+", help="these seeds, instead")
     parser.add_argument("--processes", type=int, default=1, help="how many at once")
+    parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--replay", type=int, help="play one seed, tell its story, and shrink it if it fails")
     options = parser.parse_args()
     from tests.world.runs import get_ready, play_seed, replay
@@ -34,6 +35,9 @@ def main() -> int:
                 print(f"seed {outcome.schedule.seed} ({outcome.digest}, {outcome.seconds:.0f} s):", flush=True)
                 for objection in outcome.objections:
                     print(f"    {objection}", flush=True)
+                if options.first:
+                    pool.shutdown(cancel_futures=True)
+                    break
     first, last = min(seeds), max(seeds)
     took = time.perf_counter() - began
     print(f"{len(seeds)} schedules (seeds {first} to {last}) in {took:.0f} s, {failed} failed")
