@@ -127,10 +127,11 @@ def _lack(planned: int, there: int, what: str, where: str = "") -> str:
 def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int]) -> Waiting:
     """The wait of a group, or of those who could be in one, for a volunteer of each of the `missing` stages."""
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
-    named = [
-        f"a free volunteer of stage {stage} ({counts[stage]} there, {len(free(peers, stage))} free)"
-        for stage in sorted(missing)
-    ]
+    named = []
+    for stage in sorted(missing):
+        able = len(free(peers, stage))
+        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {able} free)"
+        named.append(f"an answer of {whom}" if able else whom)
     return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
 
 

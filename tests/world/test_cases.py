@@ -182,7 +182,9 @@ def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):
     run = world(outer={"rounds": 5}, replicas={"groups": 1, "datacenters": 1})
     owners = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
     owners += [join(run, "center", "datacenter"), join(run, "observer", "observer")]
+    owners.append(join(run, "spare", "volunteer", 1))
     all_end_well(run, *owners)
+    assert all(len(told(owner, RoundDone)) >= 4 for owner in owners)
     for owner in owners:
         rounds = [(at, event) for at, event in owner.runs[0].events if isinstance(event, RoundDone)]
         for (before, _), (at, event) in pairwise(rounds):

@@ -226,6 +226,7 @@ class StageRound:
         if not counts:
             return
         self.outer.emit(self._done(round, steps, counts))
+        self.started = monotonic()  # of the next round, where this peer only follows it
         self.earned.ask_soon()
         await agree(self.outer)
 

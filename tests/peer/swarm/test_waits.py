@@ -88,7 +88,8 @@ def test_a_leader_waits_for_the_stages_of_its_group_that_have_nobody():
     me, other = peer("a"), peer("b", stage=1)
     wait = waits.for_members((me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2])
     assert (
-        wait.what == "a free volunteer of stage 1 (1 there, 1 free) and a free volunteer of stage 2 (1 there, 1 free)"
+        wait.what == "an answer of a free volunteer of stage 1 (1 there, 1 free) "
+        "and an answer of a free volunteer of stage 2 (1 there, 1 free)"
     )
     assert (wait.here, wait.needed) == (1, 3)
 
