@@ -125,7 +125,7 @@ def _ticket(options: DoctorOptions) -> "Ticket | None":
     from protocol.trust import ticket as tickets
 
     try:
-        return tickets.find(options.ticket, options.directory or home())
+        return tickets.find(options.ticket, *filter(None, (options.directory, home())))
     except TicketError:
         if options.ticket is not None:
             raise

@@ -64,7 +64,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
 
     def work() -> int:
-        ticket = find(options.ticket, options.directory or home())
+        ticket = find(options.ticket, *filter(None, (options.directory, home())))
         place = role if options.stage is None else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, place)
         wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}

@@ -100,15 +100,15 @@ def parse_ticket(text: str) -> Ticket:
     return ticket
 
 
-def find(given: str | None, directory: Path) -> Ticket:
+def find(given: str | None, *folders: Path) -> Ticket:
     """Find the ticket: the one from the command line (the text or a file), that in `HETPEER_TICKET`, or the last one
-    used here.
+    used in the first of `folders` that has one.
 
     Raises:
         TicketError: there is none, or it cannot be read.
     """
-    remembered = directory / "ticket"
-    source = given or os.environ.get(ENVIRONMENT) or (str(remembered) if remembered.is_file() else None)
+    remembered = (str(folder / "ticket") for folder in folders if (folder / "ticket").is_file())
+    source = given or os.environ.get(ENVIRONMENT) or next(remembered, None)
     if not source:
         raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
     if source.lstrip().startswith(PREFIX):

@@ -108,6 +108,11 @@ def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp
     monkeypatch.delenv(ENVIRONMENT)
     (tmp_path / "ticket").write_text(f"{TICKET}\n")
     assert find(None, tmp_path) == TICKET
+    own = tmp_path / "own"  # a peer's folder by `--dir`
+    assert find(None, own, tmp_path) == TICKET
+    own.mkdir()
+    (own / "ticket").write_text(str(other := parse_ticket(made_of(TICKET.authority, "h:1"))))
+    assert find(None, own, tmp_path) == other != TICKET
 
 
 def test_the_first_addresses_of_others_are_kept_in_order(tmp_path: Path):
