@@ -7,7 +7,6 @@ digest is refused with the name of the field that differs.
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -280,17 +279,23 @@ class Manifest(Section):
     @property
     def digest(self) -> str:
         """The hex SHA-256 of the canonical form."""
-        return _digest(self)
+        known = _DIGESTS.get(id(self))
+        if known is None or known[0] is not self:
+            if len(_DIGESTS) >= DIGESTS_KEPT:
+                _DIGESTS.clear()
+            known = _DIGESTS[id(self)] = self, hashlib.sha256(self.canonical()).hexdigest()
+        return known[1]
 
     def canonical(self) -> bytes:
         """The one byte string of these values: JSON with sorted keys and no spaces."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
 
-@lru_cache(8)
-def _digest(manifest: Manifest) -> str:
-    """Every call between peers asks for it, and a manifest is frozen."""
-    return hashlib.sha256(manifest.canonical()).hexdigest()
+DIGESTS_KEPT = 8
+
+_DIGESTS: dict[int, tuple[Manifest, str]] = {}
+"""The digests of manifests by `id`, each with its manifest: every call between peers asks for one. Not by equality, as
+0.0 and -0.0 are equal, and have two canonical forms."""
 
 
 def load_manifest(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:

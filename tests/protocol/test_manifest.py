@@ -27,6 +27,16 @@ def test_the_canonical_form_reads_back():
     assert parse_manifest(manifest.canonical()).digest == manifest.digest
 
 
+def test_manifests_that_are_equal_and_written_otherwise_have_their_own_digests():
+    one, other = nano(inner={"weight_decay": 0.0}), nano(inner={"weight_decay": -0.0})
+    assert one == other
+    assert one.canonical() != other.canonical()
+    assert one.digest != other.digest
+    assert [nano(run={"seed": seed}).digest for seed in range(20)] == [
+        nano(run={"seed": seed}).digest for seed in range(20)
+    ]
+
+
 def test_every_field_counts_in_the_digest():
     assert nano(inner={"steps": 20}).digest != nano(inner={"steps": 21}).digest
 
