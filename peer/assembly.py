@@ -10,7 +10,7 @@ import grpc
 import torch
 
 from peer.compute.calibration import warm_up
-from peer.joining import fetch_files, register, require_place, tell_clock, tell_place, text_sources
+from peer.joining import choose_stages, fetch_files, register, require_given, tell_clock, tell_place, text_sources
 from peer.network.admission import Admitted, keep_renewing, stand_trial
 from peer.network.attested import Attested
 from peer.network.bans import Bans
@@ -94,10 +94,12 @@ async def joined(
         HetpeerError: there is no place, or it does not fit this machine, or something needed cannot be had.
     """
     warming = tasks.spawn(asyncio.to_thread(warm_up))
-    place = remembered or await register(settings, descriptor, identity)
+    choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, remembered, device)
+    place = remembered or await register(settings, descriptor, identity, choice.stages)
+    its_stage = (place.card.stage,)
     if isinstance(place, Admitted):
         tell_clock(place.clock_ahead, emit)
-    space = await asyncio.to_thread(require_place, settings, descriptor, place.card.stage, device)
+    space = await asyncio.to_thread(require_given, settings, descriptor, place.card.stage, device)
     kept = f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
     emit(Progress(kept))
     async with AsyncExitStack() as opened:  # what is opened last is closed first
@@ -125,7 +127,7 @@ async def joined(
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
 
         async def renew() -> bytes:
-            return (await register(settings, descriptor, identity)).credentials.chain
+            return (await register(settings, descriptor, identity, its_stage)).credentials.chain
 
         node = Node(
             place=workplace,
@@ -137,7 +139,9 @@ async def joined(
             emit=emit,
             upkeep=(
                 lambda: keep_renewing(place.credentials, renew, emit),
-                lambda: stand_trial(network.discovery, partial(register, settings, descriptor, identity), emit),
+                lambda: stand_trial(
+                    network.discovery, partial(register, settings, descriptor, identity, its_stage), emit
+                ),
                 network.ways.keep,
             ),
             ask_finished=ask_finished,
@@ -150,7 +154,7 @@ async def joined(
         await network.server.start()
         await network.ways.open()
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
-        tell_place(settings, descriptor.manifest, record, remembered is not None, emit)
+        tell_place(settings, descriptor.manifest, record, choice, emit)
         reporter.start(network.contacts, partial(node_of, settings.directory))
         yield node
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from peer.assembly import joined
 from peer.compute.capacity import family_bytes, give_memory_back
+from peer.diagnosis.machine import before_joining
 from peer.joining import comes_too_late, learn, recall_place, require_fit
 from peer.network import admission
 from peer.pausing import Pauses
@@ -24,6 +25,7 @@ from peer.swarm.waits import for_the_node
 from peer.swarm.work import observe, serve_datacenter, serve_stage
 from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
 from peer.telemetry.status import EventStream
+from protocol.clock import unix_time
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.net.allowances import pause_after
 from protocol.net.tasks import Children, first_of
@@ -54,6 +56,8 @@ async def serve_as_guest(
     Raises:
         HetpeerError: with a message that a volunteer can act on.
     """
+    for finding in await asyncio.to_thread(before_joining, settings.device, unix_time()):
+        emit(Warned(f"WARNING: {finding.words}"))
     pauses = Pauses(settings.directory, settings.quiet, now)
     async with Children() as children:
         children.spawn(_watch_memory(settings.memory_limit, emit))

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from peer.compute.capacity import find_device, require_memory
+from peer.compute.capacity import find_device, require_memory, stage_bytes
 from peer.devices.fit import require_devices
 from peer.network import admission
 from peer.network.admission import Admitted
@@ -22,7 +24,15 @@ from peer.telemetry.events import Joined, Listener, Progress, Warned
 from protocol import manifest as manifests
 from protocol.clock import unix_time
 from protocol.codec.frames import FrameRules
-from protocol.errors import FormatError, HetpeerError, ManifestError, ResourceError, UnreachableError, UserError
+from protocol.errors import (
+    FormatError,
+    HetpeerError,
+    ManifestError,
+    ResourceError,
+    Shortage,
+    UnreachableError,
+    UserError,
+)
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
@@ -34,7 +44,7 @@ from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
-from protocol.wording import lasting, moment
+from protocol.wording import lasting, moment, numbers_named
 
 
 async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
@@ -79,8 +89,11 @@ async def recall_place(settings: PeerSettings, identity: Identity) -> Remembered
     return await asyncio.to_thread(recall, *place)
 
 
-async def register(settings: PeerSettings, descriptor: Descriptor, identity: Identity) -> Admitted:
-    """Get a place in the run and a certificate, and keep both in this peer's folder.
+async def register(
+    settings: PeerSettings, descriptor: Descriptor, identity: Identity, servable: tuple[int, ...]
+) -> Admitted:
+    """Get a place in the run and a certificate, and keep both in this peer's folder. `servable`: of a volunteer that
+    leaves its stage to the node, the stages that it can serve; none: any.
 
     Raises:
         HetpeerError: there is none; the message says why.
@@ -89,7 +102,8 @@ async def register(settings: PeerSettings, descriptor: Descriptor, identity: Ide
     await asyncio.to_thread(_claim, folder, descriptor)
     known = read_membership(folder).card
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
-    wish = settings.role, settings.stage, known, revoked
+    servable = servable if settings.role == "volunteer" and settings.stage is None else ()
+    wish = settings.role, settings.stage, known, revoked, servable
     admitted = await admission.register(settings.ticket, descriptor, identity, *wish)
     told = admitted.signed_card, admitted.credentials, admitted.mirrors, admitted.node
     await asyncio.to_thread(write_membership, folder, *told)
@@ -154,7 +168,7 @@ def require_disk(settings: PeerSettings, descriptor: Descriptor, stage: int | No
 
 
 def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
-    """Check that a place fits, now that it is known which, before anything is fetched for it.
+    """Check that a place fits, before anything is fetched for it.
 
     Raises:
         HetpeerError: the place does not fit; the message says in what.
@@ -163,6 +177,102 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
         require_memory(descriptor.manifest, stage, device, settings.memory_limit)
         require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """The stages of which the operator's node may give this volunteer one; none: whichever it likes, or there is
+    nothing to choose. `others` says what those need that do not fit; `held`: this peer has its place from an earlier
+    time."""
+
+    stages: tuple[int, ...] = ()
+    others: str = ""
+    held: bool = False
+
+
+def choose_stages(
+    settings: PeerSettings,
+    descriptor: Descriptor,
+    identity: Identity,
+    remembered: Remembered | None,
+    device: torch.device,
+) -> StageChoice:
+    """Find out what to ask the operator's node for: the place that this peer has, or, of a volunteer that names no
+    stage, those that fit.
+
+    Raises:
+        ResourceError: no stage fits; the message says what each needs.
+    """
+    if remembered is not None:
+        return StageChoice((remembered.card.stage,), held=True)
+    if settings.role != "volunteer" or settings.stage is not None:
+        return StageChoice()
+    with suppress(FormatError):
+        card = Authority(descriptor.run_id, descriptor.operator).read(read_membership(settings.directory).card)
+        there = card.stage < descriptor.manifest.replicas.stages
+        if (card.peer, card.role) == (identity.peer_id, "volunteer") and there:
+            return StageChoice((card.stage,), held=True)
+    return stages_that_fit(settings, descriptor, device)
+
+
+def stages_that_fit(settings: PeerSettings, descriptor: Descriptor, device: torch.device) -> StageChoice:
+    """Find the stages of a run that a volunteer with these settings can serve on this machine.
+
+    Raises:
+        ResourceError: there is none; the message says what each needs and what there is, those that take least memory
+            first, and what would help.
+    """
+    manifest, fitting = descriptor.manifest, list[int]()
+    shortages: dict[int, Shortage] = {}
+    for stage in range(manifest.replicas.stages):
+        try:
+            require_place(settings, descriptor, stage, device)
+            fitting.append(stage)
+        except UserError as error:
+            if error.shortage is None:
+                raise
+            shortages[stage] = error.shortage
+    if fitting:
+        return StageChoice(tuple(fitting), _needs(shortages))
+    least_first = sorted(shortages, key=lambda stage: (stage_bytes(manifest, stage), stage))
+    help = f"for stage {least_first[0]}, {shortages[least_first[0]].remedy}"
+    with suppress(UserError):
+        require_fit(replace(settings, role="observer"), descriptor)
+        help += "; or follow the run with `hetpeer observe`, which fits"
+    needs = _needs({stage: shortages[stage] for stage in least_first})
+    raise ResourceError(f"no stage of this run fits this machine: {needs}; {help}")
+
+
+def _needs(shortages: Mapping[int, Shortage]) -> str:
+    """Say what stages need beside what there is; those that lack the same together."""
+    lacking: dict[str, list[int]] = {}
+    for stage, shortage in shortages.items():
+        lacking.setdefault(shortage.words, []).append(stage)
+    return "; ".join(
+        f"{'stages' if len(stages) > 1 else 'stage'} {numbers_named(sorted(stages))} "
+        f"{'need' if len(stages) > 1 else 'needs'} {words}"
+        for words, stages in lacking.items()
+    )
+
+
+def require_given(settings: PeerSettings, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
+    """Check that the place fits that the operator's node has given this peer.
+
+    Raises:
+        HetpeerError: it does not; the message says in what, and which stages would fit a volunteer that named none. It
+            may have its place from before its limits were lower; older nodes know nothing of them.
+    """
+    try:
+        return require_place(settings, descriptor, stage, device)
+    except UserError as error:
+        if settings.role != "volunteer" or settings.stage is not None or error.shortage is None:
+            raise
+        fitting = stages_that_fit(settings, descriptor, device).stages
+        raise type(error)(
+            f"{error}; of this run's stages, this machine fits {numbers_named(fitting)}: take it with "
+            f"--stage {fitting[0]}",
+            error.shortage,
+        ) from None
 
 
 def tell_clock(ahead: float, emit: Listener) -> None:
@@ -174,15 +284,21 @@ def tell_clock(ahead: float, emit: Listener) -> None:
 
 
 def tell_place(
-    settings: PeerSettings, manifest: Manifest, record: PeerRecord, remembered: bool, emit: Listener
+    settings: PeerSettings, manifest: Manifest, record: PeerRecord, choice: StageChoice, emit: Listener
 ) -> None:
     """Say where this peer is in the run, and why there."""
     emit(Joined(record.peer_id, record.role, record.stage, record.slot, record.address))
     reason = f"{record.role}s hold all stages"
     if record.role == "volunteer":
         reason = "the operator's node gave it the stage that had the fewest volunteers"
+        if choice.others:
+            fitting = numbers_named(choice.stages)
+            only = f"this machine fits no other stage ({choice.others})"
+            scarcest = f"it is the scarcest of the stages that fit this machine ({fitting}; {choice.others})"
+            reason = only if len(choice.stages) == 1 else scarcest
         reason = "its owner asked for this stage" if settings.stage is not None else reason
-    reason = "its folder has this place from an earlier time" if remembered else reason
+    earlier = choice.held and record.stage in choice.stages
+    reason = "its folder has this place from an earlier time" if earlier else reason
     emit(Placed(record.stage, manifest.outer.rounds, manifest.inner.steps, reason))
 
 
@@ -229,8 +345,12 @@ def require_bandwidth(manifest: Manifest, stage: int, max_up: float | None, max_
     for flag, limit, frames in (("--max-up", max_up, up), ("--max-down", max_down, down)):
         megabits = 8 * WIRE * frames * manifest.inner.microbatches / 1e6
         if limit is not None and megabits / limit > FIRST_SECONDS / 2:
+            least = math.ceil(2 * megabits / FIRST_SECONDS)
             raise UserError(
                 f"{flag} {limit:g}: the frames of one inner step of stage {stage} take {megabits / limit:.0f} s at this"
                 f" rate, and a group gives a first step {FIRST_SECONDS:.0f} s in all; "
-                f"give at least {math.ceil(2 * megabits / FIRST_SECONDS)}, or no limit"
+                f"give at least {least}, or no limit",
+                Shortage(
+                    f"{least} Mb/s {flag.removeprefix('--max-')}, and {flag} gives {limit:g}", f"give {flag} {least}"
+                ),
             )

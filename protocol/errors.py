@@ -15,6 +15,17 @@
 `exit_code` is what the command line returns for each.
 """
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Something of which a place in the run takes more than there is, and what this machine's owner can do about it, in
+    a few words: "3.1 GB of memory, and 2.0 GB are free", "end other programs"."""
+
+    words: str
+    remedy: str
+
 
 class HetpeerError(Exception):
     """The root. Its message is one line that a volunteer can act on."""
@@ -23,9 +34,13 @@ class HetpeerError(Exception):
 
 
 class UserError(HetpeerError):
-    """The user gave something that is wrong."""
+    """The user gave something that is wrong. `shortage`: a place in the run does not fit for lack of this."""
 
     exit_code = 2
+
+    def __init__(self, message: str, shortage: Shortage | None = None) -> None:
+        super().__init__(message)
+        self.shortage = shortage
 
 
 class TicketError(UserError):

@@ -1,6 +1,6 @@
 """Bytes, seconds, rates and counts as people read them, and strangers' text made safe to show. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 
@@ -35,6 +35,18 @@ def millions(count: float, decimals: int = 1) -> str:
 def so_many(count: int, what: str) -> str:
     """A number of things: "1 peer", "2 peers"."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def megabytes_above(count: int) -> str:
+    """At least so many bytes as a limit is given: "617MB"."""
+    return f"{-(-count // 10**6)}MB"
+
+
+def numbers_named(numbers: Sequence[int]) -> str:
+    """Numbers that go up, in words: "1", "1 and 2", "0, 2 and 5"; three or more in a row: "1 to 30"."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
 
 def clock(seconds: float) -> str:

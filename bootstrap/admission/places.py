@@ -1,5 +1,6 @@
 """Who gets which place in the run. Pure: the clock and who is alive are arguments."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Literal
@@ -53,34 +54,54 @@ class Admission:
             self.places[card.peer] = Place(role, card.stage, slot)
             self.since[card.peer] = now
 
-    def admit(self, peer: PeerId, role: PlaceRole, stage: int | None, alive: set[PeerId], now: float) -> Place:
-        """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most.
+    def admit(
+        self,
+        peer: PeerId,
+        role: PlaceRole,
+        stage: int | None,
+        alive: set[PeerId],
+        now: float,
+        servable: Sequence[int] = (),
+    ) -> Place:
+        """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most, of the
+        stages that it says are `servable`, or of all if it names none.
 
         Raises:
-            RefusedError: there is no such stage.
+            RefusedError: there is no such stage, or it names more stages than there are.
         """
+        choice = self._choice((stage,) if stage is not None else servable) if role == "volunteer" else ()
         for each in list(self.places):
             if each not in alive and now - self.since[each] > ARRIVAL_SECONDS:
                 del self.places[each], self.since[each]
         held = self.places.get(peer)
-        if held is None or (held.role, stage) not in ((role, held.stage), (role, None)):
+        if held is None or held.role != role or (role == "volunteer" and held.stage not in choice):
             self.places.pop(peer, None)
-            held = self._free_place(role, stage)
+            held = self._free_place(role, choice)
         self.places[peer] = held
         self.since[peer] = now
         return held
 
-    def _free_place(self, role: PlaceRole, stage: int | None) -> Place:
-        replicas = self.manifest.replicas
+    def _choice(self, named: Sequence[int]) -> Collection[int]:
+        """The stages of which a volunteer may get one: those that it has named, or all.
+
+        Raises:
+            RefusedError: it has named one that does not exist, or more than there are.
+        """
+        there = range(self.manifest.replicas.stages)
+        if len(named) > len(there):
+            raise RefusedError(f"{len(named)} stages are more than this run has, which are {len(there)}")
+        for each in named:
+            if each not in there:
+                raise RefusedError(f"there is no stage {each}; this run's stages are 0 to {len(there) - 1}")
+        return set(named) or there
+
+    def _free_place(self, role: PlaceRole, choice: Collection[int]) -> Place:
         if role in ("observer", "gateway"):
             return Place(role, 0, 0)
         if role == "datacenter":
             return Place(role, 0, self._free_slot(role, 0))
-        if stage is None:
-            held = [place.stage for place in self.places.values() if place.role == "volunteer"]
-            stage = min(range(replicas.stages), key=lambda each: (held.count(each), each))  # the earliest of equals
-        if not 0 <= stage < replicas.stages:
-            raise RefusedError(f"there is no stage {stage}; this run's stages are 0 to {replicas.stages - 1}")
+        held = [place.stage for place in self.places.values() if place.role == "volunteer"]
+        stage = min(choice, key=lambda each: (held.count(each), each))  # the earliest of equals
         return Place(role, stage, self._free_slot(role, stage))
 
     def _free_slot(self, role: PlaceRole, stage: int, *wanted: int) -> int:

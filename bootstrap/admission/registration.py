@@ -159,7 +159,7 @@ class Door(run_pb2_grpc.RunServicer):
             self.admission.recall(held, role, monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
-        place = self.admission.admit(peer, role, stage, alive, monotonic())
+        place = self.admission.admit(peer, role, stage, alive, monotonic(), request.stages)
         finished = (record.round for record in records if may_author(record))
         begun = common_round(finished, self.descriptor.manifest.outer.liars) > 0
         counted = held is not None and held.role in CONTRIBUTING and not held.on_trial

@@ -69,7 +69,9 @@ class ServingOptions:
     """
 
     ticket: TicketArgument = None
-    stage: Annotated[int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest.")] = None
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest that fits.")
+    ] = None
     device: DeviceOption = "auto"
     threads: ThreadsOption = 0
     directory: Annotated[

@@ -11,11 +11,11 @@ import psutil
 import torch
 
 from peer.compute.schedule import least_depth
-from protocol.errors import ResourceError
+from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout
 from protocol.manifest import Manifest
-from protocol.wording import size
+from protocol.wording import megabytes_above, size
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -130,10 +130,17 @@ def require_memory(manifest: Manifest, stage: int | None, device: torch.device, 
     free = free_bytes(device)
     if needed > free:
         raise ResourceError(
-            f"not enough memory for {what}: it takes about {size(needed)}, {device} has {size(free)} free"
+            f"not enough memory for {what}: it takes about {size(needed)}, {device} has {size(free)} free",
+            Shortage(f"{size(needed)} of memory, and {size(free)} are free", "end other programs"),
         )
     if most is not None and needed > most:
-        raise ResourceError(f"--max-memory {size(most)} is not enough for {what}, which takes about {size(needed)}")
+        raise ResourceError(
+            f"--max-memory {size(most)} is not enough for {what}, which takes about {size(needed)}",
+            Shortage(
+                f"{size(needed)} of memory, and --max-memory gives {size(most)}",
+                f"give --max-memory {megabytes_above(needed)}",
+            ),
+        )
 
 
 def cores() -> int:

@@ -20,6 +20,11 @@ class Finding:
     advice: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """The finding in one line, with what to do behind an arrow."""
+        return f"{self.name}: {self.value}{f' → {self.advice}' if self.advice else ''}"
+
     def __post_init__(self) -> None:
         if (self.outcome == "ok") == bool(self.advice):
             raise ValueError(f"{self.name}: whoever warns says what to do, and nobody else")

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from peer import version
-from peer.compute.capacity import cores, free_bytes
+from peer.compute.capacity import DeviceName, cores, find_device, free_bytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_bytes as free_on_disk
@@ -21,6 +21,9 @@ FILES_NEEDED = 1024
 
 BUSY_SHARE = 0.25
 """Of the cores: with more of them in use by others, what is measured now is no measure of the machine."""
+
+NVIDIA = Path("/proc/driver/nvidia/version")
+"""There where a driver of Nvidia's is."""
 
 SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
@@ -41,6 +44,15 @@ def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
     ]
 
 
+def before_joining(device: DeviceName, now: float, nvidia: Path = NVIDIA) -> list[Finding]:
+    """The warnings, at the start of a peer, of those checks that need no run, no socket and no time. `device`: as its
+    owner has asked for it; `now`: seconds since 1970."""
+    found = [open_files(), clock(now)]
+    if device == "auto" and (chosen := find_device(device)).type == "cpu":  # who asks for cpu knows
+        found.insert(0, computes_on(chosen, nvidia))
+    return [each for each in found if each.outcome != "ok"]
+
+
 def versions() -> Finding:
     """Of what matters to whether two peers understand each other, and of what computes."""
     protocol = PREFIX.removeprefix("hetpeer").rstrip("-")
@@ -53,7 +65,7 @@ def versions() -> Finding:
     return Finding("versions", ", ".join(parts))
 
 
-def computes_on(device: torch.device, nvidia: Path = Path("/proc/driver/nvidia/version")) -> Finding:
+def computes_on(device: torch.device, nvidia: Path = NVIDIA) -> Finding:
     """The device, and whether a better one lies idle: `nvidia` is there where a driver of Nvidia's is."""
     if device.type == "cuda":
         return Finding("device", f"{torch.cuda.get_device_name(device)} (cuda)")

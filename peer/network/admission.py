@@ -124,18 +124,20 @@ async def register(
     stage: int | None,
     card: bytes = b"",
     revoked: Collection[PeerId] = (),
+    servable: Collection[int] = (),
 ) -> Admitted:
     """Ask for a place in the run, with the signed card that shows it and a certificate. `card` is the card that this
     peer has, if it was admitted before. Doors of peers that are `revoked` are passed by: what they give holds no
-    longer.
+    longer. `servable`: where `stage` is None, the stages that a volunteer can serve; none: any.
 
     Raises:
         UnreachableError: no door of the ticket opens.
         RefusedError: there is no place.
         FormatError: the answer is no place for this peer.
     """
+    key, token = certificates.request(identity), ticket.token
     request = pb.RegisterRequest(
-        signing_request=certificates.request(identity), role=ROLES[role], stage=stage, token=ticket.token, card=card
+        signing_request=key, role=ROLES[role], stage=stage, token=token, card=card, stages=servable
     )
 
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Admitted:

@@ -13,14 +13,14 @@ from pathlib import Path
 from peer.store.checkpoint import KEPT
 from peer.store.served import ASKED_KEPT, SNAPSHOTS_KEPT
 from protocol.codec.contribution import max_bytes
-from protocol.errors import ResourceError
+from protocol.errors import ResourceError, Shortage
 from protocol.files import LOG_BYTES
 from protocol.identity import Part, parts_authored
 from protocol.layout import elements, model_layout, parts_followed
 from protocol.manifest import Manifest
 from protocol.outer.window import SKEW, Window
 from protocol.run.run_files import Descriptor
-from protocol.wording import size
+from protocol.wording import megabytes_above, size
 
 TRAINED_BYTES = 24
 """Bytes of each trained value in a checkpoint: error feedback and AdamW's two moments, and as much again of what is set
@@ -111,13 +111,21 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
     if limited and space.needed > space.limit:
         raise ResourceError(
             f"--max-disk {size(space.limit)} is not enough for {what}, which keeps up to {size(space.needed)}: "
-            "give it as much, or join another stage or run"
+            "give it as much, or join another stage or run",
+            Shortage(
+                f"{size(space.needed)} of disk, and --max-disk gives {size(space.limit)}",
+                f"give --max-disk {megabytes_above(space.needed)}",
+            ),
         )
     free, there = free_bytes(folder), bytes_in(folder)
-    if space.needed > there + int(SHARE * free):
+    if space.needed > (usable := there + int(SHARE * free)):
         raise ResourceError(
             f"not enough disk for {what}, which keeps up to {size(space.needed)}: {folder} has {size(there)} of it and "
-            f"{size(free)} are free, a tenth of which stays free; make room, or give another disk's folder with --dir"
+            f"{size(free)} are free, a tenth of which stays free; make room, or give another disk's folder with --dir",
+            Shortage(
+                f"{size(space.needed)} of disk, and {size(usable)} can be had",
+                "make room, or give another disk's folder with --dir",
+            ),
         )
 
 

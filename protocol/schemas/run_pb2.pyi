@@ -33,18 +33,20 @@ class DescribeReply(_message.Message):
     def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("signing_request", "role", "stage", "token", "card")
+    __slots__ = ("signing_request", "role", "stage", "token", "card", "stages")
     SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     signing_request: bytes
     role: Role
     stage: int
     token: bytes
     card: bytes
-    def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, signing_request: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., stage: _Optional[int] = ..., token: _Optional[bytes] = ..., card: _Optional[bytes] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("stage", "slot", "card", "certificate", "authority", "port", "closed", "trials", "mirrors", "attestation", "time")

@@ -1,6 +1,7 @@
 """What the daemon puts together decides as its parts do: seen by the door that volunteers take."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import grpc
@@ -8,8 +9,12 @@ import pytest
 
 from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.genesis import create_run
-from peer.daemon import SHUT_OUT
+from peer.daemon import SHUT_OUT, serve_as_guest
+from peer.diagnosis.machine import open_files
+from peer.settings import PeerSettings
 from peer.swarm.node import Node
+from peer.telemetry.events import Event, Warned
+from peer.telemetry.status import EventStream
 from protocol.errors import RefusedError
 from protocol.identity import EMBEDDING
 from protocol.net.channels import connect, handshake
@@ -19,6 +24,7 @@ from protocol.schemas import blobs_pb2, blobs_pb2_grpc
 from protocol.trust.attestations import KEPT, Attestation, attest, grant
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import revoke
+from protocol.trust.ticket import Ticket
 from tests.peer.test_hostile_operator import OPERATOR, join
 from tests.reference.admitted import There, credentials, identity
 from tests.reference.small_manifest import small_manifest
@@ -60,3 +66,18 @@ def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) 
     assert answers == [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED]
     assert isinstance(error, RefusedError)
     assert str(error) == SHUT_OUT
+
+
+def test_whoever_starts_a_peer_is_warned_with_doctors_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(files: int) -> list[Event]:
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (files, 4096))
+        ticket, said = Ticket("ab" * 32, OPERATOR.public, ("127.0.0.1:1",), ()), list[Event]()  # type: ignore[arg-type]
+        settings = PeerSettings(ticket=ticket, role="observer", directory=tmp_path, device="cpu")
+        stop = asyncio.Event()
+        stop.set()
+        asyncio.run(serve_as_guest(stop, settings, EventStream([said.append])))
+        return said
+
+    assert warned(256) == [Warned(f"WARNING: {open_files().words}")]
+    assert "256 at once; a large run takes 1024 → `ulimit -n 1024`" in open_files().words
+    assert warned(4096) == []

@@ -4,11 +4,33 @@ import time
 
 import pytest
 
-from protocol.wording import clock, lasting, millions, moment, printable, rate, since, size, so_many, tails
+from protocol.wording import (
+    clock,
+    lasting,
+    megabytes_above,
+    millions,
+    moment,
+    numbers_named,
+    printable,
+    rate,
+    since,
+    size,
+    so_many,
+    tails,
+)
 
 
 def test_sizes_are_in_words():
     assert [size(count) for count in (0, 999, 1500, 2_500_000, 3e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_a_limit_of_megabytes_is_never_less_than_the_bytes():
+    assert [megabytes_above(count) for count in (1, 10**6, 10**6 + 1)] == ["1MB", "1MB", "2MB"]
+
+
+def test_numbers_in_a_row_are_named_by_their_ends():
+    named = [numbers_named(each) for each in ([3], [1, 2], [0, 1, 2], [0, 2, 3], [1, 4])]
+    assert named == ["3", "1 and 2", "0 to 2", "0, 2 and 3", "1 and 4"]
 
 
 def test_rates_are_in_bits_a_second():

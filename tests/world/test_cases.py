@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 
 from peer import pausing
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Contributed, Event, Finished, GroupFormed, Paused, Progress, RoundDone, StepDone
+from peer.compute.capacity import BASE_BYTES, stage_bytes
+from peer.telemetry.decisions import Placed, Waiting
+from peer.telemetry.events import (
+    Contributed,
+    Event,
+    Finished,
+    GroupFormed,
+    Joined,
+    Paused,
+    Progress,
+    RoundDone,
+    StepDone,
+)
 from protocol.manifest import Manifest
 from protocol.monitor import View
 from tests.reference.small_manifest import small_manifest
@@ -49,7 +60,7 @@ def manifest(**tables: dict[str, Any]) -> Manifest:
 
 
 def join(world: World, name: str, role: Any, stage: int | None = None, **machine: Any) -> Owner:
-    """Somebody more, who starts now."""
+    """Somebody more, who starts now. `machine`: its owner's `settings`, and what `Network.machine` takes."""
     owner = world.add(name, role, stage, **machine)
     world.start(owner)
     return owner
@@ -283,3 +294,62 @@ def test_the_node_says_that_a_peer_pauses_and_why(world: MakeWorld):
     run.run_for(2)
     (state,) = {(each.state, "hetpeer pause" in each.why) for each in seen(run).peers if each.role == "datacenter"}
     assert state == ("paused", True)
+
+
+def takes(run: World, stage: int) -> int:
+    """The bytes of memory that a stage of the run takes."""
+    return stage_bytes(run.manifest, stage) + BASE_BYTES
+
+
+def test_a_volunteer_without_a_wish_gets_the_scarcest_of_the_stages_that_fit_its_machine(world: MakeWorld):
+    run = world(replicas={"groups": 2, "datacenters": 0}, model={"layers": 2, "vocabulary": 3000}, inner={"steps": 20})
+    small = {"max_memory": takes(run, 0)}
+    assert takes(run, 1) > takes(run, 0)
+    other = join(run, "other", "volunteer", 0)
+    assert run.run_until(lambda: bool(told(other, Joined)), 10)
+    fitted = join(run, "fitted", "volunteer", settings=small)
+    assert run.run_until(lambda: bool(told(fitted, Joined)), 10)
+    rest = [join(run, f"rest-{each}", "volunteer", latency=0.01 + each / 100) for each in range(2)]
+    assert run.run_until(lambda: bool(told(fitted, StepDone)), 60), waits_for(fitted)
+    assert [told(each, Placed)[0].stage for each in (fitted, *rest)] == [0, 1, 1]
+    assert told(fitted, Placed)[0].reason.startswith("this machine fits no other stage (stage 1 needs ")
+    assert told(rest[0], Placed)[0].reason == "the operator's node gave it the stage that had the fewest volunteers"
+    assert fitted.process is not None
+    run.kill(fitted.process)
+    run.start(fitted)
+    all_end_well(run, other, fitted, *rest, seconds=120)
+    assert [placed.stage for placed in told(fitted, Placed)] == [0, 0]
+    assert told(fitted, Placed)[1].reason == "its folder has this place from an earlier time"
+    assert told(fitted, Contributed)
+
+
+def test_a_volunteer_whose_machine_fits_no_stage_is_told_what_each_needs_and_ends(world: MakeWorld):
+    run = world()
+    none = join(run, "none", "volunteer", settings={"max_memory": "10MB"})
+    assert run.run_until(lambda: none.process is None, 10)
+    (ended,) = none.runs
+    assert ended.exit_code == 4
+    assert ended.error.startswith("no stage of this run fits this machine: stage")
+    assert all(f"{name} needs" in ended.error for name in ("stage 0", "stage 1"))
+    assert ended.error.endswith("; for stage 0, give --max-memory 525MB")
+    assert not told(none, Joined)
+    group = [join(run, f"stage-{each}", "volunteer") for each in range(2)]
+    all_end_well(run, *group)  # it holds nobody's place
+
+
+def test_who_gives_its_place_less_than_it_takes_is_told_which_stage_would_fit(world: MakeWorld):
+    run = world(model={"layers": 2, "vocabulary": 3000})
+    group = [join(run, f"stage-{each}", "volunteer", latency=0.01 + each / 100) for each in range(2)]
+    assert run.run_until(lambda: all(bool(told(each, StepDone)) for each in group), 60)
+    last = group[1]
+    assert last.process is not None
+    run.kill(last.process)
+    last.settings = {"max_memory": takes(run, 0)}
+    run.start(last)
+    assert run.run_until(lambda: last.process is None, 20)
+    assert [told(each, Placed)[0].stage for each in group] == [0, 1]
+    assert last.runs[-1].exit_code == 4
+    assert last.runs[-1].error.endswith("; of this run's stages, this machine fits 0: take it with --stage 0")
+    last.settings = {}
+    run.start(last)
+    all_end_well(run, *group)

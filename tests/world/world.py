@@ -8,7 +8,7 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,8 @@ class Owner:
     role: Role | Literal["node"]
     stage: int | None = None
     runs: list[Process] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the owner sets beside the usual: fields of `PeerSettings`."""
 
     @property
     def process(self) -> Process | None:
@@ -155,7 +157,14 @@ class World:
 
     # Owners, and what they do
 
-    def add(self, name: str, role: Role | Literal["node"], stage: int | None = None, **machine: Any) -> Owner:
+    def add(
+        self,
+        name: str,
+        role: Role | Literal["node"],
+        stage: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **machine: Any,
+    ) -> Owner:
         """Somebody more, with a machine and an empty folder."""
         folder = self.folder / name
         if role == "node":
@@ -163,7 +172,8 @@ class World:
         else:
             folder.mkdir()
             self.disk.keep(folder)
-        owner = self.owners[name] = Owner(name, self.network.machine(name, **machine), folder, role, stage)
+        owner = Owner(name, self.network.machine(name, **machine), folder, role, stage, settings=settings or {})
+        self.owners[name] = owner
         return owner
 
     def start(self, owner: Owner) -> Process:
@@ -218,14 +228,13 @@ class World:
     def _peer(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
         async def work(stop: asyncio.Event) -> None:
             assert self.ticket is not None
+            usual: dict[str, Any] = {"device": "cpu", "max_memory": 10**12, "max_disk": 10**12}
             settings = PeerSettings(
                 ticket=self.ticket,
                 role=owner.role,  # type: ignore[arg-type]
                 directory=owner.folder,
                 stage=owner.stage,
-                device="cpu",
-                max_memory=10**12,
-                max_disk=10**12,
+                **usual | dict(owner.settings),
             )
             emit = EventStream([lambda event: process.events.append((self.loop.now, event))], process.status)
             with emit.also(Journal(owner.folder, emit, emit.status)):

@@ -15,8 +15,8 @@ def admission() -> Admission:
     return Admission(MANIFEST)
 
 
-def admit(places: Admission, name: str, role="volunteer", stage=None, alive=(), now=0.0) -> Place:
-    return places.admit(PeerId(name), role, stage, {PeerId(each) for each in alive}, now)
+def admit(places: Admission, name: str, role="volunteer", stage=None, alive=(), now=0.0, servable=()) -> Place:
+    return places.admit(PeerId(name), role, stage, {PeerId(each) for each in alive}, now, servable)
 
 
 def test_volunteers_count_up_and_datacenters_down_so_that_arrival_does_not_matter():
@@ -31,6 +31,48 @@ def test_without_a_wish_a_volunteer_gets_the_scarcest_stage():
     places = admission()
     admit(places, "a", stage=0)
     assert [admit(places, name).stage for name in "bcd"] == [1, 0, 1]
+
+
+def test_of_the_stages_that_a_volunteer_can_serve_it_gets_the_scarcest():
+    places = Admission(check_manifest({"model": {"preset": "nano"}, "replicas": {"groups": 2, "stages": 3}}))
+    admit(places, "a", stage=1)
+    assert admit(places, "b", servable=[1]).stage == 1  # though nobody has another
+    assert admit(places, "c", servable=[2, 1]).stage == 2
+    assert admit(places, "d", servable=[1, 2, 1]).stage == 2
+    assert admit(places, "e", servable=[]).stage == 0
+
+
+def test_who_comes_back_keeps_its_place_unless_it_cannot_serve_that_any_longer():
+    places = admission()
+    assert admit(places, "a", servable=[1]) == Place("volunteer", 1, 0)
+    assert admit(places, "a", servable=[0, 1]) == Place("volunteer", 1, 0)
+    assert admit(places, "a") == Place("volunteer", 1, 0)
+    assert admit(places, "a", servable=[0]) == Place("volunteer", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("servable", "words"),
+    [
+        ([2], "no stage 2; this run's stages are 0 to 1"),
+        ([0, 2**32 - 1], "no stage 4294967295"),
+        ([1] * 3, "3 stages are more than this run has, which are 2"),
+        (range(10**6), "1000000 stages are more"),
+    ],
+)
+def test_stages_that_a_run_has_not_are_refused_and_change_no_place(servable, words):
+    places = admission()
+    held = admit(places, "a", stage=1)
+    for name in ("a", "b"):
+        with pytest.raises(RefusedError, match=words):
+            admit(places, name, servable=servable)
+    assert places.places == {PeerId("a"): held}
+
+
+def test_of_who_names_its_stage_and_of_who_holds_all_the_stages_that_it_can_serve_do_not_count():
+    places = admission()
+    assert admit(places, "a", stage=1, servable=[0]).stage == 1
+    assert admit(places, "dc", "datacenter", servable=[1, 7]) == Place("datacenter", 0, 3)
+    assert admit(places, "o", "observer", servable=[1, 7]) == Place("observer", 0, 0)
 
 
 def test_whoever_asks_again_keeps_its_place():

@@ -197,6 +197,20 @@ def test_a_newcomer_gets_a_place_and_a_certificate_that_opens_the_other_port(tmp
     play(tmp_path, scene)
 
 
+def test_a_newcomer_gets_a_stage_that_it_can_serve(tmp_path: Path):
+    async def scene(house: House) -> None:
+        first = await nodes.register(house.ticket, DESCRIPTOR, ANN, "volunteer", None, servable=[1])
+        assert first.card == Card(ANN.peer_id, "volunteer", 1, 0)
+        second = await nodes.register(house.ticket, DESCRIPTOR, BOB, "volunteer", None, servable=[1])
+        assert second.card == Card(BOB.peer_id, "volunteer", 1, 1)
+        again = await nodes.register(house.ticket, DESCRIPTOR, ANN, "volunteer", None, first.signed_card, (), [0, 1])
+        assert again.card == first.card
+        third = await nodes.register(house.ticket, DESCRIPTOR, identity("carol"), "volunteer", None, servable=[1, 0])
+        assert third.card.stage == 0
+
+    play(tmp_path, scene)
+
+
 def answering_with_time(monkeypatch: pytest.MonkeyPatch, time: Callable[[float], float]) -> None:
     """Let every door tell another time than it would."""
     honest = Door.Register
@@ -363,8 +377,18 @@ def test_who_asks_too_often_is_told_when_to_come_back_and_leaves_no_line_in_the_
             run_pb2.RegisterRequest(signing_request=certificates.request(ANN), role=run_pb2.VOLUNTEER, stage=9),
             "no stage 9",
         ),
+        (
+            run_pb2.RegisterRequest(signing_request=certificates.request(ANN), role=run_pb2.VOLUNTEER, stages=[0, 9]),
+            "no stage 9",
+        ),
+        (
+            run_pb2.RegisterRequest(
+                signing_request=certificates.request(ANN), role=run_pb2.VOLUNTEER, stages=[0] * 200_000
+            ),
+            "200000 stages are more than this run has",
+        ),
     ],
-    ids=["garbage", "large", "no role", "unknown role", "no such stage"],
+    ids=["garbage", "large", "no role", "unknown role", "no such stage", "cannot serve it", "200,000 stages"],
 )
 def test_a_request_that_is_none_is_refused_and_written_down(tmp_path: Path, asked: run_pb2.RegisterRequest, words: str):
     async def scene(house: House) -> None:

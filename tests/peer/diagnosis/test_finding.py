@@ -12,6 +12,11 @@ def test_nobody_warns_without_saying_what_to_do(outcome: str):
     assert Finding("disk", "full", outcome, "Free some").advice  # type: ignore[arg-type]
 
 
+def test_a_finding_in_one_line_says_what_to_do():
+    assert Finding("disk", "full", "failure", "Free some").words == "disk: full → Free some"
+    assert Finding("disk", "70 GB free").words == "disk: 70 GB free"
+
+
 def test_what_is_well_needs_no_advice():
     with pytest.raises(ValueError, match="nobody else"):
         Finding("disk", "70 GB free", "ok", "Free some")

@@ -8,6 +8,7 @@ import torch
 
 from peer.diagnosis.machine import (
     EARLIEST,
+    before_joining,
     busy,
     clock,
     computes_on,
@@ -66,3 +67,16 @@ def test_a_clock_that_was_never_set_is_a_failure():
     assert clock(EARLIEST + 1).outcome == "ok"
     assert clock(12.0).outcome == "failure"
     assert "timedatectl" in clock(12.0).advice
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here PyTorch can use the GPU")
+def test_before_it_joins_a_peer_is_warned_of_what_doctor_would_warn_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    driver, now = tmp_path / "version", EARLIEST + 1
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4096, 4096))
+    assert before_joining("auto", now, driver) == []
+    driver.touch()
+    if not torch.backends.mps.is_available():
+        assert before_joining("auto", now, driver) == [computes_on(CPU, driver)]
+    assert before_joining("cpu", now, driver) == []  # its owner wants it so
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    assert before_joining("cpu", 12.0, driver) == [open_files(), clock(12.0)]
