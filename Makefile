@@ -21,6 +21,9 @@ TIME = 600
 READER =
 AGAIN =
 
+# Tests start some hundred processes: none of them is to compile our sources again, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install testnet test lint format proto fuzz bench clean
 
 help: ## List the targets
