@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from peer.telemetry.events import Event, Serving, from_line
 from protocol.trust.ticket import Ticket, parse_ticket
+from tests.reference.forked import Forked
 
 HETPEER = [sys.executable, "-m", "peer.cli"]
 SECONDS = 240
@@ -42,13 +43,19 @@ microbatch = {sequences}
 E = TypeVar("E")
 
 
-def start(*arguments: str, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it."""
-    command = [*inside, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+Started = subprocess.Popen[str] | Forked
 
 
-def events(process: subprocess.Popen[str]) -> Iterator[Event]:
+def start(*arguments: str, inside: Sequence[str] = (), forked: bool = True) -> Started:
+    """A process that prints its events and stops when its standard input closes. `inside`: a command that runs it; it
+    and what is not `forked` begins by the command line that a person types."""
+    own = [*arguments, "--json", "--until-stdin-closes"]
+    if forked and not inside and sys.platform == "linux":
+        return Forked(own)
+    return subprocess.Popen([*inside, *HETPEER, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def events(process: Started) -> Iterator[Event]:
     """What a process says, as it comes."""
     assert process.stdout is not None
     return (from_line(line) for line in process.stdout)
@@ -69,7 +76,7 @@ def serving(
         process.communicate(timeout=SECONDS)
 
 
-def finish(processes: list[subprocess.Popen[str]]) -> list[list[Event]]:
+def finish(processes: Sequence[Started]) -> list[list[Event]]:
     """Wait until all have ended well; what each said."""
     said = [list(events(process)) for process in processes]
     for process in processes:
@@ -81,8 +88,8 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[list[Event]]:
 class Peer:
     """A process that is listened to while it runs. It ends with the block."""
 
-    def __init__(self, *arguments: str, inside: Sequence[str] = ()) -> None:
-        self.process = start(*arguments, inside=inside)
+    def __init__(self, *arguments: str, inside: Sequence[str] = (), forked: bool = True) -> None:
+        self.process = start(*arguments, inside=inside, forked=forked)
         self.said: list[Event] = []
         self._ended = False
         self._news = threading.Condition()

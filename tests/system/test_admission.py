@@ -36,12 +36,12 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def joined(stack: ExitStack, tmp_path: Path, ticket: str) -> dict[str, Peer]:
+def joined(stack: ExitStack, tmp_path: Path, ticket: str, forked: bool = True) -> dict[str, Peer]:
     """A group of two and a datacenter. `ticket` is the text, or a file with it."""
     started: dict[str, Peer] = {}
     for name, *command in (("leader", "join", "--stage", "0"), ("member", "join", "--stage", "1"), ("dc", "replica")):
         where = ["--dir", str(tmp_path / name), "--device", "cpu", "--threads", "1"]
-        started[name] = stack.enter_context(Peer(command[0], ticket, *command[1:], *where))
+        started[name] = stack.enter_context(Peer(command[0], ticket, *command[1:], *where, forked=forked))
     return started
 
 
@@ -161,7 +161,7 @@ def command_lines() -> dict[int, bytes]:
 def test_a_closed_run_is_joined_by_invitation_alone_whose_secret_stays_in_the_ticket(
     tmp_path: Path, created: list[str], stack: ExitStack
 ):
-    operator = stack.enter_context(Peer("bootstrap", *created, "--closed", "--evaluate"))
+    operator = stack.enter_context(Peer("bootstrap", *created, "--closed", "--evaluate", forked=False))
     ticket = operator.wait_for(Serving).ticket
     secret = tickets.parse_ticket(ticket).token[ID_BYTES:]
     own = tmp_path / "operator" / "observer" / "ticket"  # the observer beside the node has an invitation of its own
@@ -182,7 +182,7 @@ def test_a_closed_run_is_joined_by_invitation_alone_whose_secret_stays_in_the_ti
 
     invitation = tmp_path / "invitation.txt"
     invitation.write_text(ticket + "\n")
-    peers = joined(stack, tmp_path, str(invitation))
+    peers = joined(stack, tmp_path, str(invitation), forked=False)  # with command lines of their own
     for peer in peers.values():
         peer.wait_for(Joined)
     peers["leader"].wait_for(RoundDone, lambda event: event.round == 2)

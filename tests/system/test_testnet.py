@@ -166,7 +166,7 @@ def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_
             watched.process.kill()
 
 
-def test_the_death_of_libp2ps_daemon_is_noticed_and_the_run_goes_on(running: Watched):
+def test_a_run_goes_on_when_libp2ps_daemon_dies_and_leaves_no_process_when_the_testnet_is_killed(running: Watched):
     owner = running.child("--stage 1")
     (daemon,) = owner.children()
     daemon.kill()
@@ -174,6 +174,10 @@ def test_the_death_of_libp2ps_daemon_is_noticed_and_the_run_goes_on(running: Wat
     while not owner.children():
         running.wait_for("loss after round")
     running.wait_for("loss after round")
+    children = running.children()
+    running.process.kill()
+    running.process.wait(timeout=20)
+    assert gone(children)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
@@ -182,11 +186,4 @@ def test_ctrl_c_stops_everything(running: Watched, number: signal.Signals, code:
     running.process.send_signal(number)
     assert running.end() == code
     assert "stopped by hand" in running.said
-    assert gone(children)
-
-
-def test_a_killed_testnet_leaves_no_process_either(running: Watched):
-    children = running.children()
-    running.process.kill()
-    running.process.wait(timeout=20)
     assert gone(children)

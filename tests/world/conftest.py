@@ -9,7 +9,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Tasks of a world that has ended clean up when they are forgotten: what they raise then happens to nobody."""
+    """Tasks of a world that has ended clean up when they are forgotten: what they raise then happens to nobody. What
+    was there before the test is not looked through for them: that takes seconds, with all of torch."""
+    gc.freeze()
     yield
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
@@ -17,3 +19,4 @@ def nothing_is_left() -> Iterator[None]:
             gc.collect()
     finally:
         sys.unraisablehook = hook
+        gc.unfreeze()

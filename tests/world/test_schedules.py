@@ -12,6 +12,9 @@ SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "10"))
 COUNTEREXAMPLES = (2019, 2025)
 """Seeds that have found something wrong (`docs/simulation.md`)."""
 
+TOLD = 2019
+"""The one of them whose story is told."""
+
 
 def played(*options: str) -> str:
     """What the command says; its failure is the test's."""
@@ -25,11 +28,12 @@ def test_schedules_end_with_one_state_and_nobody_waiting():
 
 
 def test_what_was_found_once_is_not_found_again():
-    assert "0 failed" in played("--seeds", *map(str, COUNTEREXAMPLES), "--processes", "2")
+    others = [str(seed) for seed in COUNTEREXAMPLES if seed != TOLD]
+    assert "0 failed" in played("--seeds", *others, "--processes", "2")
 
 
-@pytest.mark.parametrize("seed", [2019])
-def test_a_seed_tells_its_story_again_to_the_byte(seed: int):
+@pytest.mark.parametrize("seed", [TOLD])
+def test_a_seed_tells_its_story_again_to_the_byte_and_is_not_found_again(seed: int):
     first, again = (played("--replay", str(seed)) for _ in range(2))
     assert first == again
     assert len(first.splitlines()) > 100
