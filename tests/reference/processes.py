@@ -43,8 +43,10 @@ E = TypeVar("E")
 
 
 def start(*arguments: str, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it."""
-    command = [*inside, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
+    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it. It
+    computes in fp32, as the lab does, whatever the CPU is good at."""
+    numbers = ["--precision", "fp32"] if arguments[0] in ("join", "replica") else []
+    command = [*inside, *HETPEER, *arguments, *numbers, "--json", "--until-stdin-closes"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
