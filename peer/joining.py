@@ -149,7 +149,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
         require_memory(manifest, settings.stage, device, settings.memory_limit)
     if settings.stage is not None or settings.role != "volunteer":
         require_disk(settings, descriptor, settings.stage)
-    settings.arithmetic.require(device)
+    settings.arithmetic(device).require(device)
     return device
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from peer.compute.arithmetic import Arithmetic, Precision
+import torch
+
+from peer.compute.arithmetic import Arithmetic, PrecisionName, precision_on
 from peer.compute.capacity import DeviceName
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
@@ -47,7 +49,7 @@ class PeerSettings:
     audit: bool = False
     stay: bool = False
     nproc: int = 1
-    precision: Precision = "fp32"
+    precision: PrecisionName = "auto"
     compiled: bool = False
     max_up: float | None = None
     max_down: float | None = None
@@ -62,6 +64,8 @@ class PeerSettings:
 
     def __post_init__(self) -> None:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
+        if self.compiled and self.schedule == "zero-bubble":
+            raise UserError("--compile goes with --schedule 1f1b: torch compiles no backward pass that is cut in two")
 
     def bandwidth(self) -> Bandwidth:
         """The two directions of this peer's connection, with its limits."""
@@ -97,15 +101,13 @@ class PeerSettings:
         """How others are to reach this peer."""
         return Wish(self.listen, self.announce, self.reach)
 
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """The precision in which a datacenter computes, and whether torch compiles its layers."""
-        return Arithmetic(self.precision, self.compiled)
+    def arithmetic(self, device: torch.device) -> Arithmetic:
+        """The precision in which this peer trains on a device, and whether torch compiles its layers."""
+        return Arithmetic(precision_on(self.precision, device), self.compiled)
 
-    @property
-    def split(self) -> Split:
+    def split(self, device: torch.device) -> Split:
         """How a datacenter spreads its replica over this machine."""
-        return Split(self.nproc, self.threads, self.niceness, self.arithmetic)
+        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(device))
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """The names of the run's files that this peer fetches; `stage`: of a volunteer."""

@@ -21,8 +21,9 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json listen log-json "
     "mirror revoke trials until-stdin-closes weights",
-    "join": "announce data data-cache device dir json listen log-json manifest max-disk max-down max-memory max-up "
-    "metrics priority private-mirrors quiet-hours reach relay schedule stage threads until-stdin-closes",
+    "join": "announce compile data data-cache device dir json listen log-json manifest max-disk max-down max-memory "
+    "max-up metrics precision priority private-mirrors quiet-hours reach relay schedule stage threads "
+    "until-stdin-closes",
     "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-disk max-down "
     "max-memory max-up metrics nproc precision priority private-mirrors quiet-hours reach relay threads "
     "until-stdin-closes",

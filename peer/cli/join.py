@@ -34,7 +34,7 @@ COMMANDS_OWN = ("ticket", "directory", "metrics", "log_json", "json", "until_std
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
-@takes(ServingOptions, without="audit stay nproc precision compiled", priority="low")
+@takes(ServingOptions, without="audit stay nproc", priority="low")
 def join(options: ServingOptions) -> None:
     """Volunteer: serve one stage of a replica group."""
     sys.exit(serve("volunteer", options))

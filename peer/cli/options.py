@@ -144,9 +144,12 @@ class ServingOptions:
         ),
     ] = 1
     precision: Annotated[
-        Literal["fp32", "bf16"],
-        typer.Option(help="bf16: matrix products and attention are of bf16; weights and all sums stay fp32."),
-    ] = "fp32"
+        Literal["auto", "fp32", "bf16"],
+        typer.Option(
+            help="bf16: matrix products and attention of training are of bf16; weights and all sums stay fp32. fp32: "
+            "on CUDA, these products are TF32. auto: bf16 where the device is good at it, which is said at the start."
+        ),
+    ] = "auto"
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False

@@ -1,4 +1,4 @@
-"""How a replica that is whole computes: in which numbers, and whether its layers are compiled.
+"""How a replica, or a volunteer's stage, computes: in which numbers, and whether its layers are compiled.
 
 Weights, gradients, moments and Δ are fp32 in any case, and so is every held-out loss, which peers compare.
 """
@@ -17,24 +17,48 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from protocol.errors import ResourceError
 
 Precision = Literal["fp32", "bf16"]
+PrecisionName = Literal["auto", "fp32", "bf16"]
 
 MATH_ATTENTION_CONTEXT = 512
 """On the CPU, shorter sequences are faster as plain matrix products: the fused kernel took 38 % of a step backward."""
 
+BF16_CAPABILITY = (8, 0)
+"""CUDA devices from this compute capability on, Ampere, multiply bf16 on their tensor cores."""
+
+
+def precision_on(name: PrecisionName, device: torch.device) -> Precision:
+    """The precision that is asked for; of `auto`, bf16 where the device is good at it."""
+    if name != "auto":
+        return name
+    return "bf16" if good_at_bf16(device) else "fp32"
+
+
+def good_at_bf16(device: torch.device) -> bool:
+    """Whether a device multiplies bf16 faster than fp32: CUDA devices since Ampere, Apple's, and CPUs with AMX or
+    AVX512-BF16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    if device.type == "cpu":
+        capable = torch.cpu.get_capabilities()
+        return any(capable.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+    return device.type == "mps"
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`bf16` is autocast: matrix products and attention, nothing that is summed over steps."""
+    """`bf16` is autocast: matrix products and attention, nothing that is summed over steps. Where fp32 is asked for on
+    CUDA, the products of a training pass are TF32."""
 
     precision: Precision = "fp32"
     compiled: bool = False
 
     @contextmanager
     def __call__(self, device: torch.device, context: int, cached: bool = True) -> Iterator[None]:
-        """Compute so within the block, on sequences of `context` tokens. `cached`: keep a bf16 copy of each weight from
-        one microbatch to the next."""
+        """Compute forward so within the block, on sequences of `context` tokens. `cached`: keep a bf16 copy of each
+        weight for the length of the block, or of the outermost of such blocks."""
         if self.precision == "fp32":
-            yield
+            with _tf32(device):
+                yield
             return
         fused = device.type != "cpu" or context >= MATH_ATTENTION_CONTEXT
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if fused else []
@@ -43,6 +67,18 @@ class Arithmetic:
             sdpa_kernel([*kernels, SDPBackend.MATH]),
         ):
             yield
+
+    @contextmanager
+    def backward(self, device: torch.device) -> Iterator[None]:
+        """Compute backward within the block, in the numbers in which the pass forward was: no autocast, which would
+        round what that pass has kept in fp32."""
+        with torch.autocast(device.type, enabled=False), _tf32(device):
+            yield
+
+    def words(self, device: torch.device) -> str:
+        """How a device computes so, for its owner."""
+        numbers = "bf16" if self.precision == "bf16" else "TF32" if device.type == "cuda" else "fp32"
+        return f"training passes are computed in {numbers} on {device}{', compiled' if self.compiled else ''}"
 
     def require(self, device: torch.device) -> None:
         """Check that this machine can compute so.
@@ -56,3 +92,17 @@ class Arithmetic:
             raise ResourceError("--compile: torch compiles for CUDA with triton, which is not here: pip install triton")
         if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
             raise ResourceError("--compile: torch compiles with g++, which is not here: apt-get install g++")
+
+
+@contextmanager
+def _tf32(device: torch.device) -> Iterator[None]:
+    """Let CUDA's tensor cores round the factors of fp32 products to TF32 within the block."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

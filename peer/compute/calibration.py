@@ -26,8 +26,11 @@ PASSES, SECONDS = 3, 5.0
 
 def tokens_per_second(trainer: StageTrainer) -> float:
     """Of a microbatch forward and back, without its neighbours: so that like goes with like from the start. The trainer
-    has loaded a round, and is as before."""
-    tried, begun, passes = list[float](), time.monotonic(), a_microbatch(trainer)
+    has loaded a round, and is as before; what torch compiles at its first use is compiled."""
+    passes = a_microbatch(trainer)
+    if trainer.arithmetic.compiled:
+        passes()
+    tried, begun = list[float](), time.monotonic()
     while len(tried) < PASSES and time.monotonic() < begun + SECONDS:
         at = time.monotonic()
         passes()

@@ -52,11 +52,9 @@ class WholeReplica:
         self.device = device
         self.arithmetic = arithmetic or Arithmetic()
         self.stages = [
-            StageTrainer(manifest, stage, kind, basis_DD, device, own_design)
+            StageTrainer(manifest, stage, kind, basis_DD, device, own_design, self.arithmetic)
             for stage in range(manifest.replicas.stages)
         ]
-        if self.arithmetic.compiled:
-            self.compile_layers()
 
     def compile_layers(self) -> None:
         """Let torch compile every layer: minutes at first, and worth it for hours on a GPU. Changes the last bits."""
@@ -90,7 +88,7 @@ class WholeReplica:
     def gradients(self, batch_SM: Tensor) -> float:
         """Add the gradients of a batch to what the stages have; its mean loss over the microbatches."""
         microbatches = batch_SM.split(self.manifest.inner.microbatch)
-        with self.arithmetic(self.device, self.manifest.model.context):
+        with self.arithmetic(self.device, self.manifest.model.context):  # weights are rounded once for all microbatches
             losses = [self._pass(microbatch, tokens_BM) for microbatch, tokens_BM in enumerate(microbatches)]
         return sum(losses) / len(losses)
 

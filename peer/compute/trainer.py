@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage, loss
@@ -44,6 +45,7 @@ class StageTrainer:
         basis_DD: Tensor | None,
         device: torch.device,
         own_design: Design | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         """`basis_DD` [d, d] is the run's basis; a datacenter and an uncompressed group need none. `own_design` is the
         lab's, where it is not the protocol's."""
@@ -53,6 +55,7 @@ class StageTrainer:
         self.basis_DD = basis_DD
         self.compression = manifest.compressions[0]
         self.device = device
+        self.arithmetic = arithmetic or Arithmetic()
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
         self.design = own_design or design(manifest, kind, basis_DD, device)
@@ -67,6 +70,8 @@ class StageTrainer:
         self.in_flight: dict[int, InFlight] = {}
         self.later: WeightGradients | None = None
         self.due: dict[int, WeightGradients] = {}
+        if self.arithmetic.compiled:
+            self.stage.compile_layers()
 
     def split_backward(self) -> None:
         """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,
@@ -141,9 +146,10 @@ class StageTrainer:
         else:
             assert payload is not None
             entered = x_BLD = self.before.decode(payload, tokens_BL).requires_grad_()
-        out = self.stage(x_BLD)
-        if self.last:
-            out = loss(out, tokens_BM[:, 1:])
+        with self.arithmetic(self.device, self.manifest.model.context):
+            out = self.stage(x_BLD)
+            if self.last:
+                out = loss(out, tokens_BM[:, 1:])
         self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)
         return out.detach() if self.last else self.behind.encode(out.detach(), tokens_BL)
 
@@ -154,11 +160,13 @@ class StageTrainer:
         before; None at the first.
         """
         flight = self.in_flight.pop(microbatch)
-        if self.last:
-            (flight.left / self.manifest.inner.microbatches).backward()
-        else:
-            assert payload is not None
-            flight.left.backward(self.behind.decode_gradient(payload))
+        came = None if payload is None else self.behind.decode_gradient(payload)
+        with self.arithmetic.backward(self.device):
+            if self.last:
+                (flight.left / self.manifest.inner.microbatches).backward()
+            else:
+                assert came is not None
+                flight.left.backward(came)
         if self.later is not None:
             self.due[microbatch] = self.later.take()
         if flight.entered_BLD is None:
@@ -169,7 +177,8 @@ class StageTrainer:
 
     def weight_gradients(self, microbatch: int) -> None:
         """Add what the backward pass of a microbatch has left."""
-        self.due.pop(microbatch).compute()
+        with self.arithmetic.backward(self.device):
+            self.due.pop(microbatch).compute()
 
     def squared_norm(self) -> float:
         """Σ g² of this stage in this inner step."""

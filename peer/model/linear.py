@@ -24,6 +24,9 @@ class Linear(nn.Linear):
         """[…, inputs] → […, outputs]."""
         if self.later is None or not torch.is_grad_enabled():
             return super().forward(x)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):  # autograd would keep what it multiplies: in few bits, too
+            x = x.to(torch.get_autocast_dtype(kind))
         y: Tensor = _InputFirst.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
         return y
 
@@ -56,10 +59,10 @@ class _InputFirst(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, later: WeightGradients) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.later = weight, later
-        return F.linear(x, weight)
+        return F.linear(x, weight.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.later.products.append((ctx.weight, x, g))
-        return g @ ctx.weight if ctx.needs_input_grad[0] else None, None, None
+        return g @ ctx.weight.to(g.dtype) if ctx.needs_input_grad[0] else None, None, None

@@ -4,6 +4,7 @@ observer follows the rounds."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import torch
 
@@ -39,6 +40,8 @@ from protocol.outer.data_plan import Spans
 MEND_SECONDS = 2.0
 """So often processes that a replica computes in, and that nobody waits for, are looked at."""
 
+COMPILING = "torch compiles the layers, which takes a minute or more"
+
 
 async def serve_stage(node: Node) -> None:
     """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
@@ -46,8 +49,13 @@ async def serve_stage(node: Node) -> None:
     place, services, settings = node.place, node.services, node.settings
     outer = await outer_loop(node, parts_authored(place.stage))
     thread = place.torch_thread
-    trainer = await thread.run(StageTrainer, place.manifest, place.stage, "group", await place.basis(), place.device)
+    arithmetic = settings.arithmetic(place.device)
+    node.emit(Progress(arithmetic.words(place.device)))
+    make = partial(StageTrainer, place.manifest, place.stage, "group", await place.basis(), place.device)
+    trainer = await thread.run(partial(make, arithmetic=arithmetic))
     await thread.run(trainer.load, outer.followed.grids)
+    if arithmetic.compiled:  # before others wait for this peer
+        node.emit(Progress(COMPILING))
     node.discovery.tell(tokens_per_second=told(await thread.run(tokens_per_second, trainer)))
     split_backward = settings.schedule == "zero-bubble"
     if split_backward:
@@ -79,7 +87,9 @@ async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
     place, audits = node.place, node.settings.audit
-    async with _replica(place, node.settings.split, node.emit) as replica:
+    split = node.settings.split(place.device)
+    node.emit(Progress(split.arithmetic.words(place.device)))
+    async with _replica(place, split, node.emit) as replica:
         outer = await outer_loop(node, list(model_layout(place.manifest)))
         async with place.reading(node.emit) as reader:
             first = node.discovery.record.slot == place.manifest.replicas.total - 1
@@ -87,7 +97,7 @@ async def serve_datacenter(node: Node) -> None:
             auditor = Auditor(evaluator) if evaluator is not None and audits else None
             await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
             if node.settings.compiled:  # before others wait for this peer
-                node.emit(Progress("torch compiles the layers, which takes a minute or more"))
+                node.emit(Progress(COMPILING))
                 with suppress(LostMemberError):  # the first round begins with it, then
                     await place.torch_thread.run(replica.load, outer.followed.grids)
                     await place.torch_thread.run(replica.warm_up)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from peer.compute.arithmetic import Arithmetic
 from peer.devices.workers import Split
@@ -40,7 +41,12 @@ def test_limits_are_megabits_a_second_and_bytes():
 def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
     settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True)
     assert settings.wish == Wish("h:1", None, "relay")
-    assert settings.split == Split(2, 4, 0, Arithmetic("bf16", True))
+    assert settings.split(torch.device("cpu")) == Split(2, 4, 0, Arithmetic("bf16", True))
+
+
+def test_what_torch_cannot_compile_is_refused_before_anything_is_fetched():
+    with pytest.raises(UserError, match="--schedule 1f1b"):
+        said(compiled=True, schedule="zero-bubble")
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ Started = subprocess.Popen[str] | Forked
 
 def start(*arguments: str, inside: Sequence[str] = (), forked: bool = True) -> Started:
     """A process that prints its events and stops when its standard input closes. `inside`: a command that runs it; it
-    and what is not `forked` begins by the command line that a person types."""
-    own = [*arguments, "--json", "--until-stdin-closes"]
+    and what is not `forked` begins by the command line that a person types. It computes in fp32, as the lab does,
+    whatever the CPU is good at."""
+    numbers = ["--precision", "fp32"] if arguments[0] in ("join", "replica") else []
+    own = [*arguments, *numbers, "--json", "--until-stdin-closes"]
     if forked and not inside and sys.platform == "linux":
         return Forked(own)
     return subprocess.Popen([*inside, *HETPEER, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,14 +1,17 @@
 """A replica in bf16, and one whose layers are compiled, learn what the others do."""
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
 
-from peer.compute.arithmetic import Arithmetic
+from peer.compute.arithmetic import Arithmetic, Precision, _tf32, precision_on
 from peer.compute.replica import WholeReplica
+from peer.compute.trainer import StageTrainer
 from protocol.errors import ResourceError
 from tests.peer.compute.test_replica import batches, genesis, manifest
+from tests.reference.boundary import orthonormal
 
 CPU = torch.device("cpu")
 run = manifest(2, 4)
@@ -49,3 +52,89 @@ def test_where_torch_has_no_compiler_the_error_says_what_to_install(monkeypatch:
     with pytest.raises(ResourceError, match=r"apt-get install g\+\+"):
         Arithmetic(compiled=True).require(CPU)
     Arithmetic("bf16").require(CPU)
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "precision"),
+    [
+        ("cuda:0", (8, 9), "bf16"),
+        ("cuda:0", (8, 0), "bf16"),
+        ("cuda:0", (7, 5), "fp32"),
+        ("mps", None, "bf16"),
+        ("cpu", {"amx_bf16": True}, "bf16"),
+        ("cpu", {"avx512_bf16": True, "amx_bf16": False}, "bf16"),
+        ("cpu", {"avx2": True, "amx_bf16": False}, "fp32"),
+    ],
+)
+def test_auto_is_bf16_where_the_device_is_good_at_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, has: Any, precision: str
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: has)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    where = torch.device(device)
+    assert precision_on("auto", where) == precision
+    assert {precision_on(name, where) for name in ("fp32", "bf16")} == {"fp32", "bf16"}
+
+
+def test_who_computes_is_told_in_which_numbers():
+    assert Arithmetic("bf16", True).words(CPU) == "training passes are computed in bf16 on cpu, compiled"
+    assert Arithmetic().words(CPU).endswith("in fp32 on cpu")
+    assert "TF32 on cuda:1" in Arithmetic().words(torch.device("cuda:1"))
+
+
+def test_tf32_is_for_training_passes_alone():
+    matmul, cuda = torch.backends.cuda.matmul, torch.device("cuda")
+    before = matmul.fp32_precision
+    with Arithmetic()(cuda, 8):
+        assert matmul.fp32_precision == "tf32"
+    with pytest.raises(ZeroDivisionError), Arithmetic().backward(CPU), _tf32(cuda):
+        _ = matmul.fp32_precision, 1 / 0
+    assert matmul.fp32_precision == before
+
+
+def volunteer(stage: int, arithmetic: Arithmetic, split: bool = False) -> StageTrainer:
+    trainer = StageTrainer(run, stage, "group", orthonormal(run.model.d), CPU, arithmetic=arithmetic)
+    trainer.load(genesis(run))
+    if split:
+        trainer.split_backward()
+    return trainer
+
+
+def chained(first: Arithmetic, last: Arithmetic, split: bool = False) -> tuple[list[float], list[StageTrainer]]:
+    """A group of two volunteers that takes three inner steps: its losses, and its stages."""
+    stages = [volunteer(0, first, split), volunteer(1, last, split)]
+    losses = []
+    for step, batch_SM in enumerate(batches(run, 3)):
+        for microbatch, tokens_BM in enumerate(batch_SM.split(run.inner.microbatch)):
+            sent = stages[0].forward(microbatch, tokens_BM, None)
+            losses.append(stages[1].forward(microbatch, tokens_BM, sent).item())
+            stages[0].backward(microbatch, stages[1].backward(microbatch, None))
+            if split:
+                for stage in stages:
+                    stage.weight_gradients(microbatch)
+        for stage in stages:
+            stage.update(1.0, step)
+    return losses, stages
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32(split: bool):
+    bf16, fp32 = Arithmetic("bf16"), Arithmetic()
+    expected, _ = chained(fp32, fp32)
+    for pair in ((bf16, fp32), (fp32, bf16), (bf16, bf16)):
+        losses, stages = chained(*pair, split)
+        assert losses != expected
+        assert losses == pytest.approx(expected, abs=0.02)
+        moved = [tensor for stage in stages for part in stage.moved().values() for tensor in part.values()]
+        gradients = [each.grad for stage in stages for each in stage.parameters if each.grad is not None]
+        assert {tensor.dtype for tensor in (*moved, *gradients)} == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_weights_that_are_left_for_later_are_the_same_to_the_bit(precision: Precision):
+    arithmetic = Arithmetic(precision)
+    losses, stages = chained(arithmetic, arithmetic)
+    later_losses, later = chained(arithmetic, arithmetic, split=True)
+    assert later_losses == losses
+    for one, other in zip(stages, later, strict=True):
+        assert all(map(torch.equal, one.parameters, other.parameters))
