@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent_leader
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
-from bootstrap.monitor.run_state import Found, has_replica, run_state
+from bootstrap.monitor.run_state import Found, LastState, has_replica, run_state
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor import (
@@ -67,6 +67,8 @@ class Fold:
     """The last round that the swarm has finished."""
     over: bool = False
     """Whether the run is, once for all."""
+    last_state: LastState = ""
+    """Whether this node holds the last state."""
     tokens: int = 0
     """Of rounds that are no longer in the history, too."""
     lines: RateLimit = field(default_factory=lambda: RateLimit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
@@ -240,7 +242,7 @@ class Fold:
         over = self.over or self.finished >= manifest.outer.rounds
         if awake or over or before.state == "gathering":
             rounds = [entry for _, entry in sorted(self.rounds.items())]
-            self.state = run_state(manifest, peers, groups, rounds, before, self.alone, over, now)
+            self.state = run_state(manifest, peers, groups, rounds, before, self.alone, over, now, self.last_state)
         if self.state.state != before.state:
             why = f": {self.state.why}" if self.state.why else ""
             words = f"The run is {self.state.state}{why}"

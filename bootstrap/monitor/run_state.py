@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median_low
+from typing import Literal
 
 from bootstrap.monitor.peers import AWAY, Peer
 from bootstrap.monitor.rounds import ROUNDS_KEPT, Round
@@ -25,6 +26,17 @@ class Found:
     state: RunState
     why: str
     since: float
+
+
+LastState = Literal["", "coming", "here"]
+"""Whether this node holds the run's last state for those who come late: it does not, it is about to, it does."""
+
+HOLDING: dict[LastState, str] = {
+    "": "",
+    "coming": "the node takes the model from those who have finished it",
+    "here": "the node holds the model: `hetpeer export TICKET` takes it from there",
+}
+"""The same in words, of a run that is finished."""
 
 
 def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
@@ -72,11 +84,12 @@ def run_state(
     alone: float | None,
     over: bool,
     now: float,
+    last_state: LastState = "",
 ) -> Found:
     """The run's state now, where it was `before`. `rounds`: those known, in order. `alone`: since when no replica is
     complete; None: one is, or this node has not looked for long enough to tell."""
     if over:
-        return _since(before, "finished", "", now)
+        return _since(before, "finished", HOLDING[last_state], now)
     begun = any(any(each.stepped.values()) or each.contributed or each.ended is not None for each in rounds)
     if before.state == "gathering" and not begun:
         return Found("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)

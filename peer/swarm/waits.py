@@ -96,7 +96,7 @@ def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seco
     return Waiting(what, ends, here, needed, most_seconds)
 
 
-def for_the_last_state(rounds: int, most_seconds: float) -> Waiting:
+def for_the_last_state(rounds: int, most_seconds: float | None) -> Waiting:
     """The wait of a peer that has missed the run's end, for somebody who holds the last state."""
     return Waiting(f"somebody who holds the state after round {rounds}, the last", "", 0, 1, most_seconds)
 
@@ -111,6 +111,11 @@ def for_the_node(address: str, reason: str, pause_seconds: float) -> Waiting:
 def for_the_node_to_know(most_seconds: float) -> Waiting:
     """The wait of a peer that has finished the run, until the operator's node has heard that it is over."""
     return Waiting("the operator's node to know that the run is over", "it says so", 0, 1, most_seconds)
+
+
+def for_the_node_to_take(most_seconds: float) -> Waiting:
+    """The wait of a peer that has finished the run, until the operator's node holds its last state, too."""
+    return Waiting("the operator's node to take the run's last state", "it says that it has it", 0, 1, most_seconds)
 
 
 def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:

@@ -43,7 +43,10 @@ E = TypeVar("E")
 
 
 def start(*arguments: str, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it."""
+    """A process that prints its events and stops when its standard input closes; `inside`: a command that runs it. A
+    node does not take the model at the end, unless it is told to: that is a process more."""
+    if arguments[0] == "bootstrap" and "--keep-model" not in arguments:
+        arguments = (*arguments, "--no-keep-model")
     command = [*inside, *HETPEER, *arguments, "--json", "--until-stdin-closes"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -56,14 +59,19 @@ def events(process: subprocess.Popen[str]) -> Iterator[Event]:
 
 @contextmanager
 def serving(
-    run_toml: str, folder: Path, listen: str = "127.0.0.1:0", inside: Sequence[str] = (), data: Sequence[str] = ()
+    run_toml: str,
+    folder: Path,
+    listen: str = "127.0.0.1:0",
+    inside: Sequence[str] = (),
+    data: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[Ticket]:
-    """A bootstrap node with a run of this manifest and `TEXT`, or on other text by its options `data`; the run's files
-    are in `folder / "b"`."""
+    """A bootstrap node with a run of this manifest and `TEXT`, or on other text by its options `data`, and with `more`
+    options; the run's files are in `folder / "b"`."""
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(run_toml)
     (folder / "text.txt").write_text(TEXT)
-    where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt")))]
+    where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt"))), *more]
     with start("bootstrap", str(folder / "run.toml"), *where, inside=inside) as process:
         yield parse_ticket(next(event.ticket for event in events(process) if isinstance(event, Serving)))
         process.communicate(timeout=SECONDS)

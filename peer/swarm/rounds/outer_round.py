@@ -13,6 +13,7 @@ from peer.network.gossip import Reconciler
 from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
+from peer.store.disk import CHECKPOINTS_KEPT
 from peer.swarm import waits
 from peer.swarm.roles import authors, replicas
 from peer.swarm.rounds import round_policy
@@ -189,7 +190,7 @@ class OuterLoop:
         self.followed.fresh[each.own[round]] = sent
         return blob
 
-    async def save(self, blobs: Mapping[Part, bytes], keep: int = checkpoint.KEPT) -> None:
+    async def save(self, blobs: Mapping[Part, bytes], keep: int = CHECKPOINTS_KEPT) -> None:
         """Keep what this peer alone knows: error feedback, optimizer, and what it has sent. `keep`: so many checkpoints
         stay, this one counted."""
         parts = {}
