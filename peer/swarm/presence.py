@@ -15,7 +15,7 @@ from peer.optim.outer import OuterState
 from peer.swarm import waits
 from peer.swarm.node import AskFinished, Node
 from peer.swarm.roles import all_at
-from peer.swarm.rounds.catch_up import catch_up, compare_with_all, resume
+from peer.swarm.rounds.catch_up import catch_up, compare_with_all, lacks_holder, resume
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
@@ -113,6 +113,7 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
         keeping.append(tasks.create_task(reconciler.keep_comparing()))
         await discovery.publish()
+        await wait_for_a_holder(outer)
         yield tasks
         if not outer.leaving:
             await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
@@ -131,6 +132,15 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         await discovery.publish()
         for task in keeping:
             task.cancel()
+
+
+async def wait_for_a_holder(outer: OuterLoop) -> None:
+    """Let a newcomer wait as long as nobody who is here holds the state of a part that it follows, and the others are
+    further: it would begin with the first weights, and what the run has learnt there would be lost without a word."""
+    while not (outer.over or outer.leaving) and lacks_holder(outer):
+        outer.emit(outer.lost_state or waits.for_a_state(outer.shown_at()))
+        await outer.discovery.news.wait(1.0)
+        await catch_up(outer)
 
 
 async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:

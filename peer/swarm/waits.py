@@ -6,8 +6,8 @@ from peer.swarm.roles import free, replicas
 from peer.telemetry.decisions import Waiting
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.trust.records import PeerRecord, Peers
-from protocol.wording import so_many, tails
+from protocol.trust.records import PeerRecord, Peers, lost_states
+from protocol.wording import LOST, so_many, state_after, tails
 
 MOST_NAMED = 8
 """The number of peers that a wait names; it counts all of them."""
@@ -77,6 +77,18 @@ def for_contributions(
     ends = ends if awaited else "somebody trains"
     here, needed = len(awaited) - len(missing), max(len(awaited), least)
     return Waiting(f"contributions to round {round}{of}", ends, here, needed, most_seconds, round, brief)
+
+
+def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
+    """The wait of all peers for the state of a stage that a volunteer serves who came too late for it, while nobody who
+    is here holds it; None: every stage that somebody serves is held by somebody."""
+    last, stages = lost_states(peers, manifest.replicas.stages)
+    return Waiting(state_after(last, stages), LOST, 0, len(stages)) if stages else None
+
+
+def for_a_state(round: int) -> Waiting:
+    """The wait of a newcomer for somebody who holds what it needs of the state after a round."""
+    return Waiting(f"a peer that holds the state after round {round}", "this peer begins from there", 0, 1)
 
 
 def for_somebody_who_trains(round: int) -> Waiting:

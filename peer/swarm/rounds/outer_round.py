@@ -37,6 +37,9 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""
 
+LOST_SECONDS = 10.0
+"""A wait that has lasted so long may be one for a state that is lost: whoever comes late has taken it by then."""
+
 LONG_SECONDS = 30.0
 """A wait for contributions that has lasted so long, and longer than a round takes, is worth a line of the log."""
 
@@ -114,6 +117,11 @@ class OuterLoop:
     def contributed(self) -> bool:
         """Whether this peer has made its contribution to the round: before a crash, or in another group."""
         return self.discovery.record.contributed >= self.clock
+
+    @property
+    def lost_state(self) -> Waiting | None:
+        """The wait for the state of a stage that nobody holds any more; None: there is none such."""
+        return waits.for_a_lost_state(self.discovery.peers(), self.manifest)
 
     def others_at(self) -> int:
         """The round that the others have finished, as far as their contributions bear them out."""
@@ -312,7 +320,8 @@ class OuterLoop:
                     self.credited.go_on(self.emit, due, self.followed.parts, round, round_policy.why_go_on(seen, now))
                     break
                 left = None
-            self.emit(wait() if wait is not None else self._wait_of(seen, began, now, left))
+            lost = self.lost_state if now - began >= LOST_SECONDS else None
+            self.emit(lost or (wait() if wait is not None else self._wait_of(seen, began, now, left)))
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True
