@@ -126,6 +126,7 @@ async def serve_node(
             named=front.caller,
             status=StatusAnswers(monitor.view),
             finished=monitor.finished,
+            taking=monitor.taking,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))

@@ -20,7 +20,7 @@ from peer.network import admission
 from peer.pausing import Pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
-from peer.swarm.node import AskFinished, Node, RoleWork, nobody_says
+from peer.swarm.node import AskFinished, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import observe, serve_datacenter, serve_stage
 from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
@@ -150,10 +150,10 @@ async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitS
         HetpeerError: there is no place; or nobody answers, and it may be the ticket that is wrong.
     """
     identity = load_or_create(settings.directory)
-    if work is None and await comes_too_late(settings, identity, emit):
+    if work is None and not settings.hold and await comes_too_late(settings, identity, emit):
         return None
 
-    ask_finished: AskFinished = nobody_says if work is not None else partial(admission.finished, settings.ticket)
+    ask_finished: AskFinished = partial(admission.finished, settings.ticket)
     failures, tasks = 0, await place.enter_async_context(Children())
     emit(Progress(f"asking {settings.ticket.operator} what the run is"))
     while True:

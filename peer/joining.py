@@ -73,7 +73,7 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
     """Whether the run is over, by the word of the operator's node, and this peer has never been in it: then it is told
     so. Who has been is told as well, and takes the last state, if somebody holds it."""
     try:
-        rounds = await admission.finished(settings.ticket)
+        rounds = (await admission.finished(settings.ticket)).round
     except HetpeerError:
         return False  # joining says it better
     if not rounds or await recall_place(settings, identity) is not None:
@@ -146,7 +146,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     if settings.nproc > 1:
         require_devices(manifest, settings.nproc, device, settings.memory_limit)
     elif settings.stage is not None or settings.role != "volunteer":
-        require_memory(manifest, settings.stage, device, settings.memory_limit)
+        require_memory(manifest, settings.stage, device, settings.memory_limit, settings.hold)
     if settings.stage is not None or settings.role != "volunteer":
         require_disk(settings, descriptor, settings.stage)
     settings.arithmetic(device).require(device)

@@ -14,7 +14,7 @@ from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from protocol.errors import UserError
 from protocol.net.bandwidth import Bandwidth
-from protocol.run.run_files import Descriptor, files_needed
+from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.membership_card import Role
 from protocol.trust.ticket import Ticket
 
@@ -48,6 +48,7 @@ class PeerSettings:
     manifest: Path | None = None
     audit: bool = False
     stay: bool = False
+    hold: bool = False
     nproc: int = 1
     precision: PrecisionName = "auto"
     compiled: bool = False
@@ -112,7 +113,8 @@ class PeerSettings:
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """The names of the run's files that this peer fetches; `stage`: of a volunteer."""
         needed = files_needed(descriptor, stage if self.role == "volunteer" else None)
-        return [name for name in needed if name not in self.without]
+        unread = (*self.without, TRAIN, HELD_OUT) if self.hold else self.without
+        return [name for name in needed if name not in unread]
 
 
 def bytes_of(flag: str, size: str | int | None) -> int | None:

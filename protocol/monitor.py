@@ -1,6 +1,6 @@
 """What people see of a run: the telemetry that peers send to the operator's nodes, and the view of the run that a node
-makes of it. Nothing in the run follows from either, and nothing in them is secret: a peer that lies here misleads
-people, and no other peer.
+makes of it. Nothing in the run follows from either, but for its end; and nothing in them is secret: a peer that lies
+here misleads people, and no other peer.
 
 A batch of telemetry is one message of JSON: the peer's state now, and what has happened since the last batch. It names
 no sender, since the stream it comes on has one, and no time by the peer's clock: `ago` is seconds before it was sent.
@@ -9,6 +9,7 @@ The view is what the dashboard, `hetpeer status` and the node's metrics show. Th
 the records that peers sign (`bootstrap/monitor`).
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
@@ -286,3 +287,15 @@ class View(ViewModel):
     state: RunState | Literal[""] = Field("", description="empty: the node is too old to tell")
     state_why: str = Field("", description="what is missing, in words, where something is")
     state_since: float = Field(0.0, description="Unix seconds")
+
+
+# The end, as the door tells of it: peers that have finished stay for it, and those that come late train no more
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfRun:
+    """A node's word on the end of the run. `round`: the run's last one, if the run is over; else 0. `taking`: the node
+    is about to take the last state, and who holds it should stay until then."""
+
+    round: int = 0
+    taking: bool = False

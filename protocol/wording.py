@@ -80,3 +80,12 @@ def printable(text: str) -> str:
     """Text that a stranger chose, with a mark in the place of each character that could move a terminal's cursor,
     change its colours or reverse the direction of writing."""
     return "".join(each if each.isprintable() else "�" for each in text)
+
+
+LOST = "nobody who is here holds it; a peer that has it in its folder can bring it back, else the run cannot go on"
+"""What is to be said of a state that is needed and lost."""
+
+
+def state_after(round: int, stages: Sequence[int]) -> str:
+    """The state of these stages after a round, in words."""
+    return f"the state of stage {' and of stage '.join(map(str, stages))} after round {round}"

@@ -61,9 +61,12 @@ class Door(run_pb2_grpc.RunServicer):
     """What this node sees of the run; None: it does not look."""
     finished: Callable[[], int] = lambda: 0
     """The run's last round, once the swarm has finished it."""
+    taking: Callable[[], bool] = lambda: False
+    """Whether this node is about to take the run's last state."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return pb.DescribeReply(descriptor_json=self.descriptor.canonical(), finished=self.finished())
+        known = self.descriptor.canonical()
+        return pb.DescribeReply(descriptor_json=known, finished=self.finished(), taking=self.taking())
 
     async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
         now, pace = unix_time(), self.measuring.pace

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent_leader
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
-from bootstrap.monitor.run_state import Found, has_replica, run_state
+from bootstrap.monitor.run_state import Found, LastState, has_replica, lost_state, run_state
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor import (
@@ -67,6 +67,8 @@ class Fold:
     """The last round that the swarm has finished."""
     over: bool = False
     """Whether the run is, once for all."""
+    last_state: LastState = ""
+    """Whether this node holds the last state."""
     tokens: int = 0
     """Of rounds that are no longer in the history, too."""
     lines: RateLimit = field(default_factory=lambda: RateLimit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
@@ -81,6 +83,8 @@ class Fold:
     state: Found = field(init=False)
     alone: float | None = None
     """Since when no replica is complete."""
+    lost: float | None = None
+    """Since when nobody holds the state of a stage that somebody serves."""
 
     def __post_init__(self) -> None:
         self.state = Found("gathering", "", self.started)
@@ -237,10 +241,13 @@ class Fold:
         awake = now - self.awake > AT_WORK_SECONDS
         complete = has_replica(peers, groups)
         self.alone = None if complete or not awake else self.alone if self.alone is not None else now
+        lost = awake and bool(lost_state(manifest, peers))
+        self.lost = None if not lost else self.lost if self.lost is not None else now
         over = self.over or self.finished >= manifest.outer.rounds
         if awake or over or before.state == "gathering":
             rounds = [entry for _, entry in sorted(self.rounds.items())]
-            self.state = run_state(manifest, peers, groups, rounds, before, self.alone, over, now)
+            known = before, self.alone, over, now, self.last_state, self.lost
+            self.state = run_state(manifest, peers, groups, rounds, *known)
         if self.state.state != before.state:
             why = f": {self.state.why}" if self.state.why else ""
             words = f"The run is {self.state.state}{why}"
@@ -251,6 +258,8 @@ class Fold:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
             if peer.state == "training" and self.state.state == "gathering":
                 peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
+            elif peer.state not in AWAY and peer.batch.waits and self.state.why.endswith(peer.batch.waits):
+                peer.state, peer.why = "waiting", peer.batch.waits  # this outweighs why its last group broke
             elif peer.state == "training" and leader is not None and (gone := silent_leader(leader, now)):
                 peer.state, peer.why = "waiting", gone
 

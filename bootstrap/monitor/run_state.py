@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median_low
+from typing import Literal
 
 from bootstrap.monitor.peers import AWAY, Peer
 from bootstrap.monitor.rounds import ROUNDS_KEPT, Round
 from protocol.manifest import Manifest
 from protocol.monitor import GroupView, RunState
+from protocol.trust.records import lost_states
+from protocol.wording import LOST, state_after
 
 STALLED_TIMES, STALLED_SECONDS = 10, 60.0
 """A round that has lasted so many times the usual, and so long at least, shows that the run stands still."""
@@ -25,6 +28,17 @@ class Found:
     state: RunState
     why: str
     since: float
+
+
+LastState = Literal["", "coming", "here"]
+"""Whether this node holds the run's last state for those who come late: it does not, it is about to, it does."""
+
+HOLDING: dict[LastState, str] = {
+    "": "",
+    "coming": "the node takes the model from those who have finished it",
+    "here": "the node holds the model: `hetpeer export TICKET` takes it from there",
+}
+"""The same in words, of a run that is finished."""
 
 
 def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
@@ -57,6 +71,14 @@ def usual_seconds(rounds: Iterable[Round]) -> float | None:
     return median_low(took[-ROUNDS_KEPT:]) if took else None
 
 
+def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
+    """The state of a stage that somebody serves and nobody who is here holds any more, in words; empty: there is none
+    such."""
+    records = [each.record for each in peers if each.record is not None and each.state not in AWAY]
+    last, stages = lost_states(records, manifest.replicas.stages)
+    return f"waits for {state_after(last, stages)}: {LOST}" if stages else ""
+
+
 def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """What a run waits for that is not complete, in words; empty where everybody is there."""
     who = missing(manifest, peers)
@@ -72,17 +94,23 @@ def run_state(
     alone: float | None,
     over: bool,
     now: float,
+    last_state: LastState = "",
+    lost: float | None = None,
 ) -> Found:
     """The run's state now, where it was `before`. `rounds`: those known, in order. `alone`: since when no replica is
-    complete; None: one is, or this node has not looked for long enough to tell."""
+    complete; None: one is, or this node has not looked for long enough to tell. `lost`: the same of a state that nobody
+    holds any more."""
     if over:
-        return _since(before, "finished", "", now)
+        return _since(before, "finished", HOLDING[last_state], now)
     begun = any(any(each.stepped.values()) or each.contributed or each.ended is not None for each in rounds)
     if before.state == "gathering" and not begun:
         return Found("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
+    if lost is not None and now - lost >= BROKEN_SECONDS:
+        return _since(before, "stalled", lost_state(manifest, peers), lost)
     if alone is not None and now - alone >= BROKEN_SECONDS:
         want = waits_for(manifest, peers) or "its volunteers have formed no group"
-        return _since(before, "stalled", f"no replica is complete: {want}", alone)
+        why = f"no replica is complete: {want}" if lost is None else lost_state(manifest, peers)
+        return _since(before, "stalled", why, alone)
     usual, ends = usual_seconds(rounds), [each.ended for each in rounds if each.ended is not None]
     if usual is not None and now - ends[-1] >= max(STALLED_TIMES * usual, STALLED_SECONDS):
         want = waits_for(manifest, peers)

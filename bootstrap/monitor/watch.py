@@ -12,7 +12,7 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from bootstrap.monitor.run_state import Found
+from bootstrap.monitor.run_state import Found, LastState
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
@@ -97,6 +97,20 @@ class Monitor:
     def finished(self) -> int:
         """The run's last round, once it is over; 0 before."""
         return self.fold.manifest.outer.rounds if self.fold.over else 0
+
+    def taking(self) -> bool:
+        """Whether this node is about to take the last state."""
+        return self.fold.last_state == "coming"
+
+    def note_last_state(self, last_state: LastState) -> None:
+        """This node is about to take the last state, or holds it, or does neither."""
+        self.fold.last_state = last_state
+        self._ring()
+
+    def is_near_the_end(self) -> bool:
+        """Whether the last round has begun, or the run is over."""
+        begun = self.fold.state.state != "gathering"
+        return self.fold.over or (begun and self.fold.finished >= self.fold.manifest.outer.rounds - 1)
 
     async def until_changed(self, seconds: float) -> None:
         """Until somebody has told something new, or so long."""

@@ -1,8 +1,10 @@
 """`hetpeer bootstrap`: the operator's node, and beside it, if asked for, an observer that evaluates."""
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 
 FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
 """Of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes others."""
+
+NOT_HELD = "WARNING: after the last round this node will not hold the model"
+HOLD_ELSEWHERE = (
+    "Before the run ends, start `hetpeer observe --stay` on a machine with more room; without it the last state is "
+    "only in the folders of the peers that finish"
+)
 
 MOST_PORT = 65533
 """The node takes the next two as well."""
@@ -68,6 +76,14 @@ class BootstrapOptions:
         list[str] | None, typer.Option(metavar="URL", help="Where peers find the prepared text; once for each mirror.")
     ] = None
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Also follow the run and evaluate each round.")] = False
+    keep_model: Annotated[
+        bool,
+        typer.Option(
+            "--keep-model/--no-keep-model",
+            help="Take the model at the end of the run, and hold it for latecomers and `hetpeer export`, until Ctrl-C. "
+            "With --evaluate, the observer holds it in any case.",
+        ),
+    ] = True
     audit: Annotated[
         bool,
         typer.Option("--audit", help="Evaluate, and measure what each peer's contributions do to the held-out loss."),
@@ -139,7 +155,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import as_operator, serve_node
     from peer.cli.admin import Operator
-    from peer.cli.observer import observe_beside
+    from peer.cli.observer import hold_beside, keep_model, observe_beside, why_not_held
     from peer.cli.plan import dry_run
     from peer.process import run_command, told
     from peer.store.home import home, locked, remember
@@ -191,11 +207,21 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                     terminal.emit(Serving(str(shown), ticket.run_id, dashboard.url if dashboard else ""))
                     up.set_result(ticket)
 
-                async def evaluate(served: "Descriptor") -> None:
-                    ticket = await up
-                    node = Operator(folder, load_or_create(folder), served)
+                async def evaluate(node: Operator) -> None:
+                    monitor.note_last_state("coming")
+                    held = partial(monitor.note_last_state, "here")
                     chosen = {"audit": audits, "revoke": options.revoke, "attests": options.join is None}
-                    await observe_beside(node, ticket, terminal, stop, **chosen)
+                    await observe_beside(node, await up, terminal, stop, held, **chosen)
+
+                async def hold(node: Operator) -> None:
+                    if why := await asyncio.to_thread(why_not_held, node.descriptor, folder):
+                        terminal.emit(Warned(f"{NOT_HELD}: {why}. {HOLD_ELSEWHERE}"))
+                        return
+
+                    async def beside(held: Callable[[], None]) -> None:
+                        await hold_beside(node, await up, terminal, stop, held)
+
+                    await keep_model(monitor, beside, terminal.emit, stop)
 
                 if ticket:
                     served, standing = await _become_gateway(life, ticket, folder, options.data, terminal)
@@ -212,8 +238,11 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                         view = monitor.view
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
                         tasks.create_task(page_of)
+                    node = Operator(folder, load_or_create(folder), served)
                     if options.evaluate or audits:
-                        tasks.create_task(evaluate(served))
+                        tasks.create_task(evaluate(node))
+                    elif options.keep_model and options.join is None:
+                        tasks.create_task(hold(node))
                 terminal.emit(Progress("Stopped. Peers train on, and the same command takes this node up again."))
 
             return run_command(work, terminal)

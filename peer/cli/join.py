@@ -34,13 +34,13 @@ COMMANDS_OWN = ("ticket", "directory", "metrics", "log_json", "json", "until_std
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
-@takes(ServingOptions, without="audit stay nproc", priority="low")
+@takes(ServingOptions, without="audit stay hold nproc", priority="low")
 def join(options: ServingOptions) -> None:
     """Volunteer: serve one stage of a replica group."""
     sys.exit(serve("volunteer", options))
 
 
-@takes(ServingOptions, without="stage schedule stay", relay=True)
+@takes(ServingOptions, without="stage schedule stay hold", relay=True)
 def replica(options: ServingOptions) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
     sys.exit(serve("datacenter", options))

@@ -1,4 +1,5 @@
-"""The observer beside the bootstrap node: a process of its own, since the node has no torch."""
+"""The observer beside the bootstrap node: a process of its own, since the node has no torch. It evaluates; or it only
+takes the run's last state, and holds it for those who come late."""
 
 import asyncio
 import os
@@ -8,22 +9,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.monitor.watch import Monitor
 from peer.cli.admin import Operator, spread
+from peer.planning.holding import held_bytes
 from peer.process import LINE_BYTES, Terminal, heard
+from peer.store.disk import require_space, space_in
 from peer.telemetry.decisions import Suspected, Tried
-from peer.telemetry.events import Progress
+from peer.telemetry.events import Failed, Finished, Listener, Progress, Warned
 from protocol.clock import unix_time
-from protocol.errors import HetpeerError, LostMemberError
+from protocol.errors import HetpeerError, LostMemberError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
 from protocol.net.tasks import first_of
+from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
 from protocol.trust.ticket import ENVIRONMENT, Ticket
+from protocol.wording import size
 
 LAST_WORDS_SECONDS = 2.0
 """For reading what it wrote last; a child of its own may hold the pipe open longer."""
@@ -34,6 +42,9 @@ MOST_RETRY_SECONDS = 300.0
 
 OWN_SECONDS = 3600
 """For this node's observer to come in."""
+
+END_LOOK_SECONDS = 2.0
+"""So often, at least, the node looks whether the run is near its end."""
 
 Revoke = Callable[[Suspected], Awaitable[None]]
 """Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""
@@ -51,9 +62,12 @@ async def observe(
     revoke: Revoke | None = None,
     acquit: Acquit | None = None,
     command: tuple[str, ...] = (sys.executable, "-m", "peer.cli"),
+    holds: bool = False,
+    held: Callable[[], None] = lambda: None,
 ) -> None:
     """Keep an observer with this folder until `stop` is set; it stops when its standard input closes. What it says,
-    this process says; `revoke` is told of whom it suspects of harm, `acquit` of who has stood its trial.
+    this process says; `revoke` is told of whom it suspects of harm, `acquit` of who has stood its trial, and `held`
+    that it holds the last state. `holds`: it only does that.
 
     Raises:
         LostMemberError: it died.
@@ -64,6 +78,7 @@ async def observe(
         *command,
         *arguments,
         *(["--audit"] if audit else []),
+        *(["--hold"] if holds else []),
         env=os.environ | {ENVIRONMENT: str(ticket)},  # not an argument: everybody on this machine reads those
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -75,7 +90,9 @@ async def observe(
 
         async def listen(stdout: asyncio.StreamReader) -> None:
             async for event in heard(stdout):
-                terminal.emit(event)
+                terminal.emit(Warned(event.message) if holds and isinstance(event, Failed) else event)
+                if isinstance(event, Finished):
+                    held()
                 if isinstance(event, Suspected) and event.since and revoke is not None:
                     work = _carry_out(partial(revoke, event), f"peer {event.peer[-8:]} is not revoked yet", terminal)
                     acting.add(tasks.create_task(work))
@@ -92,8 +109,9 @@ async def observe(
             await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
             for task in (listening, *acting):
                 task.cancel()
-    if code and not stop.is_set():
-        raise LostMemberError(f"the observer that evaluates (process {observer.pid}) ended with exit code {code}")
+    if (code or holds) and not stop.is_set():
+        what = "that holds the model" if holds else "that evaluates"
+        raise LostMemberError(f"the observer {what} (process {observer.pid}) ended with exit code {code}")
 
 
 async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, terminal: Terminal) -> None:
@@ -112,10 +130,19 @@ async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, termina
 
 
 async def observe_beside(
-    node: Operator, ticket: Ticket, terminal: Terminal, stop: asyncio.Event, *, audit: bool, revoke: bool, attests: bool
+    node: Operator,
+    ticket: Ticket,
+    terminal: Terminal,
+    stop: asyncio.Event,
+    held: Callable[[], None],
+    *,
+    audit: bool,
+    revoke: bool,
+    attests: bool,
 ) -> None:
     """Keep an observer beside this node, which audits if it is to: let what newcomers contribute count once they have
     stood their trial, and revoke whom it suspects if that is the policy. `attests`: this node is the operator's own.
+    `held` is told once it holds the last state.
 
     Raises:
         LostMemberError: it died.
@@ -130,19 +157,25 @@ async def observe_beside(
         """Do as the operator does by hand, with its key in this node's folder."""
         await spread(suspected.peer, suspected.since, node, ticket, terminal)
 
-    if operator_lists.is_closed(folder):
-        ticket = replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, unix_time()))
     if attests:
         await asyncio.to_thread(name_attester, node)
     await observe(
-        ticket,
+        _invited(folder, ticket),
         folder / OBSERVER,
         terminal,
         stop,
         audit=audit,
         revoke=revoke_by_hand if revoke else None,
         acquit=acquit,
+        held=held,
     )
+
+
+def _invited(folder: Path, ticket: Ticket) -> Ticket:
+    """The ticket by which this node's observer comes in, for the next hour."""
+    if not operator_lists.is_closed(folder):
+        return ticket
+    return replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, unix_time()))
 
 
 def name_attester(node: Operator) -> None:
@@ -150,3 +183,61 @@ def name_attester(node: Operator) -> None:
     attester = load_or_create(node.folder / OBSERVER).peer_id
     word = grant(node.identity, Authority(node.descriptor.run_id, node.descriptor.operator), attester)
     write_atomically(node.folder / OBSERVER / GRANTED, word)
+
+
+# What holds the run's last state where nobody evaluates
+
+Hold = Callable[[Callable[[], None]], Awaitable[None]]
+"""Takes the run's last state, tells its argument once it has it, and gives it to whoever asks until the node stops.
+Raises HetpeerError where it cannot, or no longer."""
+
+
+async def keep_model(monitor: Monitor, hold: Hold, emit: Listener, stop: asyncio.Event) -> None:
+    """Have `hold` take the last state when the last round has begun, and again after each failure, until `stop` is set.
+    `monitor` knows meanwhile how far that is: whoever has finished stays for it."""
+    monitor.note_last_state("coming")
+    while not (monitor.is_near_the_end() or stop.is_set()):
+        await first_of(monitor.until_changed(END_LOOK_SECONDS), stop.wait())
+
+    def held() -> None:
+        monitor.note_last_state("here")
+        emit(Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here"))
+
+    failures = 0
+    while not stop.is_set():
+        try:
+            await hold(held)
+            return
+        except HetpeerError as error:
+            monitor.note_last_state("")  # nobody waits for it
+            failures += 1
+            pause = pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS)
+            emit(Warned(f"WARNING: this node does not hold the model: {error}; trying again in {pause:.0f} s"))
+            await first_of(asyncio.sleep(pause), stop.wait())
+            monitor.note_last_state("coming")
+
+
+async def hold_beside(
+    node: Operator, ticket: Ticket, terminal: Terminal, stop: asyncio.Event, held: Callable[[], None]
+) -> None:
+    """Keep a process beside this node that holds the run's last state, and computes nothing.
+
+    Raises:
+        LostMemberError: it died.
+    """
+    await observe(_invited(node.folder, ticket), node.folder / OBSERVER, terminal, stop, holds=True, held=held)
+
+
+def why_not_held(descriptor: Descriptor, folder: Path) -> str:
+    """Why the model does not fit this machine's memory, or the disk of the node's `folder`; empty: it fits. Looks at
+    every file of the observer's folder: off the event loop."""
+    needed, free = held_bytes(descriptor.manifest), int(psutil.virtual_memory().available)
+    if needed > free:
+        return f"not enough memory for the whole model: it takes about {size(needed)}, {size(free)} are free"
+    names = [name for name in files_needed(descriptor, None) if name not in (TRAIN, HELD_OUT)]
+    own = folder / OBSERVER
+    try:
+        require_space(space_in(own, descriptor, names, None, False, None), own, "the whole model", limited=False)
+    except ResourceError as error:
+        return str(error)
+    return ""

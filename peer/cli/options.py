@@ -134,6 +134,8 @@ class ServingOptions:
             "--stay", help="After the last round, stay and give the last state to who comes late, until Ctrl-C."
         ),
     ] = False
+    hold: Annotated[bool, typer.Option("--hold", hidden=True)] = False
+    """Compute nothing: only take the last state, and hold it, as the process beside an operator's node does."""
     nproc: Annotated[
         int,
         typer.Option(

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from peer.compute.schedule import least_depth
+from peer.planning.holding import PROCESS_BYTES, held_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import elements, layers_of_stage, part_layout
@@ -29,8 +30,8 @@ FOLLOWED_BYTES = 12
 LAYER_ACTIVATION_VALUES = 20
 """fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
 
-BASE_BYTES = 500 * 2**20
-"""Python, torch, hivemind and gRPC."""
+BASE_BYTES = PROCESS_BYTES
+"""What a peer takes before it has any of the model."""
 
 
 def find_device(name: DeviceName) -> torch.device:
@@ -119,13 +120,17 @@ def whole_bytes(manifest: Manifest) -> int:
     return sum(stage_bytes(manifest, stage) for stage in range(manifest.replicas.stages))
 
 
-def require_memory(manifest: Manifest, stage: int | None, device: torch.device, most: int | None = None) -> None:
+def require_memory(
+    manifest: Manifest, stage: int | None, device: torch.device, most: int | None = None, holds: bool = False
+) -> None:
     """Check that a stage (None: the whole model) fits before joining, and into the `most` bytes that this peer may use.
+    `holds`: the peer only holds the model.
 
     Raises:
         ResourceError: it does not; the message names what would be needed and what there is.
     """
     needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + BASE_BYTES
+    needed = held_bytes(manifest) if holds else needed
     what = "the whole model" if stage is None else f"stage {stage}"
     free = free_bytes(device)
     if needed > free:

@@ -26,7 +26,7 @@ from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
-from protocol.monitor import View
+from protocol.monitor import EndOfRun, View
 from protocol.net import dht as dhts
 from protocol.net.allowances import pause_after
 from protocol.net.bandwidth import Bandwidth
@@ -101,17 +101,16 @@ async def describe(ticket: Ticket) -> Descriptor:
     return descriptor
 
 
-async def finished(ticket: Ticket) -> int:
-    """Ask for the run's last round, if the run is over by the word of the first of the operator's nodes that answers;
-    else 0.
+async def finished(ticket: Ticket) -> EndOfRun:
+    """Ask the first of the operator's nodes that answers whether the run is over.
 
     Raises:
         UnreachableError, PeerError: no door of the ticket opens.
     """
 
-    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> int:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> EndOfRun:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
-        return int(reply.finished)
+        return EndOfRun(int(reply.finished), bool(reply.taking))
 
     return await _at_a_door(ticket, ask)
 

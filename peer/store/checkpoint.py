@@ -26,13 +26,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from peer.optim.outer import Grid
+from peer.store.disk import CHECKPOINTS_KEPT
 from protocol.errors import ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part, PeerId
 from protocol.trust.bequests import Handovers
-
-KEPT = 2
-"""Checkpoints on disk: if the last one is damaged, the one before is taken."""
 
 SETTLED = "settled.json"
 
@@ -98,7 +96,7 @@ class Checkpoint:
     handovers: Handovers = field(default_factory=Handovers)
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = KEPT) -> None:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOINTS_KEPT) -> None:
     """Write a checkpoint; when this returns, it outlives a power cut. Of all there are, the last `keep` stay.
 
     Raises:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.store.checkpoint import KEPT
 from peer.store.served import ASKED_KEPT, SNAPSHOTS_KEPT
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError, Shortage
@@ -28,6 +27,9 @@ aside for an heir."""
 
 SIGNED_BYTES = 8 * 1024
 """Bytes beside a contribution: its proof and receipts, and what is left of its last block on the disk."""
+
+CHECKPOINTS_KEPT = 2
+"""Checkpoints on the disk: if the last one is damaged, the one before is taken."""
 
 STATE_BYTES = 4
 STATES = SNAPSHOTS_KEPT + ASKED_KEPT + 1
@@ -70,7 +72,7 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
     trained = sum(elements(layouts[part]) for part in authored)
     followed = sum(elements(layouts[part]) for part in _followed(manifest, stage))
     own = sum(max_bytes(manifest, part) for part in authored)
-    checkpoints = (KEPT + 1) * (TRAINED_BYTES * trained + own)
+    checkpoints = (CHECKPOINTS_KEPT + 1) * (TRAINED_BYTES * trained + own)
     return files + checkpoints + STATES * STATE_BYTES * followed + OTHER_BYTES
 
 

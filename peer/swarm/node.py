@@ -24,6 +24,7 @@ from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
+from protocol.monitor import EndOfRun
 from protocol.net.blobs import BlobService
 from protocol.run.run_files import BASIS
 
@@ -33,13 +34,8 @@ RoleWork = Callable[["Node"], Coroutine[Any, Any, None]]
 Upkeep = Callable[[], Coroutine[Any, Any, None]]
 """What a peer does beside its work for as long as it is in the swarm."""
 
-AskFinished = Callable[[], Coroutine[Any, Any, int]]
-"""The run's last round, if the operator's node says that the run is over; else 0."""
-
-
-async def nobody_says() -> int:
-    """The `AskFinished` of a peer that looks into the run for something else: it decides by what is there."""
-    return 0
+AskFinished = Callable[[], Coroutine[Any, Any, EndOfRun]]
+"""Asks the operator's node whether the run is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Nobody goes before all have finished the run, and hold the same; and a peer that
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -12,9 +13,9 @@ from peer.network.discovery import keep_remembering
 from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
 from peer.swarm import waits
-from peer.swarm.node import AskFinished, Node, nobody_says
+from peer.swarm.node import AskFinished, Node
 from peer.swarm.roles import all_at
-from peer.swarm.rounds.catch_up import catch_up, compare_with_all, resume
+from peer.swarm.rounds.catch_up import catch_up, compare_with_all, lacks_holder, resume
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
@@ -45,6 +46,9 @@ LAST_STATE_SECONDS = 5.0
 
 KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 2.0
 """So long, at most, a peer that has finished the run stays for the operator's node to know it; so often it asks."""
+
+TAKEN_SECONDS = 120.0
+"""So long, at most, it stays for that node to take the last state."""
 
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
@@ -109,10 +113,11 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
         keeping.append(tasks.create_task(reconciler.keep_comparing()))
         await discovery.publish()
+        await wait_for_a_holder(outer)
         yield tasks
         if not outer.leaving:
-            await (take_last_state(outer) if outer.told_over else linger(outer))
-        if outer.finished and not outer.told_over and node.ask_finished is not nobody_says:
+            await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
+        if outer.finished and not (outer.told_over or node.settings.stay):
             await stay_until_known(outer, node.ask_finished)
         if node.settings.stay and outer.finished and not outer.leaving:
             outer.tell_finished()
@@ -127,6 +132,15 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         await discovery.publish()
         for task in keeping:
             task.cancel()
+
+
+async def wait_for_a_holder(outer: OuterLoop) -> None:
+    """Let a newcomer wait as long as nobody who is here holds the state of a part that it follows, and the others are
+    further: it would begin with the first weights, and what the run has learnt there would be lost without a word."""
+    while not (outer.over or outer.leaving) and lacks_holder(outer):
+        outer.emit(outer.lost_state or waits.for_a_state(outer.shown_at()))
+        await outer.discovery.news.wait(1.0)
+        await catch_up(outer)
 
 
 async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
@@ -144,15 +158,23 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
 
 
 async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
-    """Stay until the operator's node says that the run is over: it learns that from who has finished, and tells those
-    who come afterwards. A node that is away for longer than `KNOWN_SECONDS` is not waited for."""
-    ends = monotonic() + KNOWN_SECONDS
+    """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
+    learns and takes both from who has finished, and gives them to those who come afterwards. A node that is away for
+    longer than `KNOWN_SECONDS` is not waited for, and for its taking the state no longer than `TAKEN_SECONDS`."""
+    began = monotonic()
+    ends, taking = began + KNOWN_SECONDS, False
     while not outer.leaving and monotonic() < ends:
         with suppress(HetpeerError, TimeoutError):
             async with asyncio.timeout(FIRST_ASK_SECONDS):
-                if await ask() == outer.manifest.outer.rounds:
+                said = await ask()
+                over = said.round == outer.manifest.outer.rounds
+                if over and not said.taking:
                     return
-        outer.emit(waits.for_the_node_to_know(KNOWN_SECONDS))
+                taking = over
+                if taking:
+                    ends = min(began + TAKEN_SECONDS, monotonic() + KNOWN_SECONDS)
+        known, taken = waits.for_the_node_to_know(KNOWN_SECONDS), waits.for_the_node_to_take(TAKEN_SECONDS)
+        outer.emit(taken if taking else known)
         await asyncio.sleep(KNOWN_ASK_SECONDS)
 
 
@@ -189,7 +211,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
     nothing."""
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(FIRST_ASK_SECONDS):
-            if await ask() == outer.manifest.outer.rounds and not outer.finished:
+            if (await ask()).round == outer.manifest.outer.rounds and not outer.finished:
                 outer.hear_that_it_is_over()
                 outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
 
@@ -208,14 +230,16 @@ async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Ca
             asked = now
 
 
-async def take_last_state(outer: OuterLoop) -> None:
-    """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody."""
-    ends = monotonic() + LAST_STATE_SECONDS
-    while not outer.finished and monotonic() < ends:
+async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
+    """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody; or, where
+    this peer is there to hold it (`holds`), for somebody who does."""
+    most_seconds = None if holds else LAST_STATE_SECONDS
+    ends = math.inf if most_seconds is None else monotonic() + most_seconds
+    while not (outer.finished or outer.leaving) and monotonic() < ends:
         await outer.discovery.read()
         await catch_up(outer)
         if not outer.finished:
-            outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, LAST_STATE_SECONDS))
+            outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, most_seconds))
             await outer.discovery.news.wait(1.0)
     if not outer.finished:
         here = f"{outer.folder} has the one after round {outer.clock - 1}"

@@ -6,8 +6,8 @@ from peer.swarm.roles import free, replicas
 from peer.telemetry.decisions import Waiting
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.trust.records import PeerRecord, Peers
-from protocol.wording import so_many, tails
+from protocol.trust.records import PeerRecord, Peers, lost_states
+from protocol.wording import LOST, so_many, state_after, tails
 
 MOST_NAMED = 8
 """The number of peers that a wait names; it counts all of them."""
@@ -79,6 +79,18 @@ def for_contributions(
     return Waiting(f"contributions to round {round}{of}", ends, here, needed, most_seconds, round, brief)
 
 
+def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
+    """The wait of all peers for the state of a stage that a volunteer serves who came too late for it, while nobody who
+    is here holds it; None: every stage that somebody serves is held by somebody."""
+    last, stages = lost_states(peers, manifest.replicas.stages)
+    return Waiting(state_after(last, stages), LOST, 0, len(stages)) if stages else None
+
+
+def for_a_state(round: int) -> Waiting:
+    """The wait of a newcomer for somebody who holds what it needs of the state after a round."""
+    return Waiting(f"a peer that holds the state after round {round}", "this peer begins from there", 0, 1)
+
+
 def for_somebody_who_trains(round: int) -> Waiting:
     """The wait of an observer while nobody trains whom it could follow in a round."""
     return Waiting("somebody who trains", "a replica forms; this peer follows it then", 0, 1, round=round)
@@ -96,7 +108,7 @@ def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seco
     return Waiting(what, ends, here, needed, most_seconds)
 
 
-def for_the_last_state(rounds: int, most_seconds: float) -> Waiting:
+def for_the_last_state(rounds: int, most_seconds: float | None) -> Waiting:
     """The wait of a peer that has missed the run's end, for somebody who holds the last state."""
     return Waiting(f"somebody who holds the state after round {rounds}, the last", "", 0, 1, most_seconds)
 
@@ -111,6 +123,11 @@ def for_the_node(address: str, reason: str, pause_seconds: float) -> Waiting:
 def for_the_node_to_know(most_seconds: float) -> Waiting:
     """The wait of a peer that has finished the run, until the operator's node has heard that it is over."""
     return Waiting("the operator's node to know that the run is over", "it says so", 0, 1, most_seconds)
+
+
+def for_the_node_to_take(most_seconds: float) -> Waiting:
+    """The wait of a peer that has finished the run, until the operator's node holds its last state, too."""
+    return Waiting("the operator's node to take the run's last state", "it says that it has it", 0, 1, most_seconds)
 
 
 def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:

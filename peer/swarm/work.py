@@ -146,11 +146,13 @@ async def _replica(place: Workplace, split: Split, emit: Listener) -> AsyncItera
 
 
 async def observe(node: Node) -> None:
-    """Follow all rounds and evaluate each; contribute nothing."""
+    """Follow all rounds and evaluate each, unless this peer only holds the last state; contribute nothing."""
     outer = await outer_loop(node, [])
-    async with node.place.reading(node.emit) as reader:
-        evaluator = await _evaluator(node.place, reader, None)
-    auditor = Auditor(evaluator) if node.settings.audit else None
+    evaluator = None
+    if not node.settings.hold:
+        async with node.place.reading(node.emit) as reader:
+            evaluator = await _evaluator(node.place, reader, None)
+    auditor = Auditor(evaluator) if evaluator is not None and node.settings.audit else None
     async with in_the_swarm(node, outer):
         while not outer.over:
             round, started = outer.clock, monotonic()

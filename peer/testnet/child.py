@@ -57,7 +57,7 @@ def arguments(
     """What `hetpeer` is called with for the process `name`; `evaluate`: beside the bootstrap node, an observer does."""
     if name == BOOTSTRAP:
         data = ["--data", str(options.data)] if options.data else []
-        more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else []
+        more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else ["--no-keep-model"]
         more += ["--dashboard", "0"] if dashboard else []
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
     common = ["--device", "cpu", "--threads", "1", "--precision", "fp32"]  # as in the lab, whatever the CPU is good at

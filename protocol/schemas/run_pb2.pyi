@@ -25,12 +25,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("descriptor_json", "finished")
+    __slots__ = ("descriptor_json", "finished", "taking")
     DESCRIPTOR_JSON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TAKING_FIELD_NUMBER: _ClassVar[int]
     descriptor_json: bytes
     finished: int
-    def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ...) -> None: ...
+    taking: bool
+    def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ..., taking: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("signing_request", "role", "stage", "token", "card", "stages")

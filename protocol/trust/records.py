@@ -149,6 +149,17 @@ def may_author(record: PeerRecord) -> bool:
     return record.role in ("volunteer", "datacenter") and not record.on_trial
 
 
+def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int]]:
+    """The last round that any of these peers says it has finished, and the stages that somebody serves and whose state
+    after that round none of them holds. Nothing but words for people follows from it: a peer may lie here."""
+    there = list(peers)
+    last = max((peer.round for peer in there), default=0)
+    served = {peer.stage for peer in there if peer.role == "volunteer"}
+    whole = any(peer.role != "volunteer" and peer.round >= last for peer in there)
+    held = {peer.stage for peer in there if peer.role == "volunteer" and max(peer.round, peer.contributed) >= last}
+    return last, [] if whole else [stage for stage in range(stages) if stage in served - held]
+
+
 def common_round(finished: Iterable[int], liars: int) -> int:
     """The latest round that more than `liars` peers say they have finished: no liar alone can push it. Of fewer peers,
     the round that all of them have; 0 of none."""

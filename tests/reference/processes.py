@@ -49,9 +49,12 @@ Started = subprocess.Popen[str] | Forked
 def start(*arguments: str, inside: Sequence[str] = (), forked: bool = True) -> Started:
     """A process that prints its events and stops when its standard input closes. `inside`: a command that runs it; it
     and what is not `forked` begins by the command line that a person types. It computes in fp32, as the lab does,
-    whatever the CPU is good at."""
-    numbers = ["--precision", "fp32"] if arguments[0] in ("join", "replica") else []
-    own = [*arguments, *numbers, "--json", "--until-stdin-closes"]
+    whatever the CPU is good at. A node does not take the model at the end, unless it is told to: that is a process
+    more."""
+    more = ["--precision", "fp32"] if arguments[0] in ("join", "replica") else []
+    if arguments[0] == "bootstrap" and "--keep-model" not in arguments:
+        more = ["--no-keep-model"]
+    own = [*arguments, *more, "--json", "--until-stdin-closes"]
     if forked and not inside and sys.platform == "linux":
         return Forked(own)
     return subprocess.Popen([*inside, *HETPEER, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -65,14 +68,19 @@ def events(process: Started) -> Iterator[Event]:
 
 @contextmanager
 def serving(
-    run_toml: str, folder: Path, listen: str = "127.0.0.1:0", inside: Sequence[str] = (), data: Sequence[str] = ()
+    run_toml: str,
+    folder: Path,
+    listen: str = "127.0.0.1:0",
+    inside: Sequence[str] = (),
+    data: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[Ticket]:
-    """A bootstrap node with a run of this manifest and `TEXT`, or on other text by its options `data`; the run's files
-    are in `folder / "b"`."""
+    """A bootstrap node with a run of this manifest and `TEXT`, or on other text by its options `data`, and with `more`
+    options; the run's files are in `folder / "b"`."""
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(run_toml)
     (folder / "text.txt").write_text(TEXT)
-    where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt")))]
+    where = ["--listen", listen, "--dir", str(folder / "b"), *(data or ("--data", str(folder / "text.txt"))), *more]
     with start("bootstrap", str(folder / "run.toml"), *where, inside=inside) as process:
         yield parse_ticket(next(event.ticket for event in events(process) if isinstance(event, Serving)))
         process.communicate(timeout=SECONDS)

@@ -53,13 +53,14 @@ def export_live(ticket: str, out: Path) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Ended:
     """A run that has ended, in the folders of its peers (`b` is the bootstrap node's); the digests of each round; and
-    what `hetpeer export` told in its midst, from the folder of a peer at work and from the swarm. Its model is in
-    `model`."""
+    what `hetpeer export` told in its midst, from the folder of a peer at work and from the swarm, and `last` when all
+    peers had gone, from the swarm, where the node held the model. Its model is in `model`."""
 
     folder: Path
     digests: dict[int, dict[str, str]]
     at_work: dict[str, Any]
     live: dict[str, Any]
+    last: dict[str, Any]
     exported: dict[str, Any]
 
     @property
@@ -70,7 +71,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     here = tmp_path_factory.mktemp("models") / "run"
-    with serving(TINY, here) as ticket, pytest.MonkeyPatch.context() as patch:
+    with serving(TINY, here, more=["--keep-model"]) as ticket, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HETPEER_HOME", str(here / "home"))
 
         def where(name: str) -> list[str]:
@@ -83,9 +84,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
             live = export_live(str(ticket), here / "live")
             finish(trained)
             datacenter.wait_for(Finished)
+        last = export_live(str(ticket), here / "last")
         exported = export(str(here / "datacenter"), "--out", str(here / "model"), "--evaluate")
         digests = {event.round: event.digests for event in datacenter.said if isinstance(event, RoundDone)}
-        yield Ended(here, digests, at_work, live, exported)
+        yield Ended(here, digests, at_work, live, last, exported)
 
 
 def test_the_model_is_the_state_that_the_peers_tell(run: Ended):
@@ -101,10 +103,9 @@ def test_from_the_folder_of_a_peer_at_work_it_is_the_state_of_the_round_it_names
     assert run.at_work["digests"] == run.digests[run.at_work["round"]]
 
 
-def test_the_bootstrap_nodes_folder_has_the_model_where_an_observer_is_beside_it(run: Ended, tmp_path: Path):
-    folder = shutil.copytree(run.folder / "b", tmp_path / "b")
-    shutil.copytree(run.folder / "datacenter", folder / "observer")
-    assert collect([folder], None, lambda event: None).digests == run.digests[ROUNDS]
+def test_when_all_have_gone_the_bootstrap_node_holds_the_model_and_its_folder_has_it(run: Ended):
+    assert (run.last["round"], run.last["digests"]) == (ROUNDS, run.digests[ROUNDS])
+    assert collect([run.folder / "b"], None, lambda event: None).digests == run.digests[ROUNDS]
 
 
 def test_from_the_swarm_it_is_the_state_of_the_round_it_names(run: Ended):
@@ -131,7 +132,8 @@ def test_what_is_neither_a_ticket_nor_a_folder_is_named(run: Ended, tmp_path: Pa
 
 
 def test_the_folders_of_volunteers_together_hold_the_model(run: Ended, tmp_path: Path):
-    folders = [str(run.folder / name) for name in ("b", "stage-0", "stage-1")]
+    own = shutil.copytree(run.folder / "b", tmp_path / "b", ignore=shutil.ignore_patterns("observer"))
+    folders = [str(own), *(str(run.folder / name) for name in ("stage-0", "stage-1"))]
     assert "stage-0 after round" in hetpeer("export", *folders[::2], "--out", str(tmp_path / "half"), code=4)
     assert not (tmp_path / "half").exists()
     together = export(*folders, "--out", str(tmp_path / "whole"))

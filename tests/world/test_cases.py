@@ -37,8 +37,9 @@ def world() -> Iterator[MakeWorld]:
     """A function that makes a world with a node, whose run is of these tables."""
     with ExitStack() as stack:
 
-        def make(**tables: dict[str, Any]) -> World:
-            made = World(manifest(**tables), stack.enter_context(folder_in_memory()), 1, files_of(manifest(**tables)))
+        def make(keeps_model: bool = False, **tables: dict[str, Any]) -> World:
+            folder, files = stack.enter_context(folder_in_memory()), files_of(manifest(**tables))
+            made = World(manifest(**tables), folder, 1, files, keeps_model)
             stack.enter_context(made.standing())
             stack.callback(made.close)
             made.start(made.owners["node"])

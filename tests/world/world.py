@@ -22,14 +22,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 import bootstrap.admission.front
 import peer.network.admission
+from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.genesis import create_run
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, as_operator, serve_node
+from peer.cli.observer import keep_model
 from peer.daemon import serve_as_guest
 from peer.network.reach.reach import Reach
 from peer.process import first_error
 from peer.settings import PeerSettings
-from peer.telemetry.events import Event
+from peer.telemetry.events import Event, Finished
 from peer.telemetry.journal import Journal
 from peer.telemetry.status import EventStream, Status
 from protocol import clock
@@ -83,6 +85,7 @@ class Owner:
     folder: Path
     role: Role | Literal["node"]
     stage: int | None = None
+    stays: bool = False
     runs: list[Process] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What the owner sets beside the usual: fields of `PeerSettings`."""
@@ -118,7 +121,8 @@ class Failure:
 class World:
     """Everything there is, in virtual time. `folder` is empty at the beginning."""
 
-    def __init__(self, manifest: Manifest, folder: Path, seed: int, files: Path) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, seed: int, files: Path, keeps_model: bool = False) -> None:
+        self.keeps_model = keeps_model
         self.manifest, self.folder, self.seed, self.files = manifest, folder, seed, files
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
@@ -216,27 +220,48 @@ class World:
             identity = load_or_create(owner.folder)
             monitor = self.monitor = Monitor.of(self.manifest, self.descriptor.run_id, owner.folder)
 
+            serves = asyncio.Event()
+
             def up(ticket: Ticket) -> None:
                 self.ticket = ticket
+                serves.set()
+
+            async def hold(held: Callable[[], None]) -> None:
+                await serves.wait()
+                await self._hold(process, owner, stop, held)
 
             where = Listen(owner.machine.address, DOOR)
             standing = as_operator(identity, 3 * 86400.0)
-            await serve_node(self.descriptor, owner.folder, where, standing, up, stop, monitor=monitor)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(serve_node(self.descriptor, owner.folder, where, standing, up, stop, monitor=monitor))
+                if self.keeps_model:
+                    tasks.create_task(keep_model(monitor, hold, EventStream([self._teller(process)]), stop))
 
         return work
 
+    def _teller(self, process: Process) -> Callable[[Event], None]:
+        return lambda event: process.events.append((self.loop.now, event))
+
+    async def _hold(self, process: Process, owner: Owner, stop: asyncio.Event, held: Callable[[], None]) -> None:
+        """What the process does that holds the model beside the node: here, in the node's own."""
+        assert self.ticket is not None
+        folder = owner.folder / OBSERVER
+        folder.mkdir(exist_ok=True)
+        settings = self._settings(folder, "observer", stay=True, hold=True)
+        emit = EventStream([lambda event: held() if isinstance(event, Finished) else None, self._teller(process)])
+        await serve_as_guest(stop, settings, emit)
+
+    def _settings(self, folder: Path, role: Any, **more: Any) -> PeerSettings:
+        """What the owner of a peer has asked for: `more`, beside the usual or in its place."""
+        assert self.ticket is not None
+        usual = {"device": "cpu", "precision": "fp32", "max_memory": 10**12, "max_disk": 10**12}
+        return PeerSettings(ticket=self.ticket, role=role, directory=folder, **usual | more)
+
     def _peer(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
         async def work(stop: asyncio.Event) -> None:
-            assert self.ticket is not None
-            usual: dict[str, Any] = {"device": "cpu", "max_memory": 10**12, "max_disk": 10**12}
-            settings = PeerSettings(
-                ticket=self.ticket,
-                role=owner.role,  # type: ignore[arg-type]
-                directory=owner.folder,
-                stage=owner.stage,
-                **usual | dict(owner.settings),
-            )
-            emit = EventStream([lambda event: process.events.append((self.loop.now, event))], process.status)
+            wished = {"stage": owner.stage, "stay": owner.stays} | dict(owner.settings)
+            settings = self._settings(owner.folder, owner.role, **wished)
+            emit = EventStream([self._teller(process)], process.status)
             with emit.also(Journal(owner.folder, emit, emit.status)):
                 await serve_as_guest(stop, settings, emit)
 

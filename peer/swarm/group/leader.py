@@ -123,7 +123,8 @@ class Leader:
         """The wait of this peer for members at the stages that have none."""
         outer, peers = self.here.outer, self.here.outer.discovery.peers()
         missing = set(range(1, outer.manifest.replicas.stages)) - self.seats.keys()
-        return waits.for_members(peers, outer.discovery.record, outer.manifest, outer.begun, missing)
+        me, begun = outer.discovery.record, outer.begun
+        return outer.lost_state or waits.for_members(peers, me, outer.manifest, begun, missing)
 
     def _call(self, stage: int, seat: Seat) -> None:
         """Open the control stream to a member."""

@@ -7,6 +7,7 @@ from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
 from peer.swarm import waits
 from peer.swarm.group.control import HaltedError, MemberControl
 from peer.swarm.group.stage_round import StageRound
+from peer.swarm.rounds.outer_round import LOST_SECONDS
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
 from protocol.clock import monotonic
@@ -111,7 +112,9 @@ class Member:
                     raise LeavingError("this peer leaves")
                 if not outer.begun or monotonic() - asked >= ORDER_SECONDS:
                     peers, me = outer.discovery.peers(), outer.discovery.record
-                    outer.emit(waits.for_orders(peers, me, outer.manifest, outer.begun, leader))
+                    wait = waits.for_orders(peers, me, outer.manifest, outer.begun, leader)
+                    lost = outer.lost_state if monotonic() - asked >= LOST_SECONDS else None
+                    outer.emit(lost or wait)
                 await (handover.inherit() if handover.due else news.wait(1.0))
             return receiving.result()
 

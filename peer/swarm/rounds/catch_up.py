@@ -93,6 +93,8 @@ async def _catch_up(outer: OuterLoop) -> int:
                 return target  # too few others say that they have closed that round
             raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
         outer.reconciler.intake.catch_up(part, target, _witnesses(outer, part))
+    if lacks_holder(outer):
+        return 0
     witnesses.follow()
     caught_up = False
     for _ in range(TRIES):
@@ -243,6 +245,12 @@ def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
     folder is the last word on it then."""
     taken_part = outer.clock if outer.contributed else outer.clock - 1
     return target <= taken_part and not believed(outer, part)
+
+
+def lacks_holder(outer: OuterLoop) -> bool:
+    """Whether this peer is new, the others have finished rounds, and nobody else who is here holds one of its parts."""
+    new = outer.clock == 1 and not outer.contributed and outer.shown_at() > 0
+    return new and any(not each.ledger.folded and not believed(outer, p) for p, each in outer.followed.parts.items())
 
 
 def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:

@@ -13,6 +13,7 @@ from peer.network.gossip import Reconciler
 from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
+from peer.store.disk import CHECKPOINTS_KEPT
 from peer.swarm import waits
 from peer.swarm.roles import authors, replicas
 from peer.swarm.rounds import round_policy
@@ -35,6 +36,9 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 
 NOTE_SECONDS = 1.0
 """So often arrivals are looked for; the shortest wait for a slow replica is as long."""
+
+LOST_SECONDS = 10.0
+"""A wait that has lasted so long may be one for a state that is lost: whoever comes late has taken it by then."""
 
 LONG_SECONDS = 30.0
 """A wait for contributions that has lasted so long, and longer than a round takes, is worth a line of the log."""
@@ -114,6 +118,11 @@ class OuterLoop:
         """Whether this peer has made its contribution to the round: before a crash, or in another group."""
         return self.discovery.record.contributed >= self.clock
 
+    @property
+    def lost_state(self) -> Waiting | None:
+        """The wait for the state of a stage that nobody holds any more; None: there is none such."""
+        return waits.for_a_lost_state(self.discovery.peers(), self.manifest)
+
     def others_at(self) -> int:
         """The round that the others have finished, as far as their contributions bear them out."""
         return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.others_at()
@@ -189,7 +198,7 @@ class OuterLoop:
         self.followed.fresh[each.own[round]] = sent
         return blob
 
-    async def save(self, blobs: Mapping[Part, bytes], keep: int = checkpoint.KEPT) -> None:
+    async def save(self, blobs: Mapping[Part, bytes], keep: int = CHECKPOINTS_KEPT) -> None:
         """Keep what this peer alone knows: error feedback, optimizer, and what it has sent. `keep`: so many checkpoints
         stay, this one counted."""
         parts = {}
@@ -311,7 +320,8 @@ class OuterLoop:
                     self.credited.go_on(self.emit, due, self.followed.parts, round, round_policy.why_go_on(seen, now))
                     break
                 left = None
-            self.emit(wait() if wait is not None else self._wait_of(seen, began, now, left))
+            lost = self.lost_state if now - began >= LOST_SECONDS else None
+            self.emit(lost or (wait() if wait is not None else self._wait_of(seen, began, now, left)))
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
         self.note_arrivals()
         return True

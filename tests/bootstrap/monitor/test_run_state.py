@@ -9,6 +9,7 @@ from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED
 from protocol.identity import PeerId, RunId
 from protocol.monitor import GroupJoined, GroupLost, StepReport
 from protocol.trust.records import PeerRecord
+from protocol.wording import LOST
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(
@@ -168,3 +169,15 @@ def test_a_leader_that_waits_and_tells_little_is_not_taken_for_frozen():
     group(fold, NOW)
     assert fold.view(NOW + SILENT_SECONDS).groups[0].broken == "nobody is at stage 1"
     assert "no sign of life" in fold.view(NOW + SILENT_SECONDS + 1).groups[0].broken
+
+
+def test_a_run_is_stalled_for_want_of_a_state_that_nobody_holds():
+    late, ahead = peer("A", "volunteer"), peer("B", "volunteer", 1)
+    assert ahead.record is not None
+    ahead.record = ahead.record.model_copy(update={"round": 3})
+    why = f"waits for the state of stage 0 after round 3: {LOST}"
+    known = MANIFEST, [late, ahead], [], [], TRAINED, None, False, NOW, ""
+    since = NOW - BROKEN_SECONDS
+    assert run_state(*known, lost=since) == Found("stalled", why, since)  # type: ignore[arg-type]
+    assert run_state(*known, lost=since + 1).state == "training"  # type: ignore[arg-type]
+    assert run_state(*known, lost=None).state == "training"  # type: ignore[arg-type]

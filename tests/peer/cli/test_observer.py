@@ -2,18 +2,23 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.monitor.watch import Monitor
 from peer.cli import observer
 from peer.cli.admin import Operator
 from peer.cli.bootstrap import BootstrapOptions, serve_run
-from peer.cli.observer import name_attester, observe
+from peer.cli.observer import keep_model, name_attester, observe, why_not_held
 from peer.process import Terminal, first_error
+from peer.store import disk
 from peer.telemetry.decisions import Suspected, Tried
-from peer.telemetry.events import Event, Failed, Finished, Progress, to_line
+from peer.telemetry.events import Event, Failed, Finished, Progress, Warned, to_line
 from peer.testnet.child import arguments
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
@@ -121,7 +126,7 @@ def test_a_node_without_the_operators_key_does_not_promise_to_revoke():
     assert "--revoke is for the operator's own node" in said[0].message  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("audit", "flags"), [(True, ["--audit", "--revoke"]), (False, [])])
+@pytest.mark.parametrize(("audit", "flags"), [(True, ["--audit", "--revoke"]), (False, ["--no-keep-model"])])
 def test_a_testnet_audits_and_revokes_beside_its_bootstrap_node(audit: bool, flags: list[str], tmp_path: Path):
     options = TestnetOptions("nano", 2, 2, 1, 8, 6, 20, audit=audit)
     line = arguments(BOOTSTRAP, Swarm.of(2, 2, 1), options, tmp_path, "127.0.0.1:0", "", evaluate=False)
@@ -137,3 +142,53 @@ def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path)
     assert (
         read_grant(word, Authority(descriptor.run_id, operator.peer_id)) == load_or_create(tmp_path / OBSERVER).peer_id
     )
+
+
+def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observer, "RETRY_SECONDS", 0.0)
+    said: list[Event] = []
+    monitor = Monitor.of(MANIFEST, RunId("ab" * 32))
+    states: list[str] = []
+
+    async def scene() -> None:
+        stop = asyncio.Event()
+        lines = [to_line(each) for each in (Finished(2), Failed("no room", 1))]
+        last = '{{"event": "Progress", "doing": "{flags}"}}'
+        script = SCRIPT.format(lines=lines, serves=False, last=last, code=0)
+
+        async def hold(held: Callable[[], None]) -> None:
+            states.append(monitor.fold.last_state)
+            if len(states) == 2:
+                stop.set()
+                return
+            command = (sys.executable, "-c", script)
+            await observe(TICKET, Path("folder"), Terminal(said.append), stop, command=command, holds=True, held=held)
+
+        keeping = asyncio.create_task(keep_model(monitor, hold, said.append, stop))
+        await asyncio.sleep(0)
+        assert monitor.taking()
+        assert not states  # as long as the last round has not begun
+        monitor.fold.over = True
+        monitor.note_last_state("coming")
+        await keeping
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert states == ["coming", "coming"]
+    assert said[:3] == [
+        Finished(2),
+        Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here"),
+        Warned("no room"),
+    ]
+    assert said[3] == Progress("--stay --dir --json --until-stdin-closes --private-mirrors --hold")
+    assert isinstance(said[4], Warned)
+    assert "this node does not hold the model: the observer that holds the model (process" in said[4].doing
+
+
+def test_a_node_says_at_once_that_the_model_does_not_fit_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
+    descriptor = describe(MANIFEST, load_or_create(tmp_path).peer_id, files)
+    assert why_not_held(descriptor, tmp_path) == ""
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 10**6)
+    assert why_not_held(descriptor, tmp_path).startswith("not enough disk for the whole model, which keeps up to")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
+    assert why_not_held(descriptor, tmp_path).startswith("not enough memory for the whole model: it takes about")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.store.checkpoint import KEPT, Checkpoint, PartCheckpoint, PartState, candidates, write_checkpoint
+from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState, candidates, write_checkpoint
+from peer.store.disk import CHECKPOINTS_KEPT
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.bequests import Handovers
@@ -53,7 +54,7 @@ def test_the_last_two_are_kept_the_newest_first(tmp_path: Path):
     for round in (1, 2, 3, 4):
         write_checkpoint(tmp_path, checkpoint(round))
     assert [each.contributed for each in candidates(tmp_path)] == [4, 3]
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert len(list(tmp_path.iterdir())) == CHECKPOINTS_KEPT
 
 
 def test_what_was_given_and_taken_is_kept(tmp_path: Path):

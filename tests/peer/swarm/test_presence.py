@@ -8,10 +8,12 @@ import torch
 
 from peer.swarm import presence
 from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, stay_until_known, take_last_state
+from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Progress
 from protocol.codec.contribution import digest
 from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
+from protocol.monitor import EndOfRun
 from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -61,9 +63,9 @@ def test_two_contributions_that_an_author_shows_at_the_end_leave_one_state_whoev
 LONGER = small_manifest(outer={"grace": 2, "liars": 1, "rounds": 3})
 
 
-async def finished() -> int:
+async def finished() -> EndOfRun:
     """What the operator's node says at the end."""
-    return 3
+    return EndOfRun(3)
 
 
 def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_contributes_nothing(tmp_path: Path):
@@ -167,9 +169,9 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
             looked_often.set()
         return now
 
-    async def ask() -> int:
+    async def ask() -> EndOfRun:
         asked.append(now)
-        return 3 if len(asked) == 3 else 0
+        return EndOfRun(3 if len(asked) == 3 else 0)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b") as made:
@@ -191,23 +193,33 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     monkeypatch.setattr(presence, "KNOWN_ASK_SECONDS", 0.01)
     asked: list[int] = []
 
-    async def asks() -> int:
+    async def asks() -> EndOfRun:
         asked.append(len(asked))
         if len(asked) == 1:
             raise UnreachableError("nobody answers")
-        return MANIFEST.outer.rounds if len(asked) == 4 else 0
+        return EndOfRun(MANIFEST.outer.rounds if len(asked) >= 4 else 0, taking=len(asked) == 4)
 
-    async def away() -> int:
+    async def away() -> EndOfRun:
         raise UnreachableError("nobody answers")
+
+    async def takes_for_ever() -> EndOfRun:
+        return EndOfRun(MANIFEST.outer.rounds, taking=True)
 
     async def scene() -> None:
         async with village(MANIFEST, tmp_path, "a") as made:
             outer = made.peers[0].outer
             await stay_until_known(outer, asks)
-            assert len(asked) == 4
+            assert len(asked) == 5
+            told = [each.what for each in made.peers[0].said if isinstance(each, Waiting)]
+            assert list(dict.fromkeys(told)) == [
+                "the operator's node to know that the run is over",
+                "the operator's node to take the run's last state",
+            ]
             monkeypatch.setattr(presence, "KNOWN_SECONDS", 0.1)
             await stay_until_known(outer, away)
             monkeypatch.setattr(presence, "KNOWN_SECONDS", 3600.0)
+            monkeypatch.setattr(presence, "TAKEN_SECONDS", 0.1)
+            await stay_until_known(outer, takes_for_ever)
             outer.asked_to_leave.set()
             await stay_until_known(outer, away)
 

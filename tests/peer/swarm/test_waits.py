@@ -147,3 +147,17 @@ def test_who_cannot_come_back_waits_for_the_node_and_says_how_often_it_asks():
         "Waits for an answer from the operator's node at h:1: "
         "this peer asks again every 30 s or sooner; no answer from h:1"
     )
+
+
+def test_a_state_is_lost_where_who_serves_its_stage_came_too_late_and_nobody_else_holds_it():
+    late, ahead = peer("late"), peer("ahead", stage=1, round=3)
+    lost = waits.for_a_lost_state((late, ahead), planned())
+    assert lost is not None
+    assert lost.words == (
+        "Waits for the state of stage 0 after round 3: nobody who is here holds it; a peer that has it in its folder "
+        "can bring it back, else the run cannot go on"
+    )
+    on_its_way = peer("on its way", round=2).model_copy(update={"contributed": 3})
+    for holder in (on_its_way, peer("there", round=3), peer("observer", "observer", round=3)):
+        assert waits.for_a_lost_state((late, ahead, holder), planned()) is None
+    assert waits.for_a_lost_state((ahead,), planned()) is None  # nobody serves stage 0: who comes may have it

@@ -1,0 +1,108 @@
+"""After a run's end, in virtual time: somebody stays who holds the model, and latecomers get it."""
+
+import shutil
+
+from bootstrap.admission.admission_policy import OBSERVER
+from peer import pausing
+from peer.export.collected import bring_up_to_date, collect
+from peer.telemetry.decisions import Waiting
+from peer.telemetry.events import Finished, RoundDone
+from tests.world import test_cases
+from tests.world.loop import in_host
+from tests.world.test_cases import MakeWorld, all_end_well, join, seen, told
+from tests.world.test_more_cases import group, until_step
+from tests.world.world import Owner, Process, World
+
+world = test_cases.world
+
+
+def digests_of(run: World, *names: str) -> set[tuple[tuple[str, str], ...]]:
+    """The last states that these have told, of the parts of the whole model that each holds."""
+    return {
+        tuple(sorted((str(part), digest) for part, digest in event.digests.items()))
+        for name in names
+        for event in told(run.owners[name], Finished)
+    }
+
+
+def exported(run: World, name: str) -> dict[str, str]:
+    """The digests of the model that `hetpeer export TICKET` collects on a new machine."""
+    owner = run.add(name, "observer")
+    process = Process(name, owner.machine)
+    owner.runs.append(process)
+
+    async def work(stop: object) -> None:
+        assert run.ticket is not None
+        await bring_up_to_date(run.ticket, owner.folder, 1, False, stop, run._teller(process))  # type: ignore[arg-type]
+
+    process.task = run.loop.create_task(run._run(process, work), context=in_host(process))
+    assert run.run_until(lambda: process.exit_code is not None, 60)
+    assert (process.exit_code, process.error) == (0, "")
+    collected = collect([owner.folder, run.owners["node"].folder], None, lambda event: None)
+    assert collected.round == run.manifest.outer.rounds
+    return {str(part): digest for part, digest in collected.digests.items()}
+
+
+def last_state(*owners: Owner) -> dict[str, str]:
+    """The digests of the parts that these have told at the end."""
+    return {
+        part: digest for owner in owners for event in told(owner, Finished) for part, digest in event.digests.items()
+    }
+
+
+def test_when_all_have_gone_the_node_holds_the_last_state_and_gives_it_to_who_comes_late(world: MakeWorld):
+    run = world(keeps_model=True)
+    peers = [*group(run), join(run, "sleeper", "observer")]
+    until_step(run, peers[0], 2)
+    pausing.pause(peers[2].folder)
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 3) for each in peers[:2]), 60)
+    ended = run.loop.now
+    all_end_well(run, *peers[:2])
+    assert run.loop.now - ended < 15
+    assert seen(run).state == "finished"
+    assert "the node holds the model" in seen(run).state_why
+    pausing.resume(peers[2].folder)
+    all_end_well(run, peers[2], seconds=20)
+    node = run.owners["node"]
+    assert node.process is not None
+    run.kill(node.process)
+    run.start(node)
+    assert run.run_until(lambda: "the node holds the model" in seen(run).state_why, 20)
+    assert exported(run, "export") == last_state(*peers[:2])
+    run.interrupt(node.process)
+    assert run.run_until(lambda: node.process is None, 60)
+    assert node.runs[-1].exit_code == 130
+    assert run.failures == []
+
+
+def test_who_has_finished_stays_until_a_node_that_comes_back_has_the_last_state(world: MakeWorld):
+    run = world(keeps_model=True)
+    peers, node = group(run), run.owners["node"]
+    until_step(run, peers[0], 2)
+    assert node.process is not None
+    run.kill(node.process)
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 3) for each in peers), 60)
+    run.run_for(5)
+    node.machine.speed = 20.0  # its process that holds the model takes its time
+    run.start(node)
+    all_end_well(run, *peers, seconds=120)
+    assert told(peers[0], Waiting, lambda event: event.what == "the operator's node to take the run's last state")
+    assert "the node holds the model" in seen(run).state_why
+    assert exported(run, "export") == last_state(*peers)
+
+
+def test_a_node_that_has_missed_the_end_takes_the_last_state_from_who_brings_it_back(world: MakeWorld):
+    run = world(keeps_model=True)
+    peers, node = group(run), run.owners["node"]
+    until_step(run, peers[0], 3)
+    assert node.process is not None
+    run.kill(node.process)
+    all_end_well(run, *peers, seconds=120)
+    shutil.rmtree(node.folder / OBSERVER, ignore_errors=True)
+    run.start(node)
+    run.run_for(20)
+    for each in peers:
+        run.start(each)
+    all_end_well(run, *peers, seconds=60)
+    assert "the node holds the model" in seen(run).state_why
+    assert exported(run, "export") == last_state(*peers)

@@ -1,0 +1,37 @@
+"""The state of a stage that nobody holds any more: everybody says so, and the run goes on when somebody brings it."""
+
+import pytest
+
+from peer.telemetry.events import StepDone
+from tests.world import test_cases
+from tests.world.test_cases import MakeWorld, all_end_well, join, seen, told, waits_for
+from tests.world.test_more_cases import group, until_step
+
+world = test_cases.world
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_state_that_nobody_holds_is_named_by_all_and_the_run_goes_on_when_it_is_back(world: MakeWorld, stage: int):
+    run = world(outer={"rounds": 6})
+    peers = group(run)
+    until_step(run, peers[0], 4)
+    lost, other = peers[stage], peers[1 - stage]
+    assert lost.process is not None
+    run.kill(lost.process)
+    new = join(run, "new", "volunteer", stage)
+    said = (
+        f"the state of stage {stage} after round 3: nobody who is here holds it; a peer that has it in its folder can "
+        "bring it back, else the run cannot go on"
+    )
+    assert run.run_until(lambda: waits_for(new) == waits_for(other) == said, 60), [*map(waits_for, (new, other))]
+    assert run.run_until(lambda: seen(run).state == "stalled", 30), seen(run).state
+    assert seen(run).state_why == f"waits for {said}"
+    assert {each.why for each in seen(run).peers if each.state == "waiting"} == {said}
+    run.run_for(60)
+    assert waits_for(new) == waits_for(other) == said
+    assert seen(run).state == "stalled"
+    assert not told(other, StepDone, lambda each: each.round > 4)
+    run.start(lost)
+    assert run.run_until(lambda: bool(told(other, StepDone, lambda each: each.round > 4)), 60)
+    assert run.run_until(lambda: seen(run).state in ("training", "finished"), 30)
+    all_end_well(run, lost, other, new, seconds=120)
