@@ -268,7 +268,9 @@ RETURNED = peer.swarm.group.handover.returned
 
 def integers(grid: Mapping[str, Any]) -> Integers:
     """A copy of a grid."""
-    return {str(name): np.array(tensor, np.int64) for name, tensor in grid.items()}
+    return {
+        str(name): (each.numpy() if isinstance(each, Tensor) else each).astype(np.int64) for name, each in grid.items()
+    }
 
 
 def key_of(grid: Integers) -> str:

@@ -21,7 +21,7 @@ from protocol.manifest import Manifest
 from protocol.outer.data_plan import OWN_ORDER, chunks
 from protocol.trust.receipts import CountedReceipt
 from tests.reference import sparse_outer
-from tests.world.evidence import Chosen, Evidence, Held, PartHeld, sparse
+from tests.world.evidence import Chosen, Evidence, Held, PartHeld, integers, sparse
 from tests.world.world import Owner, Process, World
 
 PARTIAL = (".partial", ".part", ".tmp")
@@ -215,8 +215,7 @@ def _counted(evidence: Evidence, part: Part, held: PartHeld) -> dict[int, Chosen
 
 def _afresh(world: World, part: Part, counted: Mapping[int, Chosen], manifest: Manifest) -> str:
     """The digest of θ, by the reference."""
-    grid = read_part(world.files, manifest, part)
-    theta = {name: np.array(tensor, np.int64) for name, tensor in grid.items()}
+    theta = integers(read_part(world.files, manifest, part))
     shapes, factor = (
         {name: each.shape for name, each in theta.items()},
         round(manifest.outer.learning_rate * FACTOR_ONE),
