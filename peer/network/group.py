@@ -129,6 +129,14 @@ class GroupService(group_pb2_grpc.GroupServicer):
         """Whether a leader waits for this volunteer."""
         return not self._called.empty()
 
+    def close(self) -> None:
+        """Take no more invitations and calls. A leader that has called, and waits for this volunteer, is hung up on: it
+        looks for another."""
+        self.ready = False
+        while self.called:
+            _, reports = self._called.get_nowait()
+            reports.close()
+
     async def Invite(self, request: group_pb2.Invitation, context: Any) -> group_pb2.InvitationReply:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(request.replica)
@@ -144,6 +152,9 @@ class GroupService(group_pb2_grpc.GroupServicer):
         await require_manifest(context, self.manifest)
         replica = ReplicaId(dict(context.invocation_metadata()).get(REPLICA_KEY, ""))
         await speaks(context, PeerId(replica), "its own group")
+        if not self.ready:
+            await refuse(context, "this peer takes no part in groups now")
+            return
         if self._invitation is None or not self.lease.take(LeaseEvent.CALLED, replica, monotonic()):
             await refuse(context, f"this peer is {self.lease.state.value}, and not in your group")
             return

@@ -62,6 +62,13 @@ def for_orders(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, le
     return Waiting(f"peer {leader[-8:]}, the leader of its group", "it orders the next inner step, or is found lost")
 
 
+def for_a_member(member: PeerId, stage: int, round: int, ended: bool) -> Waiting:
+    """The wait of a leader for the volunteer of a stage of its group, until that is ready for a round, or has `ended`
+    it: it may have to wait for others first."""
+    ends = f"it has ended round {round}, or is found lost" if ended else f"it is ready for round {round}"
+    return Waiting(f"peer {member[-8:]}, stage {stage} of its group", ends, round=round)
+
+
 def for_contributions(
     round: int,
     awaited: Collection[PeerId],

@@ -4,10 +4,12 @@ A file's bytes are safe once the file was synced; its name, once the folder was.
 not, a renamed one under its old name or the new, a removed one again; what was written may be there up to any byte.
 """
 
+import errno
 import os
 import random
 import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,20 +17,39 @@ Entry = tuple[int, bool]
 """What a name stands for: an inode, and whether it is a folder."""
 
 
+WRITE = os.write
+
+
 @dataclass(slots=True)
 class Disk:
-    """What is safe, by inode: the bytes of files, and the entries of folders."""
+    """What is safe, by inode: the bytes of files, and the entries of folders. In folders that are `full` nothing can be
+    written, and in `slow` ones each sync takes so many seconds, which `spend` is told."""
 
     chance: random.Random
+    spend: Callable[[float], None] = lambda seconds: None
     files: dict[int, bytes] = field(default_factory=dict)
     folders: dict[int, dict[str, Entry]] = field(default_factory=dict)
+    full: set[Path] = field(default_factory=set)
+    slow: dict[Path, float] = field(default_factory=dict)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """`os.write`, by which lines of logs are added."""
+        self._require_room(descriptor)
+        return WRITE(descriptor, data)
+
+    def _require_room(self, descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}")) if self.full else Path()
+        if any(path.is_relative_to(folder) for folder in self.full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self, descriptor: int) -> None:
         """`os.fsync`."""
         path, what = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
+        self.spend(sum(seconds for folder, seconds in self.slow.items() if path.is_relative_to(folder)))
         if stat.S_ISDIR(what.st_mode):
             self.folders[what.st_ino] = _entries(path)
         else:
+            self._require_room(descriptor)
             self.files[what.st_ino] = path.read_bytes()
 
     def lose_power(self, folder: Path) -> None:

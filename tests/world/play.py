@@ -1,6 +1,7 @@
 """Playing a schedule, and what must be true at its end."""
 
 import hashlib
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import pausing
-from peer.process import INTERRUPTED
-from peer.telemetry.events import Finished, Joined, to_line
-from protocol.errors import UnreachableError
+from peer.telemetry.events import Event, RoundDone, to_line
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
+from tests.world.properties import BACK_SECONDS, LATE_SECONDS, at_the_end, told_in_time
 from tests.world.schedule import Fault, Schedule
-from tests.world.world import Owner, World
+from tests.world.world import CERTIFICATE_SECONDS, Owner, Role, World
 
 MOST_STARTS = 12
 """So often somebody is started in one schedule, at most."""
@@ -23,8 +23,11 @@ MOST_STARTS = 12
 END_SECONDS = 600.0
 """The time within which a run has to end from which on nothing is broken any more."""
 
-PARTIAL = (".partial", ".part", ".tmp")
-"""The endings of files that are being written."""
+KNOWN_SECONDS = 15.0
+"""Within this time after the end the node has looked at all who have finished."""
+
+SLOW_SECONDS = 0.4
+"""What a sync takes on a slow disk."""
 
 MEMORY = Path("/dev/shm")
 """Where folders lie: in memory, where the system has such a place."""
@@ -49,7 +52,8 @@ def manifest_of(schedule: Schedule) -> Manifest:
         model={"layers": schedule.stages},
         replicas={"groups": schedule.groups, "datacenters": schedule.datacenters, "stages": schedule.stages},
         inner={"steps": 4, "sequences": 2, "microbatch": 1},
-        outer={"rounds": schedule.rounds, "overlap": schedule.overlap},
+        outer={"rounds": schedule.rounds, "overlap": schedule.overlap}
+        | ({} if schedule.grace is None else {"grace": schedule.grace, "liars": schedule.liars}),
     )
 
 
@@ -72,10 +76,12 @@ def play(schedule: Schedule, files: Path) -> Outcome:
 
 
 def _play(outcome: Outcome, folder: Path, files: Path) -> None:
-    world = World(manifest_of(outcome.schedule), folder, outcome.schedule.seed, files)
+    schedule = outcome.schedule
+    life = schedule.life or CERTIFICATE_SECONDS
+    world = World(manifest_of(schedule), folder, schedule.seed, files, life)
     with world.standing():
         try:
-            _tell(world, outcome.schedule, outcome)
+            _tell(world, schedule, outcome)
         finally:
             world.close()
 
@@ -87,22 +93,28 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
     for each in schedule.members:
         owner = world.add(each.name, each.role, each.stage, latency=each.latency, skew=each.skew)
         owner.machine.speed = each.speed
+        owner.audits, owner.door = each.audits, each.door
         world.at(each.at, lambda owner=owner: None if owner.process else world.start(owner))
     for fault in schedule.faults:
         world.at(fault.at, lambda fault=fault: _do(world, fault))
     last = max((each.at for each in (*schedule.members, *schedule.faults)), default=0.0)
     world.run_for(last + 0.5)
     world.network.partition(())
-    peers = [owner for owner in world.owners.values() if owner is not node]
+    servers = [owner for owner in world.owners.values() if owner.role in ("node", "gateway")]
+    peers = [owner for owner in world.owners.values() if owner not in servers]
+    world.disk.full.clear()
+    world.disk.slow.clear()
     for owner in world.owners.values():
         pausing.resume(owner.folder)
         if owner.process is not None and owner.process.held is not None:
             world.thaw(owner.process)
+    gone = [owner for owner in peers if owner.left]
     begun = world.loop.now
 
     def over() -> bool:
         for owner in world.owners.values():  # whoever has been stopped is started again
-            if owner.process is None and not (owner.runs and owner.runs[-1].exit_code == 0 and owner is not node):
+            ended_well = owner in gone or (owner.runs and owner.runs[-1].exit_code == 0 and owner not in servers)
+            if owner.process is None and not ended_well:
                 if len(owner.runs) > MOST_STARTS:
                     return True
                 world.start(owner)
@@ -119,37 +131,31 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
                     f"{owner.name} goes on after {END_SECONDS:.0f} s: {status.state}, round {status.round}, "
                     f"waits for {status.waits_for!r}"
                 )
-    _look(world, peers, outcome)
-    if node.process is not None:
-        world.interrupt(node.process)
-        if not world.run_until(lambda: node.process is None, 60):
-            outcome.objections.append("the node does not stop")
+    _write(world, outcome)
+    outcome.objections += at_the_end(world, peers, last)
+    if ended:
+        _come_late(world, peers, gone, outcome)
+    for server in servers:
+        process = server.process
+        if process is not None:
+            world.interrupt(process)
+            if not world.run_until(lambda server=server: server.process is None, 60):
+                outcome.objections.append(f"the {server.name} does not stop")
     for failure in world.failures:
         outcome.objections.append(f"{failure.process}: {failure.error!r}")
-    _write(world, outcome)
 
 
-def _look(world: World, peers: list[Owner], outcome: Outcome) -> None:
-    """What must be true of peers at the end."""
-    digests: dict[str, dict[str, str]] = {}
-    for owner in peers:
-        for run in owner.runs:
-            joined = any(isinstance(event, Joined) for _, event in run.events)
-            known = (0, None) if run is owner.runs[-1] else (0, None, INTERRUPTED)
-            unreached = run.exit_code == UnreachableError.exit_code and not joined  # the node was away
-            if run.exit_code not in known and not unreached:
-                outcome.objections.append(f"{owner.name} ends with {run.exit_code}: {run.error}")
-            for finished in (event for _, event in run.events if isinstance(event, Finished)):
-                for part, digest in finished.digests.items():
-                    digests.setdefault(str(part), {})[owner.name] = digest[:8]
-    for part, said in digests.items():
-        if len(set(said.values())) > 1:
-            outcome.objections.append(f"at the end {part} has {len(set(said.values()))} states: {said}")
-    left = [path.name for owner in peers for path in owner.folder.rglob("*") if path.suffix in PARTIAL]
-    if left:
-        outcome.objections.append(f"files are half written: {left}")
-    if not digests:
-        outcome.objections.append("nobody has finished the run")
+def _come_late(world: World, peers: list[Owner], gone: list[Owner], outcome: Outcome) -> None:
+    """After the run's end: who has left before it comes back, and so does one that has finished; and a stranger."""
+    world.run_for(KNOWN_SECONDS)
+    schedule = outcome.schedule
+    role: Role = "volunteer" if schedule.groups else "datacenter"
+    newcomer = world.add("latecomer", role, 0 if schedule.groups else None)
+    back = random.Random(f"hetpeer world late {schedule.seed}").choice([each for each in peers if each not in gone])
+    for owner in (newcomer, *gone, back):
+        outcome.objections += told_in_time(world, owner, LATE_SECONDS if owner is newcomer else BACK_SECONDS)
+        late = owner.runs[-1]
+        outcome.story += [_line(world, owner, len(owner.runs) - 1, at, event) for at, event in late.events]
 
 
 def _do(world: World, fault: Fault) -> None:
@@ -160,7 +166,7 @@ def _do(world: World, fault: Fault) -> None:
     owner = world.owners[fault.names[0]]
     process = owner.process
     match fault.kind:
-        case "start" if process is None:
+        case "start" if process is None and not owner.left:
             world.start(owner)
         case "kill" if process is not None:
             world.kill(process)
@@ -172,6 +178,17 @@ def _do(world: World, fault: Fault) -> None:
             owner.folder.mkdir()
         case "interrupt" if process is not None:
             world.interrupt(process)
+        case "leave" if process is not None and any(isinstance(event, RoundDone) for _, event in process.events):
+            world.interrupt(process)
+            owner.left = True
+        case "full":
+            world.fill(owner)
+        case "room":
+            world.disk.full.discard(owner.folder)
+        case "slow":
+            world.disk.slow[owner.folder] = SLOW_SECONDS
+        case "fast":
+            world.disk.slow.pop(owner.folder, None)
         case "freeze" if process is not None:
             world.freeze(process)
         case "thaw" if process is not None and process.held is not None:
@@ -185,11 +202,16 @@ def _do(world: World, fault: Fault) -> None:
 def _write(world: World, outcome: Outcome) -> None:
     """The story of all processes, in the order of time."""
     told = [
-        (at, owner.name, number, to_line(event).replace(str(world.folder), ""))
+        (at, _line(world, owner, number, at, event))
         for owner in world.owners.values()
         for number, run in enumerate(owner.runs)
         for at, event in run.events
     ]
     told.sort(key=lambda each: each[0])
-    outcome.story = [f"{at:9.3f} {name}{'+' * number} {line}" for at, name, number, line in told]
+    outcome.story = [line for _, line in told]
     outcome.digest = hashlib.sha256("\n".join(outcome.story).encode()).hexdigest()[:16]
+
+
+def _line(world: World, owner: Owner, number: int, at: float, event: Event) -> str:
+    line = to_line(event).replace(str(world.folder), "")
+    return f"{at:9.3f} {owner.name}{'+' * number} {line}"

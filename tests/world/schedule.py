@@ -10,8 +10,28 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal[
-    "start", "kill", "power", "wipe", "interrupt", "freeze", "thaw", "pause", "resume", "cut", "heal", "leave"
+    "start",
+    "kill",
+    "power",
+    "wipe",
+    "interrupt",
+    "freeze",
+    "thaw",
+    "pause",
+    "resume",
+    "cut",
+    "heal",
+    "leave",
+    "full",
+    "room",
+    "slow",
+    "fast",
 ]
+"""What can happen. `leave`: by Ctrl-C, and back only after the run's end; `full` and `room`, `slow` and `fast`: of the
+disk."""
+
+MORE = 1_000_000
+"""From this seed on schedules have more: a second family, so that the first stays as it was."""
 
 QUIET_SECONDS = 40.0
 """From the first start to the last fault."""
@@ -20,15 +40,18 @@ QUIET_SECONDS = 40.0
 @dataclass(frozen=True, slots=True)
 class Member:
     """Somebody who takes part, from `at` seconds on. `speed`: how much slower than others it computes; `latency`:
-    seconds to the middle of the network; `skew`: by how much its clock is wrong, in seconds."""
+    seconds to the middle of the network; `skew`: by how much its clock is wrong, in seconds; `door`: whose ticket it
+    has; `audits`: it is an observer that does."""
 
     name: str
-    role: Literal["volunteer", "datacenter", "observer"]
+    role: Literal["volunteer", "datacenter", "observer", "gateway"]
     stage: int | None = None
     at: float = 0.0
     speed: float = 1.0
     latency: float = 0.01
     skew: float = 0.0
+    door: str = "node"
+    audits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +65,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A story. `groups` and `datacenters` are the manifest's."""
+    """A story. `groups` and `datacenters` are the manifest's, and so are `grace` and `liars` unless they are None;
+    with few of both, rounds are closed before the end. `life`: of certificates, in seconds."""
 
     seed: int
     stages: int
@@ -52,15 +76,21 @@ class Schedule:
     overlap: bool
     members: tuple[Member, ...]
     faults: tuple[Fault, ...]
+    grace: int | None = None
+    liars: int | None = None
+    life: float | None = None
 
     def lines(self) -> list[str]:
         """The schedule in words, one thing a line."""
         said = [
             f"seed {self.seed}: {self.groups} groups of {self.stages} stages, {self.datacenters} datacenters, "
             f"{self.rounds} rounds{', overlap' if self.overlap else ''}"
+            f"{f', certificates of {self.life:.0f} s' if self.life else ''}"
+            f"{f', grace {self.grace}, liars {self.liars}' if self.grace else ''}"
         ]
         for each in self.members:
-            place = f"stage {each.stage}" if each.stage is not None else each.role
+            place = f"stage {each.stage}" if each.stage is not None else each.role + ", audits" * each.audits
+            place += f", by the ticket of {each.door}" if each.door != "node" else ""
             said.append(
                 f"  {each.at:6.2f} s  {each.name} starts: {place}, {each.speed:.1f} times slower, "
                 f"{1000 * each.latency:.0f} ms away, clock {each.skew:+.1f} s"
@@ -105,7 +135,49 @@ def draw(seed: int) -> Schedule:
         join(f"observer-{len(members)}", "observer")
     faults = _faults(chance, members)
     overlap = chance.random() < 0.2
-    return Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    return _with_more(drawn, random.Random(f"hetpeer world more {seed}")) if seed >= MORE else drawn
+
+
+def _with_more(drawn: Schedule, chance: random.Random) -> Schedule:
+    """The same schedule with more of what there is: rounds that are closed, certificates that end, an observer that
+    audits, a gateway, disks that are full or slow, and who comes back only after the end."""
+    members, faults = list(drawn.members), list(drawn.faults)
+    rounds, grace, liars = drawn.rounds, None, None
+    if chance.random() < 0.6:
+        rounds, grace, liars = rounds + 4, 2, chance.choice((0, 1))
+    life = chance.choice((None, None, 20.0, 40.0))
+    if chance.random() < 0.4:
+        members = [each for each in members if each.name != "observer"]
+        members.append(Member("observer", "observer", at=round(chance.uniform(0, 5.0), 2), audits=True))
+
+    def at(kind: Kind, when: float, name: str) -> None:
+        faults.append(Fault(round(when, 2), kind, (name,)))
+
+    if chance.random() < 0.35:
+        members = [replace(each, door=chance.choice(("node", "gateway"))) for each in members]
+        members.append(Member("gateway", "gateway", at=0.0, latency=chance.choice((0.005, 0.02, 0.08))))
+        when = chance.uniform(4.0, QUIET_SECONDS - 20)
+        at("kill", when, "node")
+        at("start", when + chance.choice((5.0, 20.0, 40.0)), "node")
+    for _ in range(chance.choice((0, 0, 1, 1, 2))):
+        name, when = chance.choice(drawn.members).name, chance.uniform(1.0, QUIET_SECONDS - 10)
+        away = chance.choice((0.1, 1.0, 3.0, 8.0, 20.0))
+        if chance.random() < 0.6:
+            at("full", when, name)
+            at("room", when + away, name)
+            at("start", when + away + 0.5, name)
+        else:
+            at("slow", when, name)
+            at("fast", when + away, name)
+    spared = [each.name for each in members if each.role == "observer" or each.name.startswith("spare")]
+    others = drawn.datacenters + drawn.groups > 1
+    spared += [each.name for each in members if others and each.role == "datacenter"]
+    if spared and chance.random() < 0.4:
+        at("leave", chance.uniform(QUIET_SECONDS - 20, QUIET_SECONDS), chance.choice(spared))
+    faults.sort(key=lambda each: each.at)
+    more = replace(drawn, members=tuple(members), faults=tuple(faults), rounds=rounds, grace=grace, liars=liars)
+    return replace(more, life=life)
 
 
 def _faults(chance: random.Random, members: Sequence[Member]) -> tuple[Fault, ...]:

@@ -6,10 +6,15 @@ import sys
 
 import pytest
 
+from tests.world.schedule import MORE
+
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
 SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "10"))
 
-COUNTEREXAMPLES = (2019, 2025)
+MORE_SCHEDULES = 4
+"""So many of the second family are played as well."""
+
+COUNTEREXAMPLES = (5, 2019, 2025, 1_000_003)
 """Seeds that have found something wrong (`docs/simulation.md`)."""
 
 TOLD = 2019
@@ -25,6 +30,10 @@ def played(*options: str) -> str:
 
 def test_schedules_end_with_one_state_and_nobody_waiting():
     assert f"{SCHEDULES} schedules" in played("--schedules", str(SCHEDULES), "--seed", str(FIRST), "--processes", "2")
+
+
+def test_schedules_with_gateways_full_disks_and_short_certificates_end_well():
+    played("--schedules", str(MORE_SCHEDULES), "--seed", str(MORE + 1 + FIRST), "--processes", "2")
 
 
 def test_what_was_found_once_is_not_found_again():

@@ -10,8 +10,9 @@ import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest import mock
 
@@ -22,11 +23,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 import bootstrap.admission.front
 import peer.network.admission
+import peer.swarm.work
 from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.operator_lists import invite
 from bootstrap.genesis import create_run
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, as_operator, serve_node
+from peer.cli.bootstrap import _become_gateway
 from peer.cli.observer import keep_model
+from peer.compute.trainer import StageTrainer
 from peer.daemon import serve_as_guest
 from peer.network.reach.reach import Reach
 from peer.process import first_error
@@ -44,6 +49,7 @@ from protocol.trust.keys import load_or_create
 from protocol.trust.ticket import Ticket
 from tests.world.directory import Directory
 from tests.world.disk import Disk
+from tests.world.evidence import Evidence
 from tests.world.loop import HOST, Task, VirtualLoop, in_host
 from tests.world.network import Machine, Network
 from tests.world.rpc import Calling, Grid, Shown, dynamic, serving
@@ -56,7 +62,11 @@ DOOR = 7700
 STEP_SECONDS = 0.03
 """What every call of a torch thread takes on a machine of speed 1."""
 
+CERTIFICATE_SECONDS = 3 * 86400.0
+"""The life of certificates, where a world does not say another."""
+
 Role = Literal["volunteer", "datacenter", "observer"]
+Program = Role | Literal["node", "gateway"]
 
 
 @dataclass(eq=False, slots=True)
@@ -70,25 +80,41 @@ class Process:
     stop: asyncio.Event | None = None
     task: asyncio.Task[None] | None = None
     exit_code: int | None = None
+    started_at: float = 0.0
     ended_at: float | None = None
+    """When it ended, or was killed."""
+    stops: list[list[float]] = field(default_factory=list)
+    """From when to when it was stopped."""
+    was_full: bool = False
+    """Its disk has been full."""
     error: str = ""
     events: list[tuple[float, Event]] = field(default_factory=list)
     status: Status = field(default_factory=Status)
 
+    def stopped_between(self, begins: float, ends: float) -> float:
+        """The seconds of a time in which the process was stopped."""
+        return sum(max(0.0, min(until, ends) - max(since, begins)) for since, until in self.stops)
+
 
 @dataclass(eq=False, slots=True)
 class Owner:
-    """Somebody with a machine: what is started there, by the same command each time."""
+    """Somebody with a machine: what is started there, by the same command each time. `audits`: an observer that does;
+    `door`: whose ticket it has, the node's or a gateway's; `ticket`: the one that a gateway gives to others."""
 
     name: str
     machine: Machine
     folder: Path
-    role: Role | Literal["node"]
+    role: Program
     stage: int | None = None
     stays: bool = False
     runs: list[Process] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What the owner sets beside the usual: fields of `PeerSettings`."""
+    audits: bool = False
+    left: bool = False
+    """It comes back only after the run's end."""
+    door: str = "node"
+    ticket: Ticket | None = None
 
     @property
     def process(self) -> Process | None:
@@ -121,17 +147,28 @@ class Failure:
 class World:
     """Everything there is, in virtual time. `folder` is empty at the beginning."""
 
-    def __init__(self, manifest: Manifest, folder: Path, seed: int, files: Path, keeps_model: bool = False) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        seed: int,
+        files: Path,
+        life: float = CERTIFICATE_SECONDS,
+        keeps_model: bool = False,
+    ) -> None:
         self.keeps_model = keeps_model
-        self.manifest, self.folder, self.seed, self.files = manifest, folder, seed, files
+        self.manifest, self.folder, self.seed, self.files, self.life = manifest, folder, seed, files, life
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.network = Network(self.loop)
         self.clocks = Clocks(self.loop)
         self.grid = Grid(self.network, self.wall, self.failed)
         self.directory = Directory(self.network, self.wall)
-        self.disk = Disk(self.random)
+        self.disk = Disk(self.random, self.loop.spend)
+        self.evidence = Evidence(manifest)
         self.owners: dict[str, Owner] = {}
+        self._invited: dict[str, Ticket] = {}
+        """The tickets that make gateways of those who have them."""
         self.failures: list[Failure] = []
         self.ticket: Ticket | None = None
         self.monitor: Monitor | None = None
@@ -164,7 +201,7 @@ class World:
     def add(
         self,
         name: str,
-        role: Role | Literal["node"],
+        role: Program,
         stage: int | None = None,
         settings: Mapping[str, Any] | None = None,
         **machine: Any,
@@ -182,11 +219,13 @@ class World:
 
     def start(self, owner: Owner) -> Process:
         """The owner starts the program, by the same command as every time."""
-        process = Process(owner.name, owner.machine)
+        process = Process(owner.name, owner.machine, started_at=self.loop.now)
+        process.was_full = owner.folder in self.disk.full
         owner.machine.powered = True
         owner.runs.append(process)
         context = in_host(process)
-        work = self._node(process, owner) if owner.role == "node" else self._peer(process, owner)
+        programs = {"node": self._node, "gateway": self._gateway}
+        work = programs.get(owner.role, self._peer)(process, owner)
         process.task = self.loop.create_task(self._run(process, work), context=context)
         return process
 
@@ -231,11 +270,27 @@ class World:
                 await self._hold(process, owner, stop, held)
 
             where = Listen(owner.machine.address, DOOR)
-            standing = as_operator(identity, 3 * 86400.0)
+            standing = as_operator(identity, self.life)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(serve_node(self.descriptor, owner.folder, where, standing, up, stop, monitor=monitor))
                 if self.keeps_model:
                     tasks.create_task(keep_model(monitor, hold, EventStream([self._teller(process)]), stop))
+
+        return work
+
+    def _gateway(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
+        async def work(stop: asyncio.Event) -> None:
+            assert self.ticket is not None
+            if owner.door == "node":  # it has no ticket of its own yet
+                token = invite(self.owners["node"].folder, 1, 86400, clock.unix_time(), gateway=True)
+                self._invited[owner.name], owner.door = replace(self.ticket, token=token), ""
+
+            def up(ticket: Ticket) -> None:
+                owner.ticket = ticket
+
+            terminal: Any = SimpleNamespace(emit=self._teller(process))
+            served, standing = await _become_gateway(self.life, self._invited[owner.name], owner.folder, None, terminal)
+            await serve_node(served, owner.folder, Listen(owner.machine.address, DOOR), standing, up, stop)
 
         return work
 
@@ -251,16 +306,17 @@ class World:
         emit = EventStream([lambda event: held() if isinstance(event, Finished) else None, self._teller(process)])
         await serve_as_guest(stop, settings, emit)
 
-    def _settings(self, folder: Path, role: Any, **more: Any) -> PeerSettings:
-        """What the owner of a peer has asked for: `more`, beside the usual or in its place."""
-        assert self.ticket is not None
+    def _settings(self, folder: Path, role: Any, ticket: Ticket | None = None, **more: Any) -> PeerSettings:
+        """What the owner of a peer has asked for: `more`, beside the usual or in its place; `ticket`: or the node's."""
+        ticket = ticket or self.ticket
+        assert ticket is not None
         usual = {"device": "cpu", "precision": "fp32", "max_memory": 10**12, "max_disk": 10**12}
-        return PeerSettings(ticket=self.ticket, role=role, directory=folder, **usual | more)
+        return PeerSettings(ticket=ticket, role=role, directory=folder, **usual | more)
 
     def _peer(self, process: Process, owner: Owner) -> Callable[[asyncio.Event], Any]:
         async def work(stop: asyncio.Event) -> None:
-            wished = {"stage": owner.stage, "stay": owner.stays} | dict(owner.settings)
-            settings = self._settings(owner.folder, owner.role, **wished)
+            wished = {"stage": owner.stage, "stay": owner.stays, "audit": owner.audits} | dict(owner.settings)
+            settings = self._settings(owner.folder, owner.role, self.owners[owner.door].ticket, **wished)
             emit = EventStream([self._teller(process)], process.status)
             with emit.also(Journal(owner.folder, emit, emit.status)):
                 await serve_as_guest(stop, settings, emit)
@@ -274,32 +330,42 @@ class World:
 
     def kill(self, process: Process) -> None:
         """SIGKILL: nothing of it runs any more; its machine hangs up."""
-        process.dead = True
-        process.held = None
+        self._end(process)
         self.network.died(process)
         for task in self.loop.tasks.get(process, []):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def _end(self, process: Process) -> None:
+        process.dead, process.held, process.ended_at = True, None, self.loop.now
 
     def freeze(self, process: Process) -> None:
         """SIGSTOP."""
         if process.held is None:
             process.held = []
+            process.stops.append([self.loop.now, float("inf")])
             self.network.stopped(process, lambda: process.held is not None)
 
     def thaw(self, process: Process) -> None:
         """SIGCONT."""
+        if process.stops:
+            process.stops[-1][1] = self.loop.now
         self.loop.go_on(process)
 
     def lose_power(self, process: Process) -> None:
         """The machine goes off: nobody is told, and what was not synced may be lost."""
-        process.dead = True
-        process.held = None
+        self._end(process)
         process.machine.powered = False
         self.network.lost_power(process)
         if self.owners[process.name].role != "node":  # SQLite, which the node has, syncs where nobody sees it
             self.disk.lose_power(self.owners[process.name].folder)
         for task in self.loop.tasks.get(process, []):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def fill(self, owner: Owner) -> None:
+        """The owner's disk is full: nothing more can be written in its folder."""
+        self.disk.full.add(owner.folder)
+        if owner.process is not None:
+            owner.process.was_full = True
 
     # Time
 
@@ -362,6 +428,10 @@ class World:
             host = HOST.get().machine.address
             return Reach(host, 0, (host, None))
 
+        def measure(trainer: StageTrainer) -> float:
+            inner = trainer.manifest.inner
+            return inner.microbatch * trainer.manifest.model.context / (STEP_SECONDS * HOST.get().machine.speed)
+
         with ExitStack() as stack:
             put = stack.enter_context
             put(clock.read_from(self.clocks))
@@ -376,6 +446,9 @@ class World:
             put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
             put(mock.patch("peer.network.reach.reach.find", find))
             put(mock.patch.object(os, "fsync", self.disk.sync))
+            put(mock.patch.object(os, "write", self.disk.write))
+            put(self.evidence.watching())
+            put(mock.patch.object(peer.swarm.work, "tokens_per_second", measure))
             put(drawn_keys(self.random))
             state = random.getstate()
             random.seed(self.seed)

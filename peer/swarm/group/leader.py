@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 from peer.network.duplex import BreachError
 from peer.network.gossip import Reconciler
@@ -29,6 +30,9 @@ SILENT = "a member did not answer"
 
 ANSWER_SECONDS = 60.0
 """A member that is alive has loaded a round, or settled it, in this time."""
+
+TOLD_SECONDS = 3.0
+"""A wait for a member's answer that has lasted so long is told."""
 
 EAGER = 3
 """After so many failures in a row a leader takes its time."""
@@ -190,7 +194,7 @@ class Leader:
         furthest = self.here.steps
         async with asyncio.timeout(ANSWER_SECONDS):
             for stage, stream in sorted(self.orders.items()):
-                ready = (await report(stream, "ready")).ready
+                ready = (await self._answer(stage, stream, "ready", self.here.round)).ready
                 if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
                     different.append((stage, ready.round))
                 if ready.step > outer.manifest.inner.steps:
@@ -207,6 +211,19 @@ class Leader:
         self._order(pb.Order(go=pb.Go(attempt=self.attempt, step=furthest)))
         self.here.call_downstream(attempt, seats)
         return True
+
+    async def _answer(self, stage: int, stream: Orders, kind: Literal["ready", "round_end"], round: int) -> pb.Report:
+        """What the member of a stage reports of a round. A wait for it that lasts is told.
+
+        Raises:
+            LostMemberError, BreachError: it is gone, or reports something else.
+        """
+        async with Children() as children:
+            answering = children.spawn(report(stream, kind))
+            await asyncio.wait((answering,), timeout=TOLD_SECONDS)
+            if not answering.done():
+                self.here.outer.emit(waits.for_a_member(stream.peer, stage, round, ended=kind == "round_end"))
+            return await answering
 
     async def _announce(self, seats: Mapping[int, Seat]) -> None:
         """Tell who is in the group. A run begins when all the replicas of its manifest have formed.
@@ -278,9 +295,9 @@ class Leader:
         if self.here.outer.told_over or self.here.outer.leaving:
             return
         async with asyncio.timeout(ANSWER_SECONDS):
-            for _, stream in sorted(self.orders.items()):
+            for stage, stream in sorted(self.orders.items()):
                 with suppress(LostMemberError):
-                    await report(stream, "round_end")
+                    await self._answer(stage, stream, "round_end", round)
 
     async def _halt(self, reason: str) -> None:
         """Roll back the inner step in flight, here and at all members that are left. A member halts when its pass over

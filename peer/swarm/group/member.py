@@ -53,7 +53,7 @@ class Member:
                     outer.reconciler.bans.note(error.peer, error)
                 outer.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
                 await self._dissolve(reports, str(error))
-        group.ready = False
+        group.close()
         await self.here.contribute()
 
     async def _dissolve(self, reports: Reports, reason: str) -> None:

@@ -120,6 +120,27 @@ def test_another_stage_and_a_member_that_has_not_caught_up_decline():
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
+def test_a_member_that_takes_no_part_any_more_hangs_up_on_a_leader_that_has_called():
+    async def scene() -> None:
+        async with member() as (service, seat):
+            membership = group("a")
+            assert await invite(1, seat, membership, contacts("a", MANIFEST))
+            orders = orders_to(1, seat)
+            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
+            service._called.put_nowait(await service.wait_for_leader())  # it has called, and nobody has taken it yet
+            service.close()
+            orders.send(group_pb2.Order(begin=group_pb2.Begin(attempt=1)))
+            with pytest.raises(LostMemberError, match="is gone"):
+                await orders.receive()
+            await leading
+            late = orders_to(1, seat)
+            await lead(seat, membership.replica, contacts("a", MANIFEST), late)
+            with pytest.raises(LostMemberError):
+                await late.receive()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
 def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 

@@ -109,6 +109,15 @@ def names(*peers: str) -> frozenset[PeerId]:
     return frozenset(map(PeerId, peers))
 
 
+@pytest.mark.parametrize(
+    ("ended", "ends"), [(False, "it is ready for round 7"), (True, "it has ended round 7, or is found lost")]
+)
+def test_a_leader_waits_for_a_member_by_name_and_stage(ended: bool, ends: str):
+    wait = waits.for_a_member(PeerId("x" * 30 + "member-1"), 2, 7, ended)
+    assert wait.words == f"Waits for peer member-1, stage 2 of its group: {ends}"
+    assert wait.round == 7
+
+
 def test_contributions_are_waited_for_by_name_and_until_the_deadline_where_there_is_one():
     wait = waits.for_contributions(3, names("QmAAAAAAAA1", "b", "c"), names("QmAAAAAAAA1", "b"), 1, None, False)
     assert wait.words == "Waits for contributions to round 3, of AAAAAAA1, b: half of them are here"
