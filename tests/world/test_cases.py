@@ -39,7 +39,7 @@ def world() -> Iterator[MakeWorld]:
 
         def make(keeps_model: bool = False, **tables: dict[str, Any]) -> World:
             folder, files = stack.enter_context(folder_in_memory()), files_of(manifest(**tables))
-            made = World(manifest(**tables), folder, 1, files, keeps_model)
+            made = World(manifest(**tables), folder, 1, files, keeps_model=keeps_model)
             stack.enter_context(made.standing())
             stack.callback(made.close)
             made.start(made.owners["node"])
