@@ -178,7 +178,10 @@ def test_the_node_says_who_is_missing_and_that_a_leader_gives_no_sign_of_life(wo
     assert center.process is not None
     run.kill(center.process)
     assert run.run_until(lambda: seen(run).state == "stalled", 90)
-    assert "no replica is complete: waits for 1 datacenter (0 of 1)" in seen(run).state_why
+    assert run.run_until(lambda: "waits for the state of stage 0 after round" in seen(run).state_why, 30)
+    assert "a peer that has it in its folder can bring it back" in seen(run).state_why  # the datacenter has it
+    run.start(center)
+    assert run.run_until(lambda: seen(run).state == "training", 60)
     assert run.failures == []
 
 
