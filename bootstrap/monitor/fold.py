@@ -249,11 +249,8 @@ class Fold:
             known = before, self.alone, over, now, self.last_state, self.lost
             self.state = run_state(manifest, peers, groups, rounds, *known)
         if self.state.state != before.state:
-            why = f": {self.state.why}" if self.state.why else ""
-            words = f"The run is {self.state.state}{why}"
-            self.log.append(
-                LineView(at=now, kind="RunState", words=words, round=min(self.finished + 1, manifest.outer.rounds))
-            )
+            round = min(self.finished + 1, manifest.outer.rounds)
+            self.log.append(LineView(at=now, kind="RunState", words=self.state.words, round=round))
         for peer in peers:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
             if peer.state == "training" and self.state.state == "gathering":

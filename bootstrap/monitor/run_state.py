@@ -29,6 +29,11 @@ class Found:
     why: str
     since: float
 
+    @property
+    def words(self) -> str:
+        """State and reason in a sentence."""
+        return f"The run is {self.state}{f': {self.why}' if self.why else ''}"
+
 
 LastState = Literal["", "coming", "here"]
 """Whether this node holds the run's last state for those who come late: it does not, it is about to, it does."""

@@ -112,6 +112,11 @@ class Monitor:
         begun = self.fold.state.state != "gathering"
         return self.fold.over or (begun and self.fold.finished >= self.fold.manifest.outer.rounds - 1)
 
+    @property
+    def run_state(self) -> Found:
+        """The run's state, as this node saw it last."""
+        return self.fold.state
+
     async def until_changed(self, seconds: float) -> None:
         """Until somebody has told something new, or so long."""
         await self._changed.wait(seconds)

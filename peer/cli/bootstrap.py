@@ -23,8 +23,12 @@ from peer.cli.options import (
 from protocol.errors import FormatError, UnreachableError, UserError
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from bootstrap.monitor.watch import Monitor
     from bootstrap.node import Listen, ServingRights
     from peer.process import Terminal
+    from peer.telemetry.events import Listener
     from protocol.run.run_files import Descriptor, RunFile
     from protocol.trust.ticket import Ticket
 
@@ -39,6 +43,9 @@ HOLD_ELSEWHERE = (
 
 MOST_PORT = 65533
 """The node takes the next two as well."""
+
+STATE_LOOK_SECONDS = 2.0
+"""So often, at least, the node tells its operator where the run's state has changed."""
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"
@@ -239,6 +246,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
                         tasks.create_task(page_of)
                     node = Operator(folder, load_or_create(folder), served)
+                    tasks.create_task(tell_state(monitor, terminal.emit, up, stop))
                     if options.evaluate or audits:
                         tasks.create_task(evaluate(node))
                     elif options.keep_model and options.join is None:
@@ -248,6 +256,23 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             return run_command(work, terminal)
 
     return told(terminal.emit, serve)
+
+
+async def tell_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[Ticket]", stop: "asyncio.Event") -> None:
+    """Tell the operator the run's state and what it waits for, once the node is `up`, and again where either changes:
+    in the words in which peers, `hetpeer status` and the dashboard are told it."""
+    import asyncio
+
+    from peer.telemetry.events import Progress
+    from protocol.net.tasks import first_of
+
+    await first_of(asyncio.wait((up,)), stop.wait())
+    said = ""
+    while not stop.is_set():
+        if (words := monitor.run_state.words) != said:
+            said = words
+            emit(Progress(words))
+        await first_of(monitor.until_changed(STATE_LOOK_SECONDS), stop.wait())
 
 
 def _require_operator(options: BootstrapOptions) -> None:
