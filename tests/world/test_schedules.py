@@ -9,9 +9,9 @@ import pytest
 from tests.world.schedule import MORE
 
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
-SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "6"))
 
-MORE_SCHEDULES = 4
+MORE_SCHEDULES = 2
 """So many of the second family are played as well."""
 
 COUNTEREXAMPLES = (5, 2019, 2025, 1_000_003)
