@@ -150,12 +150,12 @@ async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitS
         HetpeerError: there is no place; or nobody answers, and it may be the ticket that is wrong.
     """
     identity = load_or_create(settings.directory)
+    emit(Progress(f"asking {settings.ticket.operator} what the run is"))
     if work is None and not settings.hold and await comes_too_late(settings, identity, emit):
         return None
 
     ask_finished: AskFinished = partial(admission.finished, settings.ticket)
     failures, tasks = 0, await place.enter_async_context(Children())
-    emit(Progress(f"asking {settings.ticket.operator} what the run is"))
     while True:
         try:
             descriptor, remembered = await learn(settings, identity, emit)

@@ -7,16 +7,29 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Tasks of a world that has ended clean up when they are forgotten: what they raise then happens to nobody. What
-    was there before the test is not looked through for them: that takes seconds, with all of torch."""
-    gc.freeze()
-    yield
+def drop() -> None:
+    """Collect what nobody holds any more. Tasks of a world that has ended clean up when they are forgotten: what they
+    raise then happens to nobody."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
         for _ in range(3):
             gc.collect()
     finally:
         sys.unraisablehook = hook
-        gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """What was there before the test is not looked through for what it leaves: that takes seconds, with all of
+    torch."""
+    gc.freeze()
+    yield
+    drop()
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_to_other_modules() -> Iterator[None]:
+    """What one test still held, and the next took for what was there before, is dropped before other modules run."""
+    yield
+    drop()

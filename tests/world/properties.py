@@ -13,7 +13,7 @@ from peer.optim.grid import digest as digest_of
 from peer.optim.outer import FACTOR_ONE
 from peer.process import INTERRUPTED
 from peer.store.receipt_file import RECEIPTS
-from peer.telemetry.events import Contributed, Event, Finished, Joined, Progress, StepDone
+from peer.telemetry.events import Contributed, Event, Finished, GroupBroken, Joined, Progress, StepDone
 from peer.telemetry.status import Status
 from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import EMBEDDING, Part, PeerId, contributes_to
@@ -29,6 +29,9 @@ PARTIAL = (".partial", ".part", ".tmp")
 
 SILENT_SECONDS = 20.0
 """So long a peer may do nothing and say nothing."""
+
+DOING_SECONDS = 30.0
+"""So long it may be at what it has said that it does: a question to a node is given up after 20."""
 
 THERE_SECONDS = 60.0
 """Who has been there for so long before anybody goes has the last state."""
@@ -130,7 +133,7 @@ def _silence(run: Process, ends: float) -> Iterable[str]:
     for at, event in [*run.events, (ends, None)]:
         told = status.waiting is not None or status.state == "paused"
         silent = at - acted - run.stopped_between(acted, at)
-        if silent > SILENT_SECONDS and not told:
+        if silent > (DOING_SECONDS if status.doing else SILENT_SECONDS) and not told:
             yield (
                 f"{run.name} was silent for {silent:.0f} s, from {acted:.1f} s on: {status.state}, {status.doing!r}, "
                 f"round {status.round}"
@@ -166,6 +169,8 @@ def _credit(world: World, peers: list[Owner]) -> Iterable[str]:
             for _, event in run.events:
                 if isinstance(event, StepDone):
                     done[event.round] += event.tokens
+                if isinstance(event, GroupBroken):  # the others may have taken the step that it has not
+                    done[event.round] += world.manifest.tokens_per_step
         for each in checked.rounds:
             untold = (len(runs) - 1) * world.manifest.tokens_per_step  # who dies in a step does not tell of it
             if each.tokens > done[each.round] + untold:
