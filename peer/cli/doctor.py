@@ -236,15 +236,16 @@ def of_stages(
     terminal: "Terminal",
 ) -> list["Finding"]:
     """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    from peer.compute.capacity import BASE_BYTES, free_bytes, stage_bytes
+    from peer.compute.capacity import free_bytes, stage_bytes
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
+    from peer.planning.holding import PROCESS_BYTES
     from peer.store import disk
     from peer.telemetry.events import Progress
     from protocol.run.run_files import files_needed
 
     stages = range(manifest.replicas.stages)
-    rooms = [Room(stage_bytes(manifest, stage) + BASE_BYTES, free_bytes(device)) for stage in stages]
+    rooms = [Room(stage_bytes(manifest, stage) + PROCESS_BYTES, free_bytes(device)) for stage in stages]
 
     def tell(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))

@@ -188,7 +188,8 @@ class Participant:
 
 def seats(manifest: "Manifest") -> list[Participant]:
     """A volunteer of each stage, if the run has groups, and a datacenter replica, if it has any."""
-    from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
+    from peer.compute.capacity import stage_bytes, whole_bytes
+    from peer.planning.holding import PROCESS_BYTES
     from peer.planning.model import work_of
     from protocol.identity import parts_authored
     from protocol.layout import elements, layers_of_stage, model_layout, parameter_count
@@ -199,7 +200,7 @@ def seats(manifest: "Manifest") -> list[Participant]:
             f"stage {stage}",
             len(layers_of_stage(model.layers, replicas.stages, stage)),
             sum(elements(layout[part]) for part in parts_authored(stage)),
-            stage_bytes(manifest, stage) + BASE_BYTES,
+            stage_bytes(manifest, stage) + PROCESS_BYTES,
             int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,
             int(work_of(manifest, stage=stage).contribution),
         )
@@ -207,7 +208,7 @@ def seats(manifest: "Manifest") -> list[Participant]:
     ]
     if replicas.datacenters:
         contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
-        memory = whole_bytes(manifest) + BASE_BYTES
+        memory = whole_bytes(manifest) + PROCESS_BYTES
         found.append(Participant("datacenter", model.layers, parameter_count(manifest), memory, 0, contribution))
     return found
 

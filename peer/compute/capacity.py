@@ -30,9 +30,6 @@ FOLLOWED_BYTES = 12
 LAYER_ACTIVATION_VALUES = 20
 """fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
 
-BASE_BYTES = PROCESS_BYTES
-"""What a peer takes before it has any of the model."""
-
 
 def find_device(name: DeviceName) -> torch.device:
     """The device to compute on.
@@ -129,8 +126,10 @@ def require_memory(
     Raises:
         ResourceError: it does not; the message names what would be needed and what there is.
     """
-    needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + BASE_BYTES
-    needed = held_bytes(manifest) if holds else needed
+    if holds:
+        needed = held_bytes(manifest)
+    else:
+        needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + PROCESS_BYTES
     what = "the whole model" if stage is None else f"stage {stage}"
     free = free_bytes(device)
     if needed > free:

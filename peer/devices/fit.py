@@ -4,7 +4,8 @@ import sys
 
 import torch
 
-from peer.compute.capacity import BASE_BYTES, free_bytes, microbatch_bytes
+from peer.compute.capacity import free_bytes, microbatch_bytes
+from peer.planning.holding import PROCESS_BYTES
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout
@@ -40,7 +41,7 @@ def worker_bytes(manifest: Manifest, processes: int) -> int:
 
 def daemon_bytes(manifest: Manifest) -> int:
     """Memory that the daemon of such a replica takes, in bytes: an upper estimate."""
-    return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + BASE_BYTES
+    return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + PROCESS_BYTES
 
 
 def require_devices(manifest: Manifest, processes: int, device: torch.device, most: int | None = None) -> None:

@@ -11,10 +11,11 @@ from statistics import mean
 import torch
 
 from peer.compute.calibration import RUN, a_microbatch, wait_for, warm_up
-from peer.compute.capacity import BASE_BYTES, free_bytes, stage_bytes
+from peer.compute.capacity import free_bytes, stage_bytes
 from peer.compute.trainer import StageTrainer
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
+from peer.planning.holding import PROCESS_BYTES
 from peer.planning.model import work_of
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_part
@@ -64,7 +65,7 @@ def _measure(
 ) -> Speed | None:
     whole = work_of(manifest, stage=stage).operations
     part = part_that_takes(manifest, stage, rate * seconds / (FEWEST + 1))
-    if stage_bytes(part, stage) + BASE_BYTES > free_bytes(device):
+    if stage_bytes(part, stage) + PROCESS_BYTES > free_bytes(device):
         return None
     passes, update = _time(part, stage, device, seconds)
     share = work_of(part, stage=stage).operations / whole

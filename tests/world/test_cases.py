@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from peer import pausing
-from peer.compute.capacity import BASE_BYTES, stage_bytes
+from peer.compute.capacity import stage_bytes
+from peer.planning.holding import PROCESS_BYTES
 from peer.telemetry.decisions import Placed, Waiting
 from peer.telemetry.events import (
     Contributed,
@@ -302,7 +303,7 @@ def test_the_node_says_that_a_peer_pauses_and_why(world: MakeWorld):
 
 def takes(run: World, stage: int) -> int:
     """The bytes of memory that a stage of the run takes."""
-    return stage_bytes(run.manifest, stage) + BASE_BYTES
+    return stage_bytes(run.manifest, stage) + PROCESS_BYTES
 
 
 def test_a_volunteer_without_a_wish_gets_the_scarcest_of_the_stages_that_fit_its_machine(world: MakeWorld):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli.plan import PlanOptions, dry_run, seats, show_plan
-from peer.compute.capacity import BASE_BYTES, stage_bytes, whole_bytes
+from peer.compute.capacity import stage_bytes, whole_bytes
+from peer.planning.holding import PROCESS_BYTES
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress
 from protocol import manifest as manifests
@@ -101,9 +102,9 @@ def test_stages_share_the_model_and_a_datacenter_has_all_of_it(manifest: Manifes
     assert sum(each.parameters for each in stages) == datacenter.parameters == parameter_count(manifest)
     assert sum(each.layers for each in stages) == datacenter.layers == manifest.model.layers
     assert datacenter.contribution_bytes == pytest.approx(sum(each.contribution_bytes for each in stages), rel=0.01)
-    assert datacenter.memory_bytes == whole_bytes(manifest) + BASE_BYTES
+    assert datacenter.memory_bytes == whole_bytes(manifest) + PROCESS_BYTES
     assert [each.memory_bytes for each in stages] == [
-        stage_bytes(manifest, stage) + BASE_BYTES for stage in range(manifest.replicas.stages)
+        stage_bytes(manifest, stage) + PROCESS_BYTES for stage in range(manifest.replicas.stages)
     ]
     assert {each.frame_bytes for each in stages} == {
         2 * manifest.inner.microbatch * manifest.model.context * manifest.k
