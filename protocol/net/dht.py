@@ -21,7 +21,7 @@ from protocol.net.allowances import pause_after
 from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks, Rules
 from protocol.net.streams import BROKEN, Streams
-from protocol.net.tasks import Children, first_of
+from protocol.net.tasks import Children, apart, first_of
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
@@ -73,7 +73,7 @@ class Dht:
         self.met = tuple(addresses) or self.met
         results = await asyncio.gather(*(self._meet(address) for address in addresses))
         if any(results):
-            await self.node.find_nearest_nodes([self.node.node_id])
+            await apart(self.node.find_nearest_nodes([self.node.node_id]))
         return sum(results)
 
     async def keep_attached(self, addresses: Callable[[], Sequence[str]]) -> None:
@@ -105,7 +105,8 @@ class Dht:
         """
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                return bool(await self.node.store(key, subkey=subkey, value=value, expiration_time=expiration))
+                storing = self.node.store(key, subkey=subkey, value=value, expiration_time=expiration)
+                return bool(await apart(storing))
         except TimeoutError:
             return False
 
@@ -114,7 +115,7 @@ class Dht:
         it."""
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                found = await self.node.get(key, latest=True)
+                found = await apart(self.node.get(key, latest=True))
         except TimeoutError:
             return {}
         if found is None or not isinstance(found.value, dict):

@@ -1,4 +1,4 @@
-"""What asyncio lacks: children of an object, the first of several tasks, a notifier, and turns at the loop's time.
+"""What asyncio lacks: children of an object, the first of several tasks, work apart, a notifier, and turns.
 
 A task has one of two parents: an `asyncio.TaskGroup`, where the failure of one is the failure of all, or `Children`,
 where the parent goes on without a child that failed. `tests/test_borders.py` forbids any other.
@@ -71,6 +71,16 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             if task.done():
                 task.result()
+
+
+async def apart(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do `work` in a task of its own, and wait for it. If the caller is cancelled meanwhile, so is the work, and the
+    caller ends once it has ended, also where the work swallows that: `asyncio.wait_for` of Python 3.11 does if what it
+    waits for ends at that moment, and hivemind uses it."""
+    async with Children() as children:
+        task = children.spawn(work)
+        await asyncio.wait((task,))
+        return task.result()
 
 
 class Notifier:

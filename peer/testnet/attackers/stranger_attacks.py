@@ -22,7 +22,7 @@ from protocol.addresses import split
 from protocol.errors import HetpeerError
 from protocol.limits import RECORD_SECONDS
 from protocol.net.dht import Dht, start
-from protocol.net.tasks import Children
+from protocol.net.tasks import Children, apart
 from protocol.net.tls_probe import anybody
 from protocol.trust import signed
 from protocol.trust.keys import load_or_create
@@ -209,4 +209,6 @@ async def dht(here: Dht, folder: Path, register: Register) -> None:
 
 async def _store(here: Dht, target: Any, name: Any, owner: str, values: list[bytes]) -> None:
     until = time.time() + 1.5 * RECORD_SECONDS
-    await here.node.protocol.call_store(target, [name] * len(values), values, until, subkeys=[owner] * len(values))
+    await apart(
+        here.node.protocol.call_store(target, [name] * len(values), values, until, subkeys=[owner] * len(values))
+    )

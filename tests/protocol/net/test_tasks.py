@@ -1,10 +1,11 @@
 import asyncio
 import gc
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from protocol.net.tasks import Children, Notifier, first_of
+from protocol.net.tasks import Children, Notifier, apart, first_of
 
 
 class Life:
@@ -183,6 +184,43 @@ def test_a_task_that_is_only_waited_for_goes_on():
             task = children.spawn(life.go_on())
             await first_of(asyncio.wait((task,)), life.begun.wait())
             assert not task.done()
+
+    asyncio.run(main())
+
+
+# Work apart
+
+
+def test_who_is_cancelled_ends_though_its_work_swallows_that():
+    async def swallows() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "ended as if nothing had been"
+
+    async def main() -> None:
+        async def go_on() -> None:
+            while True:
+                await apart(swallows())
+
+        going_on = asyncio.create_task(go_on())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        going_on.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait((going_on,))
+        assert going_on.cancelled()
+
+    asyncio.run(main())
+
+
+def test_work_apart_has_its_result_and_its_error():
+    async def two() -> int:
+        return 2
+
+    async def main() -> None:
+        assert await apart(two()) == 2
+        with pytest.raises(ValueError, match="one"):
+            await apart(fail(ValueError("one")))
 
     asyncio.run(main())
 
