@@ -36,6 +36,12 @@ def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, m
     return _for_stages(peers, manifest, missing) if begun else for_the_beginning(peers, manifest)
 
 
+def for_a_group_that_goes_first(leader: PeerId) -> Waiting:
+    """The wait of a leader that leaves the volunteers there are to the group of another `leader`."""
+    what = f"peer {leader[-8:]} to fill its group: there are volunteers for one more only"
+    return Waiting(what, "that group is complete, or it is the turn of this peer")
+
+
 def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
     """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for an
     invitation; or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not

@@ -13,13 +13,13 @@ from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, 
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.control import LeaderControl, report
-from peer.swarm.group.plan import backoff_seconds, choose_members, preferred
+from peer.swarm.group.plan import backoff_seconds, choose_members, goes_first, preferred
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import CompressionChosen, Dismissed, Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
-from protocol.clock import monotonic
+from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Children, Notifier
@@ -106,8 +106,11 @@ class Leader:
             if self._complete:
                 return True
             await self.here.handover.inherit()
-            for stage, seat in (await fill(outer.reconciler, self.seats, attempt)).items():
-                self._call(stage, seat)
+            if self._goes_first():
+                self._let_go()
+            else:
+                for stage, seat in (await fill(outer.reconciler, self.seats, attempt)).items():
+                    self._call(stage, seat)
             if self._complete:
                 return True
             outer.emit(self._wait_for_members())
@@ -123,12 +126,28 @@ class Leader:
             attempt += 1
         return False
 
+    def _goes_first(self) -> PeerId | None:
+        """The leader of another group, which is to be filled before this one; None: no other is."""
+        outer = self.here.outer
+        peers, me, stages = outer.discovery.peers(), outer.discovery.record, outer.manifest.replicas.stages
+        return goes_first(peers, me, stages, self.seats, unix_time())
+
+    def _let_go(self) -> None:
+        """Leave all members to other leaders."""
+        for stream in self.orders.values():
+            stream.abort("another group goes first")
+        self._forget_the_lost()
+
     def _wait_for_members(self) -> Waiting:
         """The wait of this peer for members at the stages that have none."""
         outer, peers = self.here.outer, self.here.outer.discovery.peers()
         missing = set(range(1, outer.manifest.replicas.stages)) - self.seats.keys()
         me, begun = outer.discovery.record, outer.begun
-        return outer.lost_state or waits.for_members(peers, me, outer.manifest, begun, missing)
+        if outer.lost_state:
+            return outer.lost_state
+        if first := self._goes_first():
+            return waits.for_a_group_that_goes_first(first)
+        return waits.for_members(peers, me, outer.manifest, begun, missing)
 
     def _call(self, stage: int, seat: Seat) -> None:
         """Open the control stream to a member."""

@@ -4,6 +4,7 @@ import math
 from bisect import bisect
 from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
+from zlib import crc32
 
 from peer.swarm.roles import free
 from protocol.identity import PeerId
@@ -15,6 +16,9 @@ ALIKE = math.log(1.5)
 
 UNKNOWN = math.log(2)
 """Who has not been measured counts as twice as fast, or half as fast."""
+
+TURN_SECONDS = 20.0
+"""Of two leaders that cannot both fill their groups, one has so much time for it, then perhaps the other."""
 
 NOWHERE = math.inf
 """How far away somebody is whose distance is not known."""
@@ -87,6 +91,34 @@ def choose_members(
     Who was declined asks the next one."""
     asked = {stage: preferred(peers, me, stage, trips) for stage in range(1, stages) if stage not in taken}
     return {stage: order[attempt % len(order)] for stage, order in asked.items() if order}
+
+
+def goes_first(peers: Peers, me: PeerRecord, stages: int, taken: Container[int], unix_seconds: float) -> PeerId | None:
+    """The leader whose group is to be filled before that of the leader `me`, which has members at the stages `taken`;
+    None: nobody's is.
+
+    Where there are volunteers for one group only, each of two leaders may hold some, and lack what the other holds:
+    then the one that does not go first has to let its members go, and may invite none. First goes a group that trains
+    already, of the others another one in each turn of `TURN_SECONDS`: some leader may be unable to reach somebody.
+    """
+    held: dict[str, set[int]] = {}
+    for peer in peers:
+        if peer.role == "volunteer" and peer.replica and peer.stage:
+            held.setdefault(peer.replica, set()).add(peer.stage)
+    lacked = [stage for stage in range(1, stages) if stage not in taken and not free(peers, stage)]
+    turn = int(unix_seconds // TURN_SECONDS)
+
+    def place(leader: PeerRecord) -> tuple[bool, int, PeerId]:
+        return not leader.leads, crc32(f"{turn} {leader.peer_id}".encode()), leader.peer_id
+
+    rivals = [
+        peer
+        for peer in peers
+        if peer.peer_id != me.peer_id and peer.role == "volunteer" and peer.stage == 0
+        if len(stages_held := held.get(peer.peer_id, set())) < stages - 1 and stages_held.intersection(lacked)
+    ]
+    first = min([me, *rivals], key=place)
+    return None if first is me else first.peer_id
 
 
 def backoff_seconds(attempt: int, jitter: float) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.plan import backoff_seconds, choose_members, difference
+from peer.swarm.group.plan import TURN_SECONDS, backoff_seconds, choose_members, difference, goes_first
 from protocol.identity import PeerId
 from protocol.trust.records import PeerRecord
 
@@ -118,3 +118,57 @@ def test_of_those_alike_the_nearest_is_asked_first_unless_another_leader_wants_i
 
 def test_backing_off_doubles_up_to_two_seconds():
     assert [backoff_seconds(attempt, 1.0) for attempt in range(5)] == [0.25, 0.5, 1, 2, 2]
+
+
+# Who goes first
+
+
+def firsts(peers: tuple[PeerRecord, ...], stages: int, at: float = 0.0) -> dict[str, str | None]:
+    """What each leader without a whole group is told, by its id."""
+    taken = {name: {peer.stage for peer in peers if peer.replica == name and peer.stage} for name in "abc"}
+    leaders = [peer for peer in peers if peer.stage == 0 and len(taken[peer.peer_id]) < stages - 1]
+    return {me.peer_id: goes_first(peers, me, stages, taken[me.peer_id], at) for me in leaders}
+
+
+def test_of_leaders_that_hold_what_the_others_lack_all_but_one_let_go():
+    peers = (
+        *(volunteer(name, 0) for name in "abc"),
+        *(volunteer(f"m{stage}", stage, replica=name) for stage, name in enumerate("abc", 1)),
+    )
+    for at in range(100):
+        told = firsts(peers, 4, at * TURN_SECONDS)
+        (first,) = {name for name in told.values() if name is not None}
+        assert told[first] is None
+        assert [name for name, other in told.items() if other is None] == [first]
+        assert firsts(peers, 4, (at + 0.99) * TURN_SECONDS) == told
+
+
+def test_each_of_them_has_its_turn():
+    peers = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
+    assert {firsts(peers, 3, turn * TURN_SECONDS)["a"] for turn in range(20)} == {None, "b"}
+
+
+def test_who_goes_second_waits_though_it_has_let_go():
+    peers = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
+    for turn in range(20):
+        told = firsts(peers, 3, turn * TURN_SECONDS)
+        ((second, first),) = [(name, other) for name, other in told.items() if other is not None]
+        gone = tuple(
+            volunteer(peer.peer_id, peer.stage, "" if peer.replica == second else peer.replica) for peer in peers
+        )
+        assert firsts(gone, 3, turn * TURN_SECONDS) == {first: None, second: first}
+
+
+def test_a_group_that_trains_goes_first_whosever_turn_it_is():
+    peers = (volunteer("a", 0), volunteer("b", 0, "b"), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
+    assert all(firsts(peers, 3, turn * TURN_SECONDS) == {"a": "b", "b": None} for turn in range(20))
+
+
+def test_nobody_lets_go_for_a_group_that_is_whole_or_holds_nothing_that_is_lacked():
+    whole = (volunteer("a", 0), volunteer("b", 0, "b"), volunteer("c", 1, "b"), volunteer("d", 2, "b"))
+    lacking = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("e", 1, "b"))
+    spare = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"), volunteer("f", 2))
+    for turn in range(20):
+        assert firsts(whole, 3, turn * TURN_SECONDS) == {"a": None}
+        assert firsts(lacking, 3, turn * TURN_SECONDS) == {"a": None, "b": None}
+        assert firsts(spare, 3, turn * TURN_SECONDS)["a"] is None
