@@ -108,7 +108,12 @@ def _misses(peers: list[Owner], quiet_since: float) -> Iterable[str]:
 
 
 def _files(peers: list[Owner]) -> Iterable[str]:
-    left = [path.name for owner in peers for path in owner.folder.rglob("*") if path.suffix in PARTIAL]
+    """Files that are half written. Who was stopped while it fetched the run's files, and came back only when the run
+    was over, keeps what it has: a fetch goes on from there."""
+    joined = [
+        owner for owner in peers if any(isinstance(event, Joined) for run in owner.runs for _, event in run.events)
+    ]
+    left = [path.name for owner in joined for path in owner.folder.rglob("*") if path.suffix in PARTIAL]
     if left:
         yield f"files are half written: {left}"
 
