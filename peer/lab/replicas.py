@@ -25,6 +25,7 @@ from peer.lab.boundaries import GroupBoundaries
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
 from peer.optim.inner import STATE, AdamW
+from peer.optim.muon import Muon, hidden
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import Part, PeerId
@@ -104,8 +105,10 @@ class ColumnAdamW(AdamW):
 
 
 def optimizer(stage: StageTrainer, switches: Switches) -> AdamW:
-    """A new AdamW for one replica's stage."""
+    """A new optimizer for one replica's stage."""
     inner: Inner = stage.manifest.inner
+    if switches.optimizer == "muon":
+        return Muon(stage.parameters, inner, hidden=hidden(stage.stage, stage.parameters))
     if switches.second_moment == "elements" or stage.kind == "datacenter" or not stage.manifest.compressed:
         return AdamW(stage.parameters, inner)
     wanted = {id(parameter) for parameter in _writers(stage)}

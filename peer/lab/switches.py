@@ -13,7 +13,7 @@ from protocol.manifest import Manifest
 from protocol.tensor_formats import FORMATS
 from protocol.toml_tables import Section, validated
 
-NOT_OF_GROUPS = {"method", "momentum", "values", "indices", "precision"}
+NOT_OF_GROUPS = {"method", "momentum", "optimizer", "values", "indices", "precision"}
 """Switches that change nothing in how a compressed group is built."""
 
 SCALE_BITS = 16
@@ -30,6 +30,9 @@ class Switches(Section):
         "sparseloco", description="diloco: dense pseudo-gradients, Nesterov; adamw: gradients averaged in every step"
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of DiLoCo's Nesterov")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="of inner steps; muon: for the matrices of the layers, and AdamW for the rest"
+    )
     values: Literal["manifest", "exact", "sign", "statistical"] = Field(
         "manifest", description="quantizer of contributions; manifest: outer.values"
     )
@@ -85,6 +88,10 @@ class Switches(Section):
                 or self.second_moment != "elements"
                 or free
             ),
+            "optimizer = muon is for inner steps, which method = adamw has none of": self.method == "adamw"
+            and self.optimizer != "adamw",
+            "second_moment = columns is AdamW's: optimizer = muon has none": self.optimizer == "muon"
+            and self.second_moment != "elements",
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():

@@ -188,6 +188,7 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({}, True),
         ({"values": "sign"}, False),
         ({"method": "diloco"}, False),
+        ({"optimizer": "muon"}, False),
         ({"method": "adamw"}, False),
         ({"grassmann": 5}, False),
         ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, False),

@@ -51,6 +51,8 @@ def manifest(**tables) -> Manifest:
                 FREE,
             )
         ),
+        ({"method": "adamw", "optimizer": "muon"}, "optimizer = muon is for inner steps"),
+        ({"optimizer": "muon", "second_moment": "columns"}, "second_moment = columns is AdamW's"),
         ({"method": "diloco", "values": "sign"}, "values are SparseLoCo's"),
         ({"method": "adamw", "values": "exact"}, "values are SparseLoCo's"),
         ({"momentum": 1.0}, "lab.momentum"),
@@ -82,6 +84,7 @@ HEARD = [
     {"method": "diloco"},
     {"method": "diloco", "momentum": 0.5},
     {"method": "adamw"},
+    {"optimizer": "muon"},
     {"values": "exact"},
     {"values": "sign"},
     {"values": "statistical"},

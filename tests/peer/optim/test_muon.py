@@ -1,0 +1,108 @@
+"""Muon against what it is: singular vectors, and torch's own."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from peer.model.stage import Stage
+from peer.optim.inner import AdamW
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, hidden, orthogonal, step_scale
+from protocol.manifest import Inner
+from tests.reference.small_manifest import small_manifest
+
+SHAPES = [(1, 1), (3, 5), (7, 2), (16, 16), (24, 40)]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quintic(value: float) -> float:
+    """What the iteration makes of one singular value."""
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        value = a * value + b * value**3 + c * value**5
+    return value
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=20)
+def test_singular_vectors_stay_and_each_singular_value_goes_its_way(shape: tuple[int, int], seed: int, scale: float):
+    matrix = scale * normal(*shape, seed=seed)
+    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    gone = torch.tensor([quintic(float(value)) for value in values / values.norm()], dtype=torch.float64)
+    assert torch.allclose(orthogonal(matrix).double(), left @ gone.diag() @ right, atol=2e-4)
+
+
+def test_singular_values_that_are_not_tiny_come_near_one():
+    for value in torch.linspace(0.01, 1, 200).tolist():
+        assert 0.6 < quintic(value) < 1.3
+
+
+def test_nothing_has_no_direction():
+    assert not orthogonal(torch.zeros(3, 4)).any()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_its_steps_are_those_of_torchs_own(shape: tuple[int, int]):
+    """Which computes directions in bf16."""
+    inner, start, rate = Inner(weight_decay=0.1), normal(*shape, seed=1), 1e-2
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    own = Muon([ours], inner, hidden={0})
+    other = torch.optim.Muon(
+        [theirs], lr=rate, weight_decay=0.1, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    for step in range(5):
+        gradient = normal(*shape, seed=10 + step)
+        ours.grad, theirs.grad = gradient.clone(), 0.3 * gradient
+        own.update(0.3, rate)
+        other.step()
+        assert ours.grad is not None
+        assert not ours.grad.any()
+    assert own.steps == 5
+    far = 5 * rate * step_scale(ours.shape) * math.sqrt(min(shape))  # of five steps, all in one direction
+    assert (ours - theirs).norm().item() < 0.02 * far
+    assert (theirs - start).norm().item() > 0.1 * far or shape == (1, 1)
+
+
+def test_what_is_not_hidden_takes_adamws_steps_and_the_state_can_be_taken_up():
+    inner, starts = Inner(), [normal(3, 5, seed=1), normal(7, seed=2), normal(4, 6, seed=3)]
+    mine = [nn.Parameter(start.clone()) for start in starts]
+    again = [nn.Parameter(start.clone()) for start in starts]
+    plain = [nn.Parameter(start.clone()) for start in starts]
+    ours, protocols = Muon(mine, inner, hidden={1 + 1}), AdamW(plain, inner)
+    for step in range(6):
+        for parameters, optimizer in ((mine, ours), (plain, protocols)):
+            for i, parameter in enumerate(parameters):
+                parameter.grad = normal(*parameter.shape, seed=10 * step + i)
+            optimizer.update(0.5, 1e-2)
+        if step == 2:
+            later = Muon(again, inner, hidden={2})
+            later.load(ours.tensors())
+            for parameter, now in zip(again, mine, strict=True):
+                parameter.data.copy_(now)
+        if step > 2:
+            for i, parameter in enumerate(again):
+                parameter.grad = normal(*parameter.shape, seed=10 * step + i)
+            later.update(0.5, 1e-2)
+    assert torch.equal(mine[0], plain[0])
+    assert torch.equal(mine[1], plain[1])
+    assert not torch.allclose(mine[2], plain[2])
+    assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
+    assert ours.shapes == protocols.shapes
+
+
+def test_hidden_are_the_matrices_of_layers_and_neither_head_nor_embedding_nor_norms():
+    manifest = small_manifest()
+    last = Stage(manifest, manifest.replicas.stages - 1)
+    table = nn.Parameter(torch.zeros(4, 4))
+    names = [*dict(last.named_parameters()), "table"]
+    chosen = {names[i] for i in hidden(last, [*last.parameters(), table])}
+    kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert {name.split(".")[-2] for name in chosen} == set(kinds)
+    assert all(name.startswith("model.layers.") for name in chosen)
