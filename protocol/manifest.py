@@ -31,6 +31,7 @@ all of them train one model."""
 PRESETS: dict[str, dict[str, Any]] = {
     name: dict(zip(("layers", "d", "heads", "kv_heads", "ffn", "context", "vocabulary"), sizes, strict=True))
     for name, sizes in {
+        "pico": (4, 64, 4, 4, 192, 128, 1024),
         "nano": (4, 128, 4, 4, 384, 128, 2048),
         "mini": (4, 192, 6, 6, 512, 128, 2048),
         "micro": (6, 256, 8, 4, 704, 256, 4096),

@@ -28,7 +28,7 @@ TESTNET_EXAMPLES = (
 
 
 def testnet(
-    preset: Annotated[str, typer.Option(help="Model: nano, micro, tiny, 178m, 512m or 1b.")] = "nano",
+    preset: Annotated[str, typer.Option(help="Model: pico, nano, mini, micro, tiny, 178m, 512m or 1b.")] = "nano",
     groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
