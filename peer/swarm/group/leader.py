@@ -107,7 +107,9 @@ class Leader:
                 return True
             await self.here.handover.inherit()
             if self._goes_first():
-                self._let_go()
+                for stream in self.orders.values():
+                    stream.abort("another group goes first")
+                self._forget_the_lost()
             else:
                 for stage, seat in (await fill(outer.reconciler, self.seats, attempt)).items():
                     self._call(stage, seat)
@@ -131,12 +133,6 @@ class Leader:
         outer = self.here.outer
         peers, me, stages = outer.discovery.peers(), outer.discovery.record, outer.manifest.replicas.stages
         return goes_first(peers, me, stages, self.seats, unix_time())
-
-    def _let_go(self) -> None:
-        """Leave all members to other leaders."""
-        for stream in self.orders.values():
-            stream.abort("another group goes first")
-        self._forget_the_lost()
 
     def _wait_for_members(self) -> Waiting:
         """The wait of this peer for members at the stages that have none."""
