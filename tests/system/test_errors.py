@@ -106,4 +106,4 @@ def test_too_little_memory_for_the_stage(fails: Callable[..., str], tmp_path: Pa
 
 def test_options_that_do_not_fit_together(fails: Callable[..., str]):
     assert "stages = 9 is more than model.layers = 4" in fails("testnet", "--stages", "9", code=3)
-    assert "unknown preset 'huge'; there are nano" in fails("testnet", "--preset", "huge", code=3)
+    assert "unknown preset 'huge'; there are pico, nano" in fails("testnet", "--preset", "huge", code=3)
