@@ -24,7 +24,7 @@ from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
-from peer.optim.inner import STATE, AdamW
+from peer.optim.inner import AdamW
 from peer.optim.muon import Muon, hidden
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
@@ -83,9 +83,7 @@ class ColumnAdamW(AdamW):
 
     @torch.no_grad()
     def update(self, factor: float, rate: float) -> None:
-        if not self.state:
-            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in STATE[1:]}
-            self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
+        self.begin()
         first, second = self.inner.betas
         for i, parameter in enumerate(self.parameters):
             gradient = parameter.grad

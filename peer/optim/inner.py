@@ -29,14 +29,18 @@ class AdamW:
     inner: Inner
     state: dict[str, list[Tensor]] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """Make the state before the first step, all zero; nothing if there is one."""
+        if not self.state:
+            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in MOMENTS}
+            self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
+
     @torch.no_grad()
     def update(self, factor: float, rate: float) -> None:
         """Scale the gradients by `factor`, take one step at `rate`, and clear the gradients."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         assert len(gradients) == len(self.parameters)
-        if not self.state:
-            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in MOMENTS}
-            self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
+        self.begin()
         if factor < 1.0:
             torch._foreach_mul_(gradients, factor)
         adamw(

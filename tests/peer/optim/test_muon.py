@@ -75,7 +75,7 @@ def test_what_is_not_hidden_takes_adamws_steps_and_the_state_can_be_taken_up():
     mine = [nn.Parameter(start.clone()) for start in starts]
     again = [nn.Parameter(start.clone()) for start in starts]
     plain = [nn.Parameter(start.clone()) for start in starts]
-    ours, protocols = Muon(mine, inner, hidden={1 + 1}), AdamW(plain, inner)
+    ours, protocols = Muon(mine, inner, hidden={2}), AdamW(plain, inner)
     for step in range(6):
         for parameters, optimizer in ((mine, ours), (plain, protocols)):
             for i, parameter in enumerate(parameters):
