@@ -38,7 +38,7 @@ def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, m
 
 def for_a_group_that_goes_first(leader: PeerId) -> Waiting:
     """The wait of a leader that leaves the volunteers there are to the group of another `leader`."""
-    what = f"peer {leader[-8:]} to fill its group: there are volunteers for one more only"
+    what = f"peer {leader[-8:]} to fill its group first, as there are not enough volunteers for both"
     return Waiting(what, "that group is complete, or it is the turn of this peer")
 
 

@@ -97,8 +97,8 @@ def goes_first(peers: Peers, me: PeerRecord, stages: int, taken: Container[int],
     """The leader whose group is to be filled before that of the leader `me`, which has members at the stages `taken`;
     None: nobody's is.
 
-    Where there are volunteers for one group only, each of two leaders may hold some, and lack what the other holds:
-    then the one that does not go first has to let its members go, and may invite none. First goes a group that trains
+    Where there are not enough volunteers, each of two leaders may hold some, and lack what the other holds: then the
+    one that does not go first has to let its members go, and may invite none. First goes a group that trains
     already, of the others another one in each turn of `TURN_SECONDS`: some leader may be unable to reach somebody.
     """
     held: dict[str, set[int]] = {}
@@ -111,13 +111,9 @@ def goes_first(peers: Peers, me: PeerRecord, stages: int, taken: Container[int],
     def place(leader: PeerRecord) -> tuple[bool, int, PeerId]:
         return not leader.leads, crc32(f"{turn} {leader.peer_id}".encode()), leader.peer_id
 
-    rivals = [
-        peer
-        for peer in peers
-        if peer.peer_id != me.peer_id and peer.role == "volunteer" and peer.stage == 0
-        if len(stages_held := held.get(peer.peer_id, set())) < stages - 1 and stages_held.intersection(lacked)
-    ]
-    first = min([me, *rivals], key=place)
+    groups = {leader for leader, its in held.items() if len(its) < stages - 1 and its.intersection(lacked)}
+    leaders = [peer for peer in peers if peer.role == "volunteer" and peer.stage == 0 and peer.peer_id != me.peer_id]
+    first = min([me, *(leader for leader in leaders if leader.peer_id in groups)], key=place)
     return None if first is me else first.peer_id
 
 

@@ -84,6 +84,14 @@ def test_before_the_run_begins_all_wait_for_its_beginning():
     assert waits.for_orders(swarm, swarm[1], manifest, False, PeerId("a")) == beginning
 
 
+def test_a_leader_that_leaves_the_volunteers_to_another_says_to_whom_and_until_when():
+    wait = waits.for_a_group_that_goes_first(PeerId("QmLeader1"))
+    assert wait.words == (
+        "Waits for peer mLeader1 to fill its group first, as there are not enough volunteers for both: "
+        "that group is complete, or it is the turn of this peer"
+    )
+
+
 def test_a_leader_waits_for_the_stages_of_its_group_that_have_nobody():
     me, other = peer("a"), peer("b", stage=1)
     wait = waits.for_members((me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2])
