@@ -11,7 +11,7 @@ import torch
 
 from peer.compute.calibration import warm_up
 from peer.joining import choose_stages, fetch_files, register, require_given, tell_clock, tell_place, text_sources
-from peer.network.admission import Admitted, keep_renewing, stand_trial
+from peer.network.admission import Admitted
 from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
@@ -22,6 +22,7 @@ from peer.network.gossip_service import ReconciliationService
 from peer.network.group import GroupService, PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
+from peer.network.kept_place import keep_a_slot, keep_renewing, stand_trial
 from peer.network.reach import reach
 from peer.network.reach.relayed import Ways, ways
 from peer.network.reach.routes import Routes
@@ -126,8 +127,10 @@ async def joined(
         services = _services(workplace, network, reconciler, tasks)
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
 
+        ask_again = partial(register, settings, descriptor, identity, its_stage)
+
         async def renew() -> bytes:
-            return (await register(settings, descriptor, identity, its_stage)).credentials.chain
+            return (await ask_again()).credentials.chain
 
         node = Node(
             place=workplace,
@@ -139,9 +142,8 @@ async def joined(
             emit=emit,
             upkeep=(
                 lambda: keep_renewing(place.credentials, renew, emit),
-                lambda: stand_trial(
-                    network.discovery, partial(register, settings, descriptor, identity, its_stage), emit
-                ),
+                lambda: stand_trial(network.discovery, ask_again, emit),
+                lambda: keep_a_slot(network.discovery, ask_again, emit),
                 network.ways.keep,
             ),
             ask_finished=ask_finished,

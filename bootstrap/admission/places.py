@@ -63,8 +63,8 @@ class Admission:
         now: float,
         servable: Sequence[int] = (),
     ) -> Place:
-        """A place for `peer`; the same one if it asks again. `stage` None: where a volunteer is needed most, of the
-        stages that it says are `servable`, or of all if it names none.
+        """A place for `peer`; the same one if it asks again, unless another has its slot as well. `stage` None: where a
+        volunteer is needed most, of the stages that it says are `servable`, or of all if it names none.
 
         Raises:
             RefusedError: there is no such stage, or it names more stages than there are.
@@ -73,13 +73,20 @@ class Admission:
         for each in list(self.places):
             if each not in alive and now - self.since[each] > ARRIVAL_SECONDS:
                 del self.places[each], self.since[each]
-        held = self.places.get(peer)
+        held = None if self._is_given_twice(peer, alive) else self.places.get(peer)
         if held is None or held.role != role or (role == "volunteer" and held.stage not in choice):
             self.places.pop(peer, None)
             held = self._free_place(role, choice)
         self.places[peer] = held
         self.since[peer] = now
         return held
+
+    def _is_given_twice(self, peer: PeerId, alive: set[PeerId]) -> bool:
+        """Whether a peer that is alive has the same slot at the same work, and a lower id: two nodes let both in."""
+        held = self.places.get(peer)
+        if held is None or held.role not in ("volunteer", "datacenter"):
+            return False
+        return any(each < peer and self.places.get(each) == held for each in alive)
 
     def _choice(self, named: Sequence[int]) -> Collection[int]:
         """The stages of which a volunteer may get one: those that it has named, or all.

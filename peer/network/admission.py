@@ -1,12 +1,7 @@
 """A peer's place in the run: it asks the nodes that let newcomers in what the run is, for a place with a certificate,
-and for the run's files; then it keeps its place.
-
-A certificate is renewed long before it ends: channels that are open stay, and new ones show the new certificate. A
-peer on trial asks for a better card after each round.
-"""
+and for the run's files. How it keeps that place is in `kept_place.py`."""
 
 import asyncio
-import random
 import socket
 import ssl
 import tempfile
@@ -19,8 +14,6 @@ from typing import Literal, TypeVar
 import grpc
 from pydantic import ValidationError
 
-from peer.network.discovery import Discovery
-from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.addresses import is_ip, join, split
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
@@ -28,7 +21,6 @@ from protocol.identity import Endpoint, PeerId
 from protocol.limits import CALL_SECONDS, TLS_SECONDS
 from protocol.monitor import EndOfRun, View
 from protocol.net import dht as dhts
-from protocol.net.allowances import pause_after
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock
@@ -42,22 +34,11 @@ from protocol.trust.keys import Identity, load_or_create, peer_id_of_public
 from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.records import Peers, Register
 from protocol.trust.ticket import Ticket
-from protocol.wording import lasting
 
 ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
-RENEWED_AFTER = 2 / 3
-"""The share of a certificate's life after which it is renewed. The rest is for a bootstrap node that is away."""
-
-LEAST_PAUSE_SECONDS = 1.0
-
-MOST_PAUSE_SECONDS = 600.0
-
 LAST_TIME = 1e11
 """Seconds since 1970 that no clock shows."""
-
-Renew = Callable[[], Awaitable[bytes]]
-"""A function that asks for a new certificate; raises HetpeerError if there is none now."""
 
 Reply = TypeVar("Reply")
 
@@ -336,63 +317,3 @@ def address_towards(operator: str) -> str:
     except (OSError, FormatError) as error:
         reason = error
     raise UnreachableError(f"no way from this machine to {operator}: {reason}")
-
-
-# Keeping the place
-
-
-async def keep_renewing(
-    credentials: Credentials,
-    renew: Renew,
-    emit: Listener,
-    clock: Callable[[], float] = unix_time,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> None:
-    """Renew the certificate for as long as this peer lives; if no bootstrap node answers, say so and go on trying."""
-    while True:
-        ends = credentials.ends
-        left = ends - clock()
-        if left > 0:  # one that has ended is renewed at once
-            await sleep(max(LEAST_PAUSE_SECONDS, left * RENEWED_AFTER * random.uniform(0.9, 1.0)))
-        first, tries, late = max(LEAST_PAUSE_SECONDS, (ends - clock()) / 16), 0, 0
-        while True:
-            try:
-                credentials.chain = await renew()
-                break
-            except HetpeerError as error:
-                left, tries = ends - clock(), tries + 1
-                if left > 0:  # the nearer the end, the more often
-                    pause = min(pause_after(tries, first, MOST_PAUSE_SECONDS), max(LEAST_PAUSE_SECONDS, left / 4))
-                    state = f"this peer's certificate ends in {lasting(left)}"
-                else:
-                    late += 1
-                    pause = pause_after(late, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
-                    state = "this peer's certificate has ended: nobody new talks to it until it is renewed"
-                emit(Progress(f"{state}, and cannot be renewed: {error}; trying again in {pause:.0f} s"))
-                await sleep(pause * random.uniform(0.75, 1.25))
-        emit(CertificateRenewed(credentials.ends))
-        if credentials.ends <= clock():
-            emit(Progress("this peer's new certificate has ended by this machine's clock, which must be wrong"))
-            await sleep(MOST_PAUSE_SECONDS)
-
-
-async def stand_trial(discovery: Discovery, ask: Callable[[], Awaitable[Admitted]], emit: Listener) -> None:
-    """While this peer is on trial, `ask` for its next card after each round; with a card that lets its contributions
-    count the trial is over. A node that does not answer is asked again after the next round."""
-    if not discovery.record.on_trial:
-        return
-    emit(Progress("on trial: the run's operator looks at a first contribution before any of them counts"))
-    while discovery.record.on_trial:
-        asked_after = discovery.record.round
-        while discovery.record.round <= asked_after:
-            await discovery.news.wait()
-        try:
-            admitted = await ask()
-        except HetpeerError as error:
-            emit(Progress(f"still on trial: {error}"))
-            continue
-        if not admitted.card.on_trial:
-            discovery.signer.card = admitted.signed_card  # and, in the same breath, the record that goes with it
-            discovery.tell(on_trial=False, slot=admitted.card.slot)
-    await discovery.publish()
-    emit(Progress("the trial is over: what this peer contributes counts from now on"))

@@ -7,6 +7,7 @@ from protocol.errors import RefusedError
 from protocol.identity import PeerId
 from protocol.manifest import check_manifest
 from protocol.trust.membership_card import Card
+from protocol.trust.records import PeerRecord
 
 MANIFEST = check_manifest({"model": {"preset": "nano"}, "replicas": {"groups": 2, "datacenters": 2, "stages": 2}})
 
@@ -135,3 +136,21 @@ def test_who_comes_back_when_its_slot_has_been_given_away_gets_another_and_keeps
         assert admit(places, f"old {role}", role) == Place(role, stage, more)
     places.recall(Card(PeerId("o"), "observer", 0, 0), "observer", 0.0)
     assert admit(places, "o", "observer") == Place("observer", 0, 0)
+
+
+@pytest.mark.parametrize(("role", "stage", "beside"), [("datacenter", 0, 2), ("volunteer", 1, 1)])
+def test_of_two_that_two_nodes_gave_one_slot_the_higher_id_gets_another(role, stage, beside):
+    places = admission()
+    same = PeerRecord(peer_id=PeerId("Qm1"), address="h:1", role=role, stage=stage, slot=3 if stage == 0 else 0)
+    for each in ("Qm1", "Qm2"):
+        places.see(same.model_copy(update={"peer_id": each}), 0.0)
+    both = ("Qm1", "Qm2")
+    assert admit(places, "Qm1", role, stage, both).slot == same.slot
+    assert admit(places, "Qm2", role, stage, ("Qm2",)).slot == same.slot  # the other is gone
+    assert admit(places, "Qm2", role, stage, both).slot == beside
+    assert admit(places, "Qm2", role, stage, both).slot == beside
+
+
+def test_observers_read_nothing_and_all_have_one_slot():
+    places = admission()
+    assert {admit(places, name, "observer", alive="ab").slot for name in "abab"} == {0}

@@ -1,5 +1,5 @@
 """A certificate is replaced before its end, and who cannot replace it says so: time is played, and nobody waits. A
-newcomer on trial asks for a better card."""
+newcomer on trial asks for a better card, and one of two with the same slot for another."""
 
 import asyncio
 import time
@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from peer.network.admission import LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, keep_renewing, stand_trial
 from peer.network.discovery import Discovery
+from peer.network.kept_place import (
+    LEAST_PAUSE_SECONDS,
+    MOST_PAUSE_SECONDS,
+    has_first_claim,
+    keep_a_slot,
+    keep_renewing,
+    stand_trial,
+)
 from peer.telemetry.events import CertificateRenewed, Event, Progress
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.identity import PeerId
 from protocol.net.channels import Credentials
 from protocol.trust import certificates
 from protocol.trust.membership_card import Authority, Card, Signer, issue
@@ -212,3 +220,66 @@ def test_who_is_not_on_trial_asks_nobody():
     newcomer = Newcomer([], on_trial=False)
     asyncio.run(asyncio.wait_for(newcomer.stand(0), 30))
     assert (newcomer.asked_in, newcomer.said) == ([], [])
+
+
+# The slot
+
+FIRST, LAST = (PeerId(f"Qm{letter}") for letter in "AZ")  # before Ann's, and behind it
+
+
+def beside(peer: PeerId, **changes: Any) -> PeerRecord:
+    fields = {"peer_id": peer, "address": "h:2", "role": "volunteer", "stage": 1, "slot": 0, "sequence": 1}
+    return PeerRecord(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("other", "first"),
+    [
+        (beside(FIRST), True),
+        (beside(LAST), False),
+        (beside(FIRST, slot=1), False),
+        (beside(FIRST, stage=2), False),
+        (beside(FIRST, role="datacenter"), False),
+        (beside(FIRST, gone=True), False),
+    ],
+)
+def test_who_has_the_first_claim_on_a_slot(other: PeerRecord, first: bool):
+    discovery = Newcomer([], on_trial=False).discovery
+    assert FIRST < ANN.peer_id < LAST
+    assert has_first_claim(discovery) is None
+    discovery.meet(other, in_person=False)
+    assert (has_first_claim(discovery) is not None) == first
+
+
+def test_of_two_observers_neither_gives_way():
+    discovery = Newcomer([], on_trial=False).discovery
+    discovery.tell(role="observer", stage=0)
+    discovery.meet(beside(FIRST, role="observer", stage=0), in_person=False)
+    assert has_first_claim(discovery) is None
+
+
+def test_who_has_no_claim_to_its_slot_takes_another_with_the_card_for_it():
+    ann = Newcomer([], on_trial=False)
+    moved = Card(ANN.peer_id, "volunteer", 1, 5, False)
+    asked = []
+
+    async def ask() -> Any:
+        asked.append(ann.discovery.record.slot)
+        return SimpleNamespace(card=moved, signed_card=issue(OPERATOR, RUN, moved))
+
+    async def scene() -> None:
+        keeping = asyncio.create_task(keep_a_slot(ann.discovery, ask, ann.said.append))
+        await asyncio.sleep(0)
+        assert asked == []
+        ann.discovery.meet(beside(FIRST), in_person=False)
+        while not ann.said:
+            await ann.discovery.news.wait(1.0)
+        ann.discovery.meet(beside(LAST, slot=5), in_person=False)  # who comes later to the new one, and has to go
+        await asyncio.sleep(0)
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert asked == [0]
+    assert read_record(ann.dht.last, ANN.peer_id, AUTHORITY).slot == 5
+    assert AUTHORITY.read(ann.discovery.signer.card) == moved
+    assert ann.said == [Progress("peer QmA had slot 0 as well; this peer has 5 now")]
