@@ -36,7 +36,8 @@ class TorchThread:
 def _set_up(threads: int, niceness: int) -> None:
     import torch
 
-    from peer.compute.capacity import lower_priority
+    from peer.compute.capacity import give_large_blocks_back, lower_priority
 
     lower_priority(niceness)  # before OpenMP's threads begin, which inherit it
+    give_large_blocks_back()
     torch.set_num_threads(threads)  # OpenMP counts threads for each calling thread apart

@@ -1,5 +1,6 @@
 """What this machine has, what a place in the run takes of it, and what the process gives back."""
 
+import ctypes
 import gc
 import os
 import sys
@@ -29,6 +30,12 @@ FOLLOWED_BYTES = 12
 
 LAYER_ACTIVATION_VALUES = 20
 """fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
+
+
+M_MMAP_THRESHOLD = -3
+"""glibc's name for the size from which a block is the system's own; setting it keeps glibc from raising it."""
+
+LARGE_BLOCK_BYTES = 4 * 2**20
 
 
 def find_device(name: DeviceName) -> torch.device:
@@ -95,6 +102,14 @@ def give_memory_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def give_large_blocks_back() -> None:
+    """Let the C library give each large block of memory back to the system when it is freed, for as long as this process
+    lives. By itself glibc keeps more and more of them for later, whose gaps then fit nothing: as much again as the
+    activations of a step take. Elsewhere than on Linux with glibc this does nothing."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def lower_priority(niceness: int) -> None:

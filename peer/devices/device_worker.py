@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.capacity import lower_priority
+from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
 from peer.devices.messages import Answer, Begin, Order, answer, take
 from peer.devices.weights import EMBEDDING_STAGE, embedding_key
@@ -265,6 +265,7 @@ def _listen(connection: "Connection[bytes, bytes]", orders: OrderQueue, rendezvo
 def _begin(begin: Begin, rank: int) -> Shard:
     """Meet the other processes, and make this one's share of the model."""
     lower_priority(begin.niceness)  # before torch's threads begin, which inherit it
+    give_large_blocks_back()
     torch.set_num_threads(begin.threads)
     device = torch.device(begin.device, rank) if begin.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":

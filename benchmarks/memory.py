@@ -1,0 +1,117 @@
+"""What peers take of memory, beside what `hetpeer plan`, `doctor` and `join` say that they take.
+
+Each row is a process of its own that imports what a daemon imports, takes up the first weights from disk, and goes through two
+rounds as a peer of that role does: passes of microbatches with as many in flight as its stage must have, an inner step,
+a contribution, a checkpoint, the others' contributions, the next state, a snapshot, an evaluation where the role has one. Only
+the network is not there. The peak is the kernel's count (Linux), of all of it; what tensors the trainer and the outer state hold
+between two steps is counted in them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.planning.memory import Duty, memory_of, trained_values
+from protocol.manifest import Manifest, check_manifest
+
+GB = 1e9
+
+STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One process. `stage`: a volunteer's, of four."""
+
+    preset: str
+    role: str
+    stage: int = 0
+    memory: str = "keep"
+    microbatch: int = 1
+
+    @property
+    def manifest(self) -> Manifest:
+        """The run: two groups and a datacenter, where a round has three contributions."""
+        return check_manifest(
+            {
+                "model": {"preset": self.preset},
+                "replicas": {"groups": 2, "datacenters": 1, "stages": STAGES, "compression": 8},
+                "inner": {"microbatch": self.microbatch, "sequences": STAGES * self.microbatch},
+            }
+        )
+
+    @property
+    def duty(self) -> Duty:
+        """What it does."""
+        role: Any = "observer" if self.role == "holder" else self.role
+        return Duty(role, self.stage, holds=self.role == "holder", recompute=self.memory == "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Bytes. `device_bytes` and `host_bytes`: of tensors that are held between two inner steps; `measured_bytes`: the most
+    that the whole process took; `estimate_bytes`: what the memory model says of it. `share`: estimate / measured − 1."""
+
+    role: str
+    preset: str
+    stage: int | None
+    memory: str
+    microbatch: int
+    device_bytes: int
+    host_bytes: int
+    measured_bytes: int
+    estimate_bytes: int
+    share: float
+    device_bytes_a_parameter: float
+    host_bytes_a_parameter: float
+
+
+CASES = {
+    "tiny": [
+        *(Case("tiny", "volunteer", stage, memory, 4) for stage in range(STAGES) for memory in ("keep", "recompute")),
+        Case("tiny", "datacenter", microbatch=4),
+        Case("tiny", "datacenter", memory="recompute", microbatch=4),
+        Case("tiny", "observer", microbatch=4),
+        Case("tiny", "holder"),
+    ],
+    "178m": [
+        *(Case("178m", "volunteer", stage) for stage in (0, 1, 3)),
+        *(Case("178m", "volunteer", stage, "recompute") for stage in (0, 3)),
+        Case("178m", "datacenter", memory="recompute"),
+        Case("178m", "observer"),
+        Case("178m", "holder"),
+    ],
+    "512m": [Case("512m", "volunteer", stage, "recompute") for stage in (0, 1, 3)],
+    "1b": [Case("1b", "volunteer", stage, "recompute") for stage in (0, 1, 3)],
+}
+
+
+def measured(case: Case) -> Row:
+    """One case, in a fresh process."""
+    with tempfile.TemporaryDirectory(prefix="hetpeer-memory-") as folder:
+        for step in ("prepare", "live"):
+            command = [sys.executable, "-m", "benchmarks.watched.lifetime", step, folder, json.dumps(asdict(case))]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        counted = json.loads(output)
+    manifest = case.manifest
+    estimate = memory_of(manifest, case.duty).total
+    values = trained_values(manifest, case.duty)
+    return Row(
+        role=case.role,
+        preset=case.preset,
+        stage=case.stage if case.role == "volunteer" else None,
+        memory=case.memory,
+        microbatch=case.microbatch,
+        device_bytes=counted["device"],
+        host_bytes=counted["host"],
+        measured_bytes=counted["peak"],
+        estimate_bytes=estimate,
+        share=estimate / counted["peak"] - 1,
+        device_bytes_a_parameter=counted["device"] / values if values else 0.0,
+        host_bytes_a_parameter=counted["host"] / values if values else 0.0,
+    )
