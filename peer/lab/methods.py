@@ -257,7 +257,7 @@ class PerStep:
         te_VD = self.weights[EMBEDDING][EMBEDDING_TENSOR].detach()
         for stage in whole.stages:
             own = {name: each.detach() for name, each in self.weights[stage_part(stage.index)].items()}
-            stage.start_from(own, te_VD, te_VD)
+            stage.start_from(own, te_VD)
         with bench.workshop.computing():
             loss = whole.gradients(batch_SM)
         for stage in whole.stages:

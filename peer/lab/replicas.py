@@ -62,7 +62,7 @@ class SubspaceTable(Embedding):
         self.start_Vd.copy_(self.ts_Vd)
 
     @torch.no_grad()
-    def moved(self) -> Tensor:
+    def moved(self, start_Vd: Tensor) -> Tensor:
         return self.start_Vd - self.ts_Vd
 
     @torch.no_grad()
