@@ -33,7 +33,7 @@ class Replica(Protocol):
         """Keep no longer the θ that the inner loop started from: its Δ is where it belongs."""
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep."""
+        """AdamW's state, to be written or copied before the next step."""
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
@@ -116,7 +116,7 @@ class WholeReplica:
             stage.forget_start()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state of all stages, to keep."""
+        """AdamW's state of all stages, to be written or copied before the next step."""
         return {name: tensor for stage in self.stages for name, tensor in stage.optimizer_tensors().items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:

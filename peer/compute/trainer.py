@@ -211,15 +211,23 @@ class StageTrainer:
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep; of a token embedding whose k may change, with the most columns that it may have."""
-        tensors = self._with_columns(self.optimizer.tensors(), self.manifest.k)
+        """AdamW's state, to be written or copied before the next step, as these are the tensors that it changes; of a
+        token embedding whose k may change, with the most columns that it may have."""
+        tensors = self.optimizer.tensors()
+        for name in self._moments_of_embedding if tensors else ():
+            tensors[name] = inner.resized(tensors[name], self.manifest.k)
         return {f"{self.index}.{name}": tensor for name, tensor in tensors.items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
-        prefix = f"{self.index}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        self.optimizer.load(self._with_columns(own, self.manifest.at(self.compression).k))
+        prefix, moments, columns = f"{self.index}.", self._moments_of_embedding, self.manifest.at(self.compression).k
+
+        def read(name: str) -> Tensor:
+            tensor = tensors[prefix + name]
+            return inner.resized(tensor, columns) if name in moments else tensor
+
+        own = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+        self.optimizer.load(OnDemand({name: partial(read, name) for name in own}))
 
     @property
     def optimizer_shapes(self) -> dict[str, Shape]:
@@ -234,10 +242,6 @@ class StageTrainer:
         if self.embedding is None or self.kind == "datacenter" or len(self.manifest.compressions) == 1:
             return []
         return [f"{len(self.parameters) - 1}.{name}" for name in inner.MOMENTS]
-
-    def _with_columns(self, tensors: Mapping[str, Tensor], columns: int) -> dict[str, Tensor]:
-        moments = [name for name in self._moments_of_embedding if name in tensors]
-        return {**tensors, **{name: inner.resized(tensors[name], columns) for name in moments}}
 
     @property
     def warmed_up(self) -> bool:
@@ -255,8 +259,8 @@ class StageTrainer:
                 parameter.grad.zero_()
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
-        """Δ = θ_start − θ_end of every part this stage authors, float32, on the CPU, where the outer state lives (paper,
-        equation 1). Each tensor is made when it is asked for, from the weights as they are then.
+        """Δ = θ_start − θ_end of every part this stage authors (paper, equation 1): float32, on the CPU, where the
+        outer state lives. Each tensor is made when it is asked for, from the weights as they are then.
 
         Raises:
             RuntimeError: no inner loop has begun, or its start has been forgotten.

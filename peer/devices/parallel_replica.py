@@ -116,7 +116,7 @@ class ShardedReplica:
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no state."""
-        self.moments = tensors
+        self.moments = dict(tensors)
         if self.crew is not None:
             with suppress(LostMemberError):  # those that are started next get them, too
                 self._load_moments()

@@ -133,7 +133,7 @@ def test_a_loop_whose_start_is_forgotten_has_no_delta():
 
 @pytest.mark.parametrize("precision", [Arithmetic(), Arithmetic(compiled=True)])
 def test_a_replica_evaluates_in_its_own_weights_and_trains_on_as_if_it_had_not(precision: Arithmetic):
-    """What is compiled for training is not for evaluating: no compiler is needed, and the loss is that of all others."""
+    """What is compiled for training is not for evaluating: no compiler is needed, and the loss is all others'."""
     run, basis = manifest(2, 4), orthonormal(32)
     grids, held_out = genesis(run), batches(run, 1)[0]
     later = {part: {name: each + 2**16 for name, each in grid.items()} for part, grid in grids.items()}
