@@ -96,5 +96,5 @@ def _round(manifest: Manifest) -> None:
     delta = {name: torch.linspace(-1e-3, 1e-3, tensor.numel()).view_as(tensor) for name, tensor in genesis.items()}
     blob, sent = state.contribute(RUN, 1, PeerId("QmMe"), 1, delta)
     state.replace([], [decode(blob, manifest), sent])
-    state.fold([sent])
+    state.closed([[sent]])
     state.put_back(sent)

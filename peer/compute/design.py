@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, anchor_of
 from peer.model.number_format import number_format
 from peer.model.subspace import Boundary, DirectBoundary, Formats, SubspaceBoundary, WholeBoundary, nested
 from protocol.manifest import Manifest
@@ -24,7 +24,7 @@ Boundaries = Callable[[int], Boundary]
 @dataclass(frozen=True, slots=True)
 class Design:
     """`embedding` makes a token embedding; `boundaries` the boundaries of an inner loop that starts from TE [V, d],
-    which it needs if the design is `anchored`.
+    which it needs if the design is `anchored`, and may use up: T⊥ takes its memory.
 
     `basis_dk` is U if the token embedding must not leave its subspace in an inner loop; None if all of TE is trained.
     """
@@ -47,8 +47,7 @@ def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torc
 def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
     def boundaries(te_VD: Tensor | None) -> Boundaries:
         assert te_VD is not None
-        anchor_VD = split(te_VD, basis_dk)[1]
-        boundary = SubspaceBoundary(basis_dk, anchor_VD, _formats(manifest))
+        boundary = SubspaceBoundary(basis_dk, anchor_of(te_VD, basis_dk), _formats(manifest))
         return lambda stage: boundary
 
     return Design(lambda: FactoredEmbedding(manifest.model.vocabulary, basis_dk), boundaries, True, basis_dk)

@@ -5,13 +5,15 @@ we report the two apart (reference: HET, Table 1 and its note).
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peer.compute.design import Boundaries, Design, design
-from peer.compute.trainer import GridView
+from peer.compute.replica import WholeReplica
+from peer.compute.trainer import GridView, load_stage
 from peer.model.stage import Stage, loss
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -29,7 +31,7 @@ class Evaluates(Protocol):
 
 
 class Evaluator:
-    """The whole model, for evaluation only."""
+    """The whole model, for evaluation only, or in the weights of a replica that is between two rounds."""
 
     def __init__(
         self,
@@ -38,14 +40,20 @@ class Evaluator:
         held_out_SM: Tensor,
         device: torch.device,
         own_design: Design | None = None,
+        replica: WholeReplica | None = None,
     ) -> None:
-        """`held_out_SM` [sequences, L + 1] are token ids nobody trains on. `own_design` is the lab's of a group."""
+        """`held_out_SM` [sequences, L + 1] are token ids nobody trains on. `own_design` is the lab's of a group. With a
+        `replica` each evaluation takes its weights, and it must load a round before it trains again."""
         self.manifest = manifest
         self.through = (own_design or design(manifest, "group", basis_DD, device)).boundaries
         self.plain = design(manifest, "datacenter", None, device).boundaries
         self.held_out_SM = held_out_SM.to(device)
         self.device = device
-        self.stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+        self.replica = replica
+        if replica is not None:
+            self.stages = [each.stage for each in replica.stages]
+        else:
+            self.stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
 
     def compile(self) -> None:
         """Let torch compile every layer."""
@@ -54,12 +62,18 @@ class Evaluator:
 
     def evaluate(self, grids: Mapping[Part, GridView]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
+        if self.replica is not None:
+            self.replica.forget_start()
         for index, stage in enumerate(self.stages):
-            own = grids[stage_part(index)]
-            stage.load({name: to_float(tensor).to(self.device) for name, tensor in own.items()})
-        te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
-        with torch.no_grad():
-            return self._loss(te_VD, self.through(te_VD)), self._loss(te_VD, self.plain(te_VD))
+            load_stage(stage, grids[stage_part(index)])
+        te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
+        with torch.no_grad(), self._uncompiled():
+            return self._loss(te_VD, self.through(te_VD.clone())), self._loss(te_VD, self.plain(te_VD))
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """What a replica has had compiled is for its training: held-out losses are computed as by all others."""
+        compiled = self.replica is not None and self.replica.arithmetic.compiled
+        return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
     def _loss(self, te_VD: Tensor, boundaries: Boundaries) -> float:
         total = 0.0

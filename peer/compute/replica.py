@@ -26,11 +26,14 @@ class Replica(Protocol):
     def inner_step(self, batch_SM: Tensor, step: int) -> float:
         """One inner step on `batch_SM` [sequences, L + 1], number `step` of the run; its mean loss."""
 
-    def moved(self) -> dict[Part, dict[str, Tensor]]:
-        """Δ of every part of the model, on the CPU."""
+    def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
+        """Δ of every part of the model, on the CPU; to be used before the weights change again."""
+
+    def forget_start(self) -> None:
+        """Keep no longer the θ that the inner loop started from: its Δ is where it belongs."""
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep."""
+        """AdamW's state, to be written or copied before the next step."""
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
@@ -103,12 +106,17 @@ class WholeReplica:
             gradient = stage.backward(microbatch, gradient)
         return payload.item()
 
-    def moved(self) -> dict[Part, dict[str, Tensor]]:
-        """Δ of every part of the model."""
+    def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
+        """Δ of every part of the model, each tensor made when it is asked for."""
         return {part: tensors for stage in self.stages for part, tensors in stage.moved().items()}
 
+    def forget_start(self) -> None:
+        """Keep no longer the θ that the inner loop started from."""
+        for stage in self.stages:
+            stage.forget_start()
+
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state of all stages, to keep."""
+        """AdamW's state of all stages, to be written or copied before the next step."""
         return {name: tensor for stage in self.stages for name, tensor in stage.optimizer_tensors().items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:

@@ -7,19 +7,26 @@ machine: what comes back is G, and ∇X = G Uᵀ (paper, section 2.2).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
+from peer.compute.on_demand import OnDemand
 from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage, loss
+from peer.model.subspace import Boundary, DirectBoundary
 from peer.optim import inner
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, Shape
 from protocol.manifest import Manifest
+from protocol.tensor_formats import UNITS_PER_ONE
+
+NO_BOUNDARY: Boundary = DirectBoundary()
+"""Stands where the boundaries of a round are not known yet."""
 
 GridView = Mapping[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
@@ -67,6 +74,7 @@ class StageTrainer:
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer = inner.AdamW(self.parameters, manifest.inner)
+        self.start: dict[Part, GridView] = {}
         self.in_flight: dict[int, InFlight] = {}
         self.later: WeightGradients | None = None
         self.due: dict[int, WeightGradients] = {}
@@ -89,12 +97,18 @@ class StageTrainer:
         rounds).
         """
         starts = {**grids, **(ahead or {})}
-        own = {name: to_float(tensor).to(self.device) for name, tensor in starts[stage_part(self.index)].items()}
+        own = dict(starts[stage_part(self.index)])
+        load_stage(self.stage, own)
+        self.start = {stage_part(self.index): own}
         te_VD = start_VD = None
         if self.embedding is not None or self.design.anchored:
-            te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device)
-            start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR]).to(self.device) if self.first else None
-        self.start_from(own, te_VD, start_VD)
+            te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
+        if self.embedding is not None:
+            self.start = {EMBEDDING: dict(starts[EMBEDDING])} | self.start
+            start_VD = te_VD
+            if EMBEDDING in (ahead or {}):
+                start_VD = to_float(starts[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
+        self._begin(te_VD, start_VD)
 
     def compress(self, compression: int, grids: Mapping[Part, GridView]) -> None:
         """In a run that leaves k to its groups: send k = d / `compression` numbers a token from now on. `grids` are
@@ -113,21 +127,29 @@ class StageTrainer:
             self.parameters[-1].grad = torch.zeros_like(self.parameters[-1])
             self.optimizer.resize(-1, self.manifest.at(compression).k)
         elif EMBEDDING in grids:
-            self._meet_neighbours(to_float(grids[EMBEDDING][EMBEDDING_TENSOR]).to(self.device))
+            self._meet_neighbours(to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device)))
 
-    def start_from(self, own: dict[str, Tensor], te_VD: Tensor | None, start_VD: Tensor | None) -> None:
-        """Start from these weights of the stage, TE of the outer state for the boundaries, and `start_VD` to train."""
-        self.start = own
+    def start_from(self, own: Mapping[str, Tensor], te_VD: Tensor | None) -> None:
+        """Start from weights that no outer state has: those of the stage, and TE, where it has a say. How far they move
+        is not asked."""
         self.stage.load(own)
+        self.start = {}
+        self._begin(None if te_VD is None else te_VD.clone(), te_VD)
+
+    def _begin(self, te_VD: Tensor | None, start_VD: Tensor | None) -> None:
+        """Begin an inner loop whose token embedding starts from `start_VD`, and whose boundaries are those of TE, which
+        is used up."""
         if self.embedding is not None:
             assert te_VD is not None and start_VD is not None
             basis_dk = self.design.basis_dk
-            if basis_dk is not None:
+            if basis_dk is not None and start_VD is not te_VD:
                 start_VD = te_VD + (start_VD - te_VD) @ basis_dk @ basis_dk.T
             self.embedding.load(start_VD)
         self._meet_neighbours(te_VD)
 
     def _meet_neighbours(self, te_VD: Tensor | None) -> None:
+        """Take the boundaries that follow from TE, which is used up. The old ones go first, with their T⊥."""
+        self.before = self.behind = NO_BOUNDARY
         boundaries = self.design.boundaries(te_VD)
         self.before = boundaries(self.index - 1)
         self.behind = boundaries(self.index)
@@ -189,15 +211,23 @@ class StageTrainer:
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep; of a token embedding whose k may change, with the most columns that it may have."""
-        tensors = self._with_columns(self.optimizer.tensors(), self.manifest.k)
+        """AdamW's state, to be written or copied before the next step, as these are the tensors that it changes; of a
+        token embedding whose k may change, with the most columns that it may have."""
+        tensors = self.optimizer.tensors()
+        for name in self._moments_of_embedding if tensors else ():
+            tensors[name] = inner.resized(tensors[name], self.manifest.k)
         return {f"{self.index}.{name}": tensor for name, tensor in tensors.items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors` left it."""
-        prefix = f"{self.index}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        self.optimizer.load(self._with_columns(own, self.manifest.at(self.compression).k))
+        prefix, moments, columns = f"{self.index}.", self._moments_of_embedding, self.manifest.at(self.compression).k
+
+        def read(name: str) -> Tensor:
+            tensor = tensors[prefix + name]
+            return inner.resized(tensor, columns) if name in moments else tensor
+
+        own = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+        self.optimizer.load(OnDemand({name: partial(read, name) for name in own}))
 
     @property
     def optimizer_shapes(self) -> dict[str, Shape]:
@@ -212,10 +242,6 @@ class StageTrainer:
         if self.embedding is None or self.kind == "datacenter" or len(self.manifest.compressions) == 1:
             return []
         return [f"{len(self.parameters) - 1}.{name}" for name in inner.MOMENTS]
-
-    def _with_columns(self, tensors: Mapping[str, Tensor], columns: int) -> dict[str, Tensor]:
-        moments = [name for name in self._moments_of_embedding if name in tensors]
-        return {**tensors, **{name: inner.resized(tensors[name], columns) for name in moments}}
 
     @property
     def warmed_up(self) -> bool:
@@ -232,14 +258,37 @@ class StageTrainer:
             if parameter.grad is not None:
                 parameter.grad.zero_()
 
-    def moved(self) -> dict[Part, dict[str, Tensor]]:
-        """Δ = θ_start − θ_end of every part this stage authors, float32 (paper, equation 1).
+    def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
+        """Δ = θ_start − θ_end of every part this stage authors (paper, equation 1): float32, on the CPU, where the
+        outer state lives. Each tensor is made when it is asked for, from the weights as they are then.
 
-        On the CPU, where the outer state lives.
+        Raises:
+            RuntimeError: no inner loop has begun, or its start has been forgotten.
         """
-        with torch.no_grad():
-            own = {name: (self.start[name] - tensor).cpu() for name, tensor in self.stage.tensors().items()}
-            parts: dict[Part, dict[str, Tensor]] = {stage_part(self.index): own}
-            if self.embedding is not None:
-                parts = {EMBEDDING: {EMBEDDING_TENSOR: self.embedding.moved().cpu()}} | parts
-        return parts
+        if not self.start:
+            raise RuntimeError("an inner loop whose start is not known has no Δ")
+        return {
+            part: OnDemand({name: partial(self._delta, part, name, start) for name, start in tensors.items()})
+            for part, tensors in self.start.items()
+        }
+
+    @torch.no_grad()
+    def _delta(self, part: Part, name: str, start: Tensor) -> Tensor:
+        """How far one tensor has moved from `start`, in units of 2⁻²⁶."""
+        began = to_float(start.to(self.device))
+        if part == EMBEDDING:
+            assert self.embedding is not None
+            return self.embedding.moved(began).cpu()
+        return began.sub_(self.stage.get_parameter(name)).cpu()
+
+    def forget_start(self) -> None:
+        """The inner loop is over, and its Δ is where it belongs: keep no longer the θ that it started from."""
+        self.start = {}
+
+
+def load_stage(stage: Stage, grid: GridView) -> None:
+    """Load a stage from the outer state, tensor by tensor: integers become floats in the weights' own memory."""
+    stage.load(grid)
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter.div_(UNITS_PER_ONE)

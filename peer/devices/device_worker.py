@@ -153,7 +153,7 @@ class Shard:
         """
         self.load(weights)
         group = design(self.manifest, "group", basis_DD, self.device)
-        te_VD = weights[embedding_key(self.manifest)].to(self.device) if group.anchored else None
+        te_VD = weights[embedding_key(self.manifest)].to(self.device, copy=True) if group.anchored else None
         through = self._held_out_loss(held_out_EM, group.boundaries(te_VD))
         return through, self._held_out_loss(held_out_EM, None)
 

@@ -96,11 +96,14 @@ class ShardedReplica:
             parcel.tensors["batch"].copy_(batch_SM)
             return self._tell("step", parcel, step)[0].numbers[0]
 
-    def moved(self) -> dict[Part, dict[str, Tensor]]:
+    def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
         """Δ of every part of the model, float32, on the CPU. Raises as `load` does."""
         with packed(weights_layout(self.manifest)) as parcel:
             self._tell("moved", parcel)
         return by_part(parcel.tensors, self.manifest)
+
+    def forget_start(self) -> None:
+        """The processes have the start of an inner loop by the rows of each; nothing of it is here."""
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later go on
@@ -113,7 +116,7 @@ class ShardedReplica:
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no state."""
-        self.moments = tensors
+        self.moments = dict(tensors)
         if self.crew is not None:
             with suppress(LostMemberError):  # those that are started next get them, too
                 self._load_moments()

@@ -143,7 +143,7 @@ def _trainer(manifest: Manifest, stage: int, device: torch.device) -> StageTrain
         for part in parts_followed(manifest, stage)
     }
     te_VD = next(iter(weights[EMBEDDING].values())) if EMBEDDING in weights else None
-    trainer.start_from(weights[stage_part(stage)], te_VD, te_VD if stage == 0 else None)
+    trainer.start_from(weights[stage_part(stage)], te_VD)
     return trainer
 
 

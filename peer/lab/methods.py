@@ -204,8 +204,8 @@ class DiLoCo:
                 mean = tensor / len(bench.replicas)
                 velocity = velocities[name].mul_(self.momentum).add_(mean)
                 step = self.manifest.outer.learning_rate * (mean + self.momentum * velocity)
-                grid = bench.grids[part][name]
-                grid.copy_(to_int32(grid.to(torch.int64) - to_units(step), name))
+                grid = bench.grids[part]
+                grid[name] = to_int32(grid[name].to(torch.int64) - to_units(step), name)
                 self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)
         return dict.fromkeys(bench.grids, len(bench.replicas))
 
@@ -240,7 +240,7 @@ class PerStep:
             self.sent_bytes += 4 * sum(each.numel() for each in self.optimizer.parameters) * len(bench.replicas)
         for part, tensors in self.weights.items():
             for name, tensor in tensors.items():
-                bench.grids[part][name].copy_(to_int32(to_units(tensor.detach().cpu()), name))
+                bench.grids[part][name] = to_int32(to_units(tensor.detach().cpu()), name)
         return dict.fromkeys(bench.grids, len(bench.replicas))
 
     def begin(self, bench: Bench) -> None:
@@ -257,7 +257,7 @@ class PerStep:
         te_VD = self.weights[EMBEDDING][EMBEDDING_TENSOR].detach()
         for stage in whole.stages:
             own = {name: each.detach() for name, each in self.weights[stage_part(stage.index)].items()}
-            stage.start_from(own, te_VD, te_VD)
+            stage.start_from(own, te_VD)
         with bench.workshop.computing():
             loss = whole.gradients(batch_SM)
         for stage in whole.stages:

@@ -133,8 +133,7 @@ def load_lab(lab: Lab, path: Path) -> Any:
         raise ResourceError(f"{path} is damaged: {error}; remove it to begin this run anew") from None
     lab.done, lab.method.sent_bytes = numbers["done"], numbers["sent_bytes"]
     for part, grid in lab.bench.grids.items():
-        for name, tensor in grid.items():
-            tensor.copy_(tensors[f"grid/{part}/{name}"])
+        grid.update({name: tensors[f"grid/{part}/{name}"] for name in grid})
     for replica in lab.bench.replicas:
         for part, state in replica.outer.items():
             state.error_feedback = _under(tensors, f"error/{replica.slot}/{part}/")

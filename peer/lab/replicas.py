@@ -62,7 +62,7 @@ class SubspaceTable(Embedding):
         self.start_Vd.copy_(self.ts_Vd)
 
     @torch.no_grad()
-    def moved(self) -> Tensor:
+    def moved(self, start_Vd: Tensor) -> Tensor:
         return self.start_Vd - self.ts_Vd
 
     @torch.no_grad()
@@ -193,9 +193,7 @@ class Workshop:
         name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
         optimizers = [optimizer(stage, self.switches) for stage in self.wholes[kind].stages]
         outer = {
-            part: OuterState(
-                self.manifest, part, {}, grid, {name: torch.zeros_like(each) for name, each in grid.items()}
-            )
+            part: OuterState(self.manifest, part, grid, {name: torch.zeros_like(each) for name, each in grid.items()})
             for part, grid in grids.items()
         }
         return LabReplica(name, slot, kind, optimizers, outer)

@@ -25,8 +25,14 @@ def split(te_Vd: Tensor, basis_dk: Tensor) -> tuple[Tensor, Tensor]:
     return z_Vk, te_Vd - z_Vk @ basis_dk.T
 
 
+@torch.no_grad()
+def anchor_of(te_Vd: Tensor, basis_dk: Tensor) -> Tensor:
+    """T⊥ [V, d] as `split` gives it, in the memory of TE, which is used up."""
+    return te_Vd.sub_(te_Vd @ basis_dk @ basis_dk.T)
+
+
 class Embedding(nn.Module, ABC):
-    """What the trainer needs of a token embedding: one parameter, a start, and how far it has moved."""
+    """What the trainer needs of a token embedding: one parameter, and how far it has moved."""
 
     @abstractmethod
     def forward(self, tokens_BL: Tensor) -> Tensor:
@@ -41,8 +47,9 @@ class Embedding(nn.Module, ABC):
         """
 
     @abstractmethod
-    def moved(self) -> Tensor:
-        """TE_start − TE_end [V, d]: the Δ of the inner loop (HET, equation 1); no gradient."""
+    def moved(self, start_Vd: Tensor) -> Tensor:
+        """TE_start − TE_end [V, d]: the Δ of the inner loop that began at TE = `start_Vd` (HET, equation 1); no
+        gradient. What is trained in a subspace has kept its start, which is smaller."""
 
 
 class FactoredEmbedding(Embedding):
@@ -69,25 +76,22 @@ class FactoredEmbedding(Embedding):
     @torch.no_grad()
     def load(self, te_Vd: Tensor) -> None:
         require_shape(te_Vd, self.anchor_Vd)
-        z_Vk, anchor_Vd = split(te_Vd.to(self.basis_dk), self.basis_dk)
-        self.z_Vk.copy_(z_Vk)
-        self.start_Vk.copy_(z_Vk)
-        self.anchor_Vd.copy_(anchor_Vd)
+        te_Vd = te_Vd.to(self.basis_dk)
+        torch.matmul(te_Vd, self.basis_dk, out=self.start_Vk)
+        torch.sub(te_Vd, self.start_Vk @ self.basis_dk.T, out=self.anchor_Vd)
+        self.z_Vk.copy_(self.start_Vk)
 
     @torch.no_grad()
-    def moved(self) -> Tensor:
+    def moved(self, start_Vd: Tensor) -> Tensor:
         return (self.start_Vk - self.z_Vk) @ self.basis_dk.T
 
 
 class DenseEmbedding(Embedding):
     """TE[x] in a datacenter replica, or where compression is off: all of TE [V, d] is the parameter."""
 
-    start_Vd: Tensor
-
     def __init__(self, vocabulary: int, d: int) -> None:
         super().__init__()
         self.te_Vd = nn.Parameter(torch.empty(vocabulary, d))
-        self.register_buffer("start_Vd", torch.empty_like(self.te_Vd), persistent=False)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         return F.embedding(tokens_BL, self.te_Vd)
@@ -96,11 +100,10 @@ class DenseEmbedding(Embedding):
     def load(self, te_Vd: Tensor) -> None:
         require_shape(te_Vd, self.te_Vd)
         self.te_Vd.copy_(te_Vd)
-        self.start_Vd.copy_(te_Vd)
 
     @torch.no_grad()
-    def moved(self) -> Tensor:
-        return self.start_Vd - self.te_Vd
+    def moved(self, start_Vd: Tensor) -> Tensor:
+        return start_Vd - self.te_Vd
 
 
 def require_shape(te_Vd: Tensor, ours_Vd: Tensor) -> None:

@@ -21,7 +21,7 @@ OUT_OF_RANGE = "left the grid's range of ±32"
 
 def to_float(grid: Tensor) -> Tensor:
     """int32 units → float32 weights. Multiplying by a power of two is exact."""
-    return grid.to(torch.float32) / UNITS_PER_ONE
+    return grid.to(torch.float32, copy=True).div_(UNITS_PER_ONE)
 
 
 def to_units(values: Tensor) -> Tensor:

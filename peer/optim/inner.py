@@ -62,8 +62,8 @@ class AdamW:
         torch._foreach_zero_(gradients)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, on the CPU, by number of parameter and name."""
-        return {f"{i}.{name}": each.cpu().clone() for name, of in self.state.items() for i, each in enumerate(of)}
+        """Its state, by number of parameter and name: the tensors themselves, which the next step changes."""
+        return {f"{i}.{name}": each for name, of in self.state.items() for i, each in enumerate(of)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what `tensors` gave; nothing is no state, and leaves this one."""

@@ -10,7 +10,7 @@ F is a function of the set S of contributions, and equal sets give equal bits. W
 `peer.optim.clipping` leaves of them, which is a function of the set as well.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,17 +35,21 @@ Grid = dict[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
 
 
+Change = tuple[kernels.Positions, kernels.Terms]
+"""Distinct row-major places of a tensor, and what is subtracted there."""
+
+
 @dataclass(slots=True)
 class OuterState:
-    """What a peer keeps of one part across rounds.
+    """What a peer keeps of one part across rounds: 8 bytes a value where it contributes, 4 where it only follows.
 
-    `folded` is θ after the closed rounds; `grid` is θ now: F(S) of each open round is taken off as well, and
-    changes with S. `error_feedback` is the peer's own, where it contributes.
+    `grid` is θ now: F(S) of each closed and of each open round is taken off, and changes with S while the round is
+    open. A tensor of it is never written to: where θ changes, another tensor takes its place. So whoever has taken the
+    tensors of an earlier θ keeps that θ. `error_feedback` is the peer's own, where it contributes.
     """
 
     manifest: Manifest
     part: Part
-    folded: Grid
     grid: Grid
     error_feedback: Grid
 
@@ -54,8 +58,7 @@ class OuterState:
         """The state before round 1: the genesis weights, and an empty error feedback."""
         grid = {name: genesis[name].to(torch.int32, copy=True) for name in part_layout(manifest, part)}
         empty = {name: torch.zeros_like(tensor) for name, tensor in grid.items()} if author else {}
-        folded = {name: tensor.clone() for name, tensor in grid.items()}
-        return OuterState(manifest, part, folded, grid, empty)
+        return OuterState(manifest, part, grid, empty)
 
     def contribute(
         self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor], slot: int = 0
@@ -102,15 +105,14 @@ class OuterState:
         """A round's set has changed: θ ← θ + F(before) − F(after).
 
         Raises:
-            DivergedError: a weight would leave the grid.
+            DivergedError: a weight would leave the grid. Nothing is changed then.
         """
-        if not before:
-            subtract_term(self.grid, after, self.manifest)
-            return
-        layout = part_layout(self.manifest, self.part)
-        removed, added = (outer_term(each, layout, self.manifest) for each in (before, after))
-        for name, tensor in self.grid.items():
-            self.grid[name] = to_int32(tensor.to(torch.int64) + removed[name] - added[name], name)
+        for name, change in _changes(self.grid, before, after, self.manifest).items():
+            self.grid[name] = _less(self.grid[name], change)
+
+    def adopt(self, grid: Mapping[str, Tensor]) -> None:
+        """Take the place of θ by the state of others. Its tensors are this peer's from now on."""
+        self.grid = dict(grid)
 
     def with_own(self, own: Contribution) -> Grid:
         """θ − F({own}): where a replica starts when of a round's set nothing but its own contribution is there yet.
@@ -118,17 +120,21 @@ class OuterState:
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        grid = {name: tensor.clone() for name, tensor in self.grid.items()}
-        subtract_term(grid, [own], self.manifest)
-        return grid
+        changes = _changes(self.grid, [], [own], self.manifest)
+        return {**self.grid, **{name: _less(self.grid[name], change) for name, change in changes.items()}}
 
-    def fold(self, contributions: Sequence[Contribution]) -> None:
-        """Close a round whose set is in `grid` already.
+    def closed(self, open: Iterable[Sequence[Contribution]]) -> Grid:
+        """θ + Σ F(S) over the open rounds: θ after the closed ones alone. `open` are the sets that are in `grid`, those
+        of the last round first, so that what is computed on the way is θ after each of the rounds.
 
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        subtract_term(self.folded, contributions, self.manifest)
+        grid = dict(self.grid)
+        for contributions in open:
+            for name, change in _changes(grid, contributions, [], self.manifest).items():
+                grid[name] = _less(grid[name], change)
+        return grid
 
 
 def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
@@ -177,8 +183,10 @@ def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: 
 
 def _sparse_term(
     contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
-) -> tuple[kernels.Positions, kernels.Terms]:
+) -> Change:
     """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
+    if not contributions:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     outer = manifest.outer
     grid = chunk_grid(shape, outer.chunk_side, outer.top_k)
     sparse = [contribution.tensors[name] for contribution in contributions]
@@ -194,21 +202,40 @@ def _sparse_term(
     )
 
 
-def subtract_term(grid: Mapping[str, Tensor], contributions: Sequence[Contribution], manifest: Manifest) -> None:
-    """θ ← θ − F(S) in place; int32, on the CPU. Coordinates that nobody sent stay as they are, and are not visited.
+def _changes(
+    grid: Grid, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest
+) -> dict[str, Change]:
+    """F(after) − F(before), of the tensors in which anybody sent something. Other coordinates are not visited.
 
     Raises:
-        DivergedError: a weight would leave the grid. Nothing is changed then.
+        DivergedError: a weight of θ + F(before) − F(after) would leave the grid.
     """
-    changes = []
+    changes: dict[str, Change] = {}
     for name, tensor in grid.items():
-        flat = tensor.view(-1).numpy()
-        places, terms = _sparse_term(contributions, name, tuple(tensor.shape), manifest)
-        if not kernels.fits(flat, places, terms):
+        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest) for each in (before, after))
+        places, terms = _difference(added, removed)
+        if not kernels.fits(tensor.view(-1).numpy(), places, terms):
             raise DivergedError(f"{name} {OUT_OF_RANGE}")
-        changes.append((flat, places, terms))
-    for change in changes:
-        kernels.take_out(*change)
+        if len(places):
+            changes[name] = places, terms
+    return changes
+
+
+def _difference(one: Change, other: Change) -> Change:
+    """One term less the other."""
+    if not len(other[0]):
+        return one
+    places, at = np.unique(np.concatenate((one[0], other[0])), return_inverse=True)
+    terms = np.zeros(len(places), np.int64)
+    np.add.at(terms, at, np.concatenate((one[1], -other[1])))
+    return places, terms
+
+
+def _less(tensor: Tensor, change: Change) -> Tensor:
+    """A new tensor with the change subtracted."""
+    fresh = tensor.clone()
+    kernels.take_out(fresh.view(-1).numpy(), *change)
+    return fresh
 
 
 def top_k(values: Tensor, grid: ChunkGrid) -> SparseTensor:

@@ -16,17 +16,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from peer.optim.outer import Grid
 from peer.store.disk import CHECKPOINTS_KEPT
+from peer.store.tensor_file import TensorFile, write_tensors
 from protocol.errors import ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part, PeerId
@@ -81,13 +80,13 @@ class PartCheckpoint:
     """One part: its error feedback (empty where this peer authors nothing), and its own last contribution, if any."""
 
     state: PartState
-    error_feedback: Grid = field(default_factory=dict)
+    error_feedback: Mapping[str, Tensor] = field(default_factory=dict)
     contribution: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint in memory, as `write` takes it and `candidates` returns it."""
+    """A checkpoint, as `write_checkpoint` takes it and `candidates` returns it: tensors in memory, or in its files."""
 
     round: int
     contributed: int
@@ -96,8 +95,9 @@ class Checkpoint:
     handovers: Handovers = field(default_factory=Handovers)
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOINTS_KEPT) -> None:
-    """Write a checkpoint; when this returns, it outlives a power cut. Of all there are, the last `keep` stay.
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOINTS_KEPT) -> Mapping[str, Tensor]:
+    """Write a checkpoint, tensor by tensor; when this returns, it outlives a power cut. Of all there are, the last
+    `keep` stay. Returns AdamW's state as it lies in this one, to be read from there.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.
@@ -108,8 +108,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        files: dict[str, str] = {}
-        for name, data in _files(checkpoint):
+        files = {name: write_tensors(partial / name, tensors) for name, tensors in _tensors(checkpoint)}
+        for name, data in _blobs(checkpoint):
             write_atomically(partial / name, data)
             files[name] = hashlib.sha256(data).hexdigest()
         handovers = checkpoint.handovers
@@ -129,18 +129,23 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
         raise ResourceError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
     for old in _newest_first(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
+    return TensorFile(final / OPTIMIZER, tuple(sorted(checkpoint.optimizer))) if checkpoint.optimizer else {}
 
 
-def _files(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
-    files = [(OPTIMIZER, save(dict(checkpoint.optimizer)))] if checkpoint.optimizer else []
-    if checkpoint.handovers.blob:
-        files.append((BEQUEST, checkpoint.handovers.blob))
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    if checkpoint.optimizer:
+        yield OPTIMIZER, checkpoint.optimizer
     for part, each in checkpoint.parts.items():
         if each.error_feedback:
-            files.append((f"{part}.error_feedback.safetensors", save(each.error_feedback)))
+            yield f"{part}.error_feedback.safetensors", each.error_feedback
+
+
+def _blobs(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+    if checkpoint.handovers.blob:
+        yield BEQUEST, checkpoint.handovers.blob
+    for part, each in checkpoint.parts.items():
         if each.contribution is not None:
-            files.append((f"{part}.contribution", each.contribution))
-    return files
+            yield f"{part}.contribution", each.contribution
 
 
 def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
@@ -161,7 +166,8 @@ def last_settled(folder: Path) -> Settled | None:
 
 
 def candidates(folder: Path) -> list[Checkpoint]:
-    """Every checkpoint in a folder that is whole, the newest first; damaged ones are passed over."""
+    """Every checkpoint in a folder that is whole, the newest first; damaged ones are passed over. Tensors are read when
+    they are asked for."""
     found = []
     for path in _newest_first(folder):
         try:
@@ -187,17 +193,21 @@ def _read(path: Path) -> Checkpoint:
         OSError, ValueError: a file of it is missing or damaged.
     """
     state = CheckpointState.model_validate(json.loads((path / STATE).read_bytes()))
-    data = {name: (path / name).read_bytes() for name in state.files}
     for name, sha256 in state.files.items():
-        if hashlib.sha256(data[name]).hexdigest() != sha256:
-            raise ValueError(f"{path / name} is damaged")
-    parts = {}
-    for part, each in state.parts.items():
-        error_feedback = data.get(f"{part}.error_feedback.safetensors")
-        parts[Part(part)] = PartCheckpoint(
-            each, load(error_feedback) if error_feedback else {}, data.get(f"{part}.contribution")
-        )
-    optimizer = load(data[OPTIMIZER]) if OPTIMIZER in data else {}
+        with (path / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise ValueError(f"{path / name} is damaged")
+
+    def tensors(name: str) -> Mapping[str, Tensor]:
+        return TensorFile.open(path / name) if name in state.files else {}
+
+    def blob(name: str) -> bytes | None:
+        return (path / name).read_bytes() if name in state.files else None
+
+    parts = {
+        Part(part): PartCheckpoint(each, tensors(f"{part}.error_feedback.safetensors"), blob(f"{part}.contribution"))
+        for part, each in state.parts.items()
+    }
     taken = {PeerId(giver): number for giver, number in state.taken.items()}
-    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", data.get(BEQUEST, b""), taken)
-    return Checkpoint(state.round, state.contributed, parts, optimizer, handovers)
+    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", blob(BEQUEST) or b"", taken)
+    return Checkpoint(state.round, state.contributed, parts, tensors(OPTIMIZER), handovers)

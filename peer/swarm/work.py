@@ -204,6 +204,7 @@ async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round:
                 why = "this peer leaves" if outer.leaving else outer.late(round)
                 outer.emit(EndedEarly(round, steps, why or "it had contributed to it before"))
             await outer.contribute(round, steps, moved, optimizer, share)
+            await outer.followed.torch_thread.run(replica.forget_start)
             return steps
 
 
@@ -224,7 +225,10 @@ async def _evaluator(place: Workplace, reader: Reader, replica: Replica | None) 
     held_out_SM, basis_DD = torch.from_numpy(await reader.held_out()), await place.basis()
     if isinstance(replica, ShardedReplica):
         return ShardedEvaluator(replica, basis_DD, held_out_SM)
-    return await place.torch_thread.run(Evaluator, place.manifest, basis_DD, held_out_SM, place.device)
+    own = replica if isinstance(replica, WholeReplica) else None
+    return await place.torch_thread.run(
+        lambda: Evaluator(place.manifest, basis_DD, held_out_SM, place.device, replica=own)
+    )
 
 
 async def _evaluate(outer: OuterLoop, evaluator: Evaluates | None, round: int) -> None:

@@ -241,6 +241,7 @@ class StageRound:
             moved = await self.outer.followed.torch_thread.run(self.trainer.moved)
             optimizer = await self.outer.followed.torch_thread.run(self.trainer.optimizer_tensors)
             await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
+            await self.outer.followed.torch_thread.run(self.trainer.forget_start)
         self.round = self.steps = self.own_steps = 0
 
     async def follow(self, interrupted: Callable[[], bool], wait: Callable[[], Waiting]) -> None:

@@ -31,7 +31,7 @@ async def resume(outer: OuterLoop) -> None:
             await followed.adopt(newest[0], to_torch(newest[1]))
     kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
     if kept:
-        outer.restore(kept[0])
+        await outer.restore(kept[0])
     settled = checkpoint.last_settled(outer.folder)
     ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
     closed = (each.ledger.folded for each in followed.parts.values())

@@ -74,7 +74,7 @@ class OuterLoop:
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
-    """AdamW's state as it was kept last."""
+    """AdamW's state as it was kept last: in the newest checkpoint, not in memory."""
     handovers: Handovers = field(default_factory=Handovers)
     """What passed between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
@@ -209,9 +209,10 @@ class OuterLoop:
             parts[part] = PartCheckpoint(state, each.state.error_feedback, blobs.get(part))
         record = self.discovery.record
         kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
-        await self.followed.torch_thread.run(checkpoint.write_checkpoint, self.folder, kept, keep)
+        thread = self.followed.torch_thread  # training waits, and so the moments are those of the round's end
+        self.optimizer = await thread.run(checkpoint.write_checkpoint, self.folder, kept, keep)
 
-    def restore(self, kept: Checkpoint) -> None:
+    async def restore(self, kept: Checkpoint) -> None:
         """Take up what a checkpoint of this peer's folder has, as `save` has kept it."""
         self.optimizer, self.handovers = kept.optimizer, kept.handovers
         self.discovery.tell(round=kept.round, contributed=kept.contributed)
@@ -223,8 +224,8 @@ class OuterLoop:
                 for round, sha256 in rounds.items():
                     target[int(round)] = ContributionName(part, int(round), self.followed.me)
                     each.own[int(round)] = sha256
-            if each.state.error_feedback and was.error_feedback:
-                each.state.error_feedback = dict(was.error_feedback)
+            if each.state.error_feedback:
+                await self.followed.torch_thread.run(each.state.error_feedback.update, was.error_feedback)
 
     def begin_after(self, round: int) -> None:
         """Go on after a round, the last that this peer had finished before its process began."""

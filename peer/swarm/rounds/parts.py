@@ -69,7 +69,8 @@ class FollowedParts:
 
     @property
     def grids(self) -> dict[Part, dict[str, Tensor]]:
-        """θ of every part, in units of 2⁻²⁶."""
+        """θ of every part, in units of 2⁻²⁶: the dictionaries themselves, whose tensors change places on the torch
+        thread and are never written to."""
         return {part: each.state.grid for part, each in self.parts.items()}
 
     async def ahead(self, round: int) -> dict[Part, Grid]:
@@ -119,7 +120,6 @@ class FollowedParts:
         """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
         leave it."""
         followed, contributions = self.parts[part], await self.read_all(chosen)
-        await self.torch_thread.run(followed.state.fold, contributions)
         counted = {each.name.author: (chosen[each.name.author], each.steps) for each in contributions}
         self.closed(part, followed.ledger.folded, counted)
         if part == EMBEDDING:
@@ -144,10 +144,12 @@ class FollowedParts:
         self.contribution_store.drop(part, last, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
-        """Write the state of a part's closed rounds to disk. Runs on the torch thread."""
+        """Write the state of a part's closed rounds to disk: θ without its open rounds, whose contributions are on
+        disk. Runs on the torch thread."""
         followed = self.parts[part]
-        ledger = followed.ledger
-        tensors = (tensor.cpu().numpy() for tensor in followed.state.folded.values())
+        ledger, last_first = followed.ledger, sorted(followed.settled, reverse=True)
+        sets = ([self._read(each) for each in followed.settled[round].values()] for round in last_first)
+        tensors = (tensor.numpy() for tensor in followed.state.closed(sets).values())
         reading = self.reading if part == EMBEDDING else None
         header = self.snapshots.write(part, ledger.folded, ledger.history, tensors, reading)
         self.claim(header)
@@ -165,7 +167,7 @@ class FollowedParts:
         followed.ledger.adopt(header.round, header.history.copy())
         followed.ledger.closed = {}
         self.reading = header.reading or self.reading
-        await self.torch_thread.run(self._replace, followed, folded)
+        await self.torch_thread.run(followed.state.adopt, folded)
         followed.settled, followed.claims = {}, []
         self.claim(header)
         return await self._account(followed)
@@ -178,11 +180,6 @@ class FollowedParts:
         for name in again:
             await self.torch_thread.run(followed.state.take_out, await self._own(name))
         return len(back)
-
-    def _replace(self, followed: FollowedPart, folded: Grid) -> None:
-        device = next(iter(followed.state.grid.values())).device
-        followed.state.folded = {name: tensor.to(device) for name, tensor in folded.items()}
-        followed.state.grid = {name: tensor.clone() for name, tensor in followed.state.folded.items()}
 
     async def _own(self, name: ContributionName) -> Contribution:
         return await self.torch_thread.run(self._read, self.parts[name.part].own[name.round])

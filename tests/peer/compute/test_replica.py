@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Kind
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
@@ -85,6 +86,73 @@ def test_moved_is_the_way_from_the_start_and_loading_again_returns():
             torch.testing.assert_close(moved[stage_part(stage.index)][name], start - tensor.detach())
     replica.load(grids)
     assert all(not tensor.any() for part in replica.moved().values() for tensor in part.values())
+
+
+KINDS: list[tuple[Kind, int]] = [("group", 4), ("group", 1), ("datacenter", 4)]
+
+
+@pytest.mark.parametrize(("kind", "compression"), KINDS)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_start_is_the_outer_states_own_tensors_and_delta_is_taken_from_them(
+    kind: Kind, compression: int, ahead: bool
+):
+    """Also where θ has changed meanwhile: other tensors have taken the place of those that the loop began with."""
+    run = manifest(2, compression)
+    grids, basis = genesis(run), orthonormal(32)
+    began = {part: {name: each + 2**14 for name, each in grid.items()} for part, grid in grids.items()}
+    replica = WholeReplica(run, kind, basis, CPU)
+    replica.load(grids, began if ahead else None)
+    if not ahead:
+        began = {part: dict(grid) for part, grid in grids.items()}
+    held = {part: tensors for stage in replica.stages for part, tensors in stage.start.items()}
+    assert held.keys() == grids.keys()
+    assert all(held[part][name] is tensor for part, grid in began.items() for name, tensor in grid.items())
+    te_start = replica.stages[0].embedding(torch.arange(300)).detach()
+    replica.inner_step(batches(run, 1)[0], 0)
+    for grid in grids.values():
+        for name in grid:
+            grid[name] = torch.zeros_like(grid[name])
+    moved = replica.moved()
+    for stage in replica.stages:
+        for name, tensor in stage.stage.tensors().items():
+            part = stage_part(stage.index)
+            assert torch.equal(moved[part][name], to_float(began[part][name]) - tensor.detach())
+    te_end = replica.stages[0].embedding(torch.arange(300)).detach()
+    torch.testing.assert_close(moved[EMBEDDING][EMBEDDING_TENSOR], te_start - te_end, atol=1e-6, rtol=0)
+    assert moved[EMBEDDING][EMBEDDING_TENSOR].any()
+
+
+def test_a_loop_whose_start_is_forgotten_has_no_delta():
+    run = manifest(2, 4)
+    replica = WholeReplica(run, "group", orthonormal(32), CPU)
+    for forget in (lambda: None, lambda: (replica.load(genesis(run)), replica.forget_start())):
+        forget()
+        with pytest.raises(RuntimeError, match="no Δ"):
+            replica.moved()
+
+
+@pytest.mark.parametrize("precision", [Arithmetic(), Arithmetic(compiled=True)])
+def test_a_replica_evaluates_in_its_own_weights_and_trains_on_as_if_it_had_not(precision: Arithmetic):
+    """What is compiled for training is not for evaluating: no compiler is needed, and the loss is all others'."""
+    run, basis = manifest(2, 4), orthonormal(32)
+    grids, held_out = genesis(run), batches(run, 1)[0]
+    later = {part: {name: each + 2**16 for name, each in grid.items()} for part, grid in grids.items()}
+    replica = WholeReplica(run, "datacenter", None, CPU, arithmetic=precision)
+    plain = WholeReplica(run, "datacenter", None, CPU)
+    own = Evaluator(run, basis, held_out, CPU, replica=replica)
+    assert {id(each) for stage in own.stages for each in stage.parameters()} <= {
+        id(each) for stage in replica.stages for each in stage.parameters
+    }
+    for round in range(2):
+        assert own.evaluate(later) == Evaluator(run, basis, held_out, CPU).evaluate(later)
+        with pytest.raises(RuntimeError, match="no Δ"):
+            replica.moved()
+        if not precision.compiled:
+            losses = []
+            for each in (replica, plain):
+                each.load(grids)
+                losses.append(each.inner_step(batches(run, 2)[round], round))
+            assert losses[0] == losses[1]
 
 
 def test_adamw_keeps_its_moments_across_rounds():

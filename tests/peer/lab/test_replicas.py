@@ -47,7 +47,7 @@ def test_a_subspace_table_begins_as_the_dense_one_split_in_two(sizes, seed: int)
     assert close(table(tokens), dense(tokens))
     assert close(table.ts_Vd, te @ u @ u.T)
     assert close(table.anchor_Vd @ u, torch.zeros(20, sizes[1]))
-    assert not table.moved().any()
+    assert not table.moved(te).any()
 
 
 @given(widths, st.integers(0, 99))
@@ -56,10 +56,10 @@ def test_projecting_keeps_of_a_step_what_lies_in_the_subspace(sizes, seed: int):
     step = normal(20, sizes[0], seed=seed + 1)
     with torch.no_grad():
         table.ts_Vd -= step
-    assert close(table.moved(), step)
+    assert close(table.moved(te), step)
     table.project()
     assert close(table.ts_Vd, (te - step) @ u @ u.T)
-    assert close(table.moved(), step @ u @ u.T)
+    assert close(table.moved(te), step @ u @ u.T)
 
 
 def test_a_table_of_another_shape_is_refused():
@@ -84,7 +84,7 @@ def test_a_token_embedding_stays_in_the_subspace_by_projection_or_drifts():
         lab, u = after_steps(Switches(embedding=choice))  # type: ignore[arg-type]
         table = lab.bench.workshop.wholes["group"].stages[0].embedding
         assert isinstance(table, SubspaceTable)
-        assert table.moved().abs().max() > 1e-3
+        assert table.moved(table.start_Vd).abs().max() > 1e-3
         ts = table.ts_Vd.detach()
         left[choice] = float((ts - ts @ u @ u.T).abs().max())
     assert left["project"] < 1e-5

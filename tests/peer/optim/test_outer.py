@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.grid import digest
-from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, decay_and_add, outer_term, subtract_term, top_k
+from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, decay_and_add, outer_term, top_k
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
@@ -116,15 +116,58 @@ def test_a_replica_that_diverged_is_told(value: float):
         decay_and_add(torch.zeros(5000, dtype=torch.int32), delta, 0.95)
 
 
+def outer_state(run: Manifest, part) -> OuterState:
+    return OuterState.begin(run, part, genesis(run, part), author=False)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
 @pytest.mark.parametrize("aggregate", ["all", "senders"])
-def test_the_sparse_term_is_the_dense_one(aggregate: str):
-    run = manifest(aggregate=aggregate, learning_rate=0.7)
+@pytest.mark.parametrize("clip", ["none", "median"])
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 5), (5, 2), (3, 0), (4, 4)])
+def test_the_sparse_change_is_the_dense_one(aggregate: str, clip: str, before: int, after: int):
+    run = manifest(aggregate=aggregate, clip=clip, learning_rate=0.7)
     part = stage_part(1)
-    made, grid = contributions(run, part, 3), genesis(run, part)
-    term = outer_term(made, part_layout(run, part), run)
-    expected = {name: tensor - term[name] for name, tensor in grid.items()}
-    subtract_term(grid, made, run)
-    assert all((grid[name] == tensor).all() for name, tensor in expected.items())
+    made, state = contributions(run, part, 5), outer_state(run, part)
+    layout = part_layout(run, part)
+    removed, added = (outer_term(made[:count], layout, run) if count else None for count in (before, after))
+    expected = {
+        name: tensor + (removed[name] if removed else 0) - (added[name] if added else 0)
+        for name, tensor in state.grid.items()
+    }
+    state.replace(made[:before], made[:after])
+    assert same(state.grid, expected)
+
+
+def test_whoever_has_taken_the_tensors_of_theta_keeps_that_theta():
+    run, part = manifest(), stage_part(1)
+    made, state = contributions(run, part, 3), outer_state(run, part)
+    taken = dict(state.grid)
+    ahead = state.with_own(made[0])
+    ahead_before = {name: tensor.clone() for name, tensor in ahead.items()}
+    state.replace([], made)
+    state.replace(made, made[:1])
+    assert same(taken, genesis(run, part))
+    assert same(ahead, ahead_before)
+    assert same(ahead, state.grid)
+    assert not same(ahead, taken)
+
+
+@pytest.mark.parametrize("clip", ["none", "median"])
+def test_the_closed_rounds_are_theta_without_the_open_ones(clip: str):
+    run, part = manifest(clip=clip), stage_part(1)
+    made, state = contributions(run, part, 6), outer_state(run, part)
+    sets = [made[:3], made[3:4], [], made[4:]]
+    found = [dict(state.grid)]
+    for each in sets:
+        state.replace([], each)
+        found.append(dict(state.grid))
+    theta = dict(state.grid)
+    for open in range(len(sets) + 1):
+        assert same(state.closed(reversed(sets[len(sets) - open :])), found[len(sets) - open])
+    assert same(state.grid, theta)
 
 
 def test_a_term_that_leaves_the_grid_changes_nothing():
@@ -132,13 +175,17 @@ def test_a_term_that_leaves_the_grid_changes_nothing():
     made = contributions(run, part, 1)
     last = list(part_layout(run, part))[-1]
     sparse = made[0].tensors[last]
-    grid = genesis(run, part)
+    state = outer_state(run, part)
     sign = 1 if sparse.values[0] < 0 else -1
-    grid[last][...] = sign * (2**31 - 1)
-    before = {name: tensor.clone() for name, tensor in grid.items()}
+    state.grid[last] = torch.full_like(state.grid[last], sign * (2**31 - 1))
+    before = {name: tensor.clone() for name, tensor in state.grid.items()}
+    for change in (lambda: state.replace([], made), lambda: state.with_own(made[0])):
+        with pytest.raises(DivergedError, match="left the grid's range"):
+            change()
+        assert same(state.grid, before)
+    state.grid[last] = -state.grid[last]
     with pytest.raises(DivergedError, match="left the grid's range"):
-        subtract_term(grid, made, run)
-    assert all((grid[name] == tensor).all() for name, tensor in before.items())
+        state.closed([made])
 
 
 def test_error_feedback_decays_by_beta():

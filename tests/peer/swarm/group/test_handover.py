@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,10 @@ def set_aside(each: Volunteer) -> Sums:
 
 def equal(one: Sums, other: Sums) -> bool:
     return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def play(folder: Path, scene: Callable[[Village], Awaitable[None]]) -> None:
@@ -293,7 +297,7 @@ def test_who_has_nothing_asks_nobody(tmp_path: Path):
 def test_adamw_is_taken_only_by_who_has_none_that_is_warmed_up(tmp_path: Path, steps: int, takes: bool):
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver", 30), await volunteer(made, "heir", steps)
-        own = heir.handover.trainer.optimizer_tensors()
+        own = copied(heir.handover.trainer.optimizer_tensors())
         async with standing_by(heir):
             await giver.handover.hand_over()
         now, theirs = (each.handover.trainer.optimizer_tensors() for each in (heir, giver))
@@ -348,7 +352,7 @@ def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind:
 
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir", 1)
-        before = heir.handover.trainer.optimizer_tensors()
+        before = copied(heir.handover.trainer.optimizer_tensors())
         blob = make(giver.handover._legacy())
         giver.handover.handovers.set_aside(heir.id, blob)
         async with standing_by(heir):
