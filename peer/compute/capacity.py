@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from peer.compute.schedule import least_depth
+from peer.model.head import SLICE_TOKENS
 from peer.planning.holding import PROCESS_BYTES, held_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
@@ -29,6 +30,9 @@ FOLLOWED_BYTES = 12
 
 LAYER_ACTIVATION_VALUES = 20
 """fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
+
+HEAD_VALUES = 3
+"""Values that the head has for each token of a slice and each of the vocabulary: logits and what becomes of them."""
 
 
 def find_device(name: DeviceName) -> torch.device:
@@ -54,7 +58,9 @@ def stage_bytes(manifest: Manifest, stage: int) -> int:
     trained += embedding if stage == 0 else 0
     followed = embedding if stage > 0 and manifest.compressed else 0
     in_flight = min(least_depth(stage, stages), manifest.inner.microbatches)
-    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + microbatch_bytes(manifest, stage) * in_flight
+    slice_tokens = min(SLICE_TOKENS, manifest.inner.microbatch * manifest.model.context)
+    once = 4 * HEAD_VALUES * slice_tokens * manifest.model.vocabulary if stage == stages - 1 else 0
+    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + microbatch_bytes(manifest, stage) * in_flight + once
 
 
 def microbatch_bytes(manifest: Manifest, stage: int) -> int:
@@ -62,7 +68,6 @@ def microbatch_bytes(manifest: Manifest, stage: int) -> int:
     model, stages = manifest.model, manifest.replicas.stages
     layers = len(layers_of_stage(model.layers, stages, stage))
     kept = layers * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
-    kept += 4 * model.vocabulary if stage == stages - 1 else 0
     return 4 * manifest.inner.microbatch * model.context * kept
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.model.linear import Linear, WeightGradients
-from peer.model.stage import Stage, loss
+from peer.model.stage import Stage
 from peer.optim import inner
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
@@ -149,7 +149,7 @@ class StageTrainer:
         with self.arithmetic(self.device, self.manifest.model.context):
             out = self.stage(x_BLD)
             if self.last:
-                out = loss(out, tokens_BM[:, 1:])
+                out = self.stage.lm_head(out, tokens_BM[:, 1:])
         self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)
         return out.detach() if self.last else self.behind.encode(out.detach(), tokens_BL)
 
