@@ -60,6 +60,7 @@ class StageTrainer:
         self.last = stage == manifest.replicas.stages - 1
         self.design = own_design or design(manifest, kind, basis_DD, device)
         self.stage = Stage(manifest, stage).to(device)
+        self.stage.recompute = self.arithmetic.recompute
         self.embedding = self.design.embedding() if self.first else None
         self.parameters = list(self.stage.parameters())
         if self.embedding is not None:
@@ -161,7 +162,7 @@ class StageTrainer:
         """
         flight = self.in_flight.pop(microbatch)
         came = None if payload is None else self.behind.decode_gradient(payload)
-        with self.arithmetic.backward(self.device):
+        with self.arithmetic.backward(self.device, self.manifest.model.context):
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
@@ -177,7 +178,7 @@ class StageTrainer:
 
     def weight_gradients(self, microbatch: int) -> None:
         """Add what the backward pass of a microbatch has left."""
-        with self.arithmetic.backward(self.device):
+        with self.arithmetic.backward(self.device, self.manifest.model.context):
             self.due.pop(microbatch).compute()
 
     def squared_norm(self) -> float:

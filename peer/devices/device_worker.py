@@ -77,7 +77,7 @@ class Shard:
     ) -> None:
         self.manifest, self.rank, self.ranks, self.device = manifest, rank, ranks, device
         self.arithmetic = arithmetic or Arithmetic()
-        self.model = _sharded(manifest, ranks, device, self.arithmetic.compiled)
+        self.model = _sharded(manifest, ranks, device, self.arithmetic)
         parameters = dict(self.model.keyed())
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
@@ -199,7 +199,7 @@ class Shard:
         return found
 
 
-def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> WholeModel:
+def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: Arithmetic) -> WholeModel:
     """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
     the head."""
     mesh = init_device_mesh(device.type, (ranks,))
@@ -207,7 +207,8 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: boo
         model = WholeModel(manifest)
     for stage in model.stages:
         assert isinstance(stage, Stage)
-        if compiled:
+        stage.recompute = arithmetic.recompute
+        if arithmetic.compiled:
             stage.compile_layers()
         for layer in stage.model.layers.values():
             fully_shard(layer, mesh=mesh)
@@ -280,7 +281,7 @@ def _begin(begin: Begin, rank: int) -> Shard:
         timeout=timedelta(seconds=begin.patience),
         device_id=device if device.type == "cuda" else None,
     )
-    arithmetic = Arithmetic(begin.precision, begin.compiled)
+    arithmetic = Arithmetic(begin.precision, begin.compiled, begin.recompute)
     return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device, arithmetic)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from peer.model.head import Head
 from peer.model.llama import Layer, rotary_tables
@@ -43,6 +44,8 @@ class Stage(nn.Module):
         if not 0 <= stage < stages:
             raise ValueError(f"there is no stage {stage} of {stages}")
         self.sizes = model
+        self.recompute = False
+        """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
         self.last = stage == stages - 1
         self.model = Decoder(model, layers_of_stage(model.layers, stages, stage), self.last)
         if self.last:
@@ -55,7 +58,10 @@ class Stage(nn.Module):
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
         cos_LH, sin_LH = (table[:length] for table in tables)
         for layer in self.model.layers.values():
-            x_BLD = layer(x_BLD, cos_LH, sin_LH)
+            if self.recompute and torch.is_grad_enabled():
+                x_BLD = checkpoint(layer, x_BLD, cos_LH, sin_LH, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BLD = layer(x_BLD, cos_LH, sin_LH)
         return self.model.norm(x_BLD) if self.last else x_BLD
 
     def compile_layers(self) -> None:

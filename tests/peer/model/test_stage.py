@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import backward
 
+from peer.model import llama
 from peer.model.embedding import DenseEmbedding
 from peer.model.stage import Stage
 from protocol.identity import stage_part
@@ -151,3 +152,13 @@ def test_loading_other_tensors_is_refused_and_changes_nothing(name: str, tensor:
 def test_a_stage_the_manifest_does_not_have_is_refused(stage: int) -> None:
     with pytest.raises(ValueError, match="no stage"):
         Stage(small(2), stage)
+
+
+def test_attention_that_repeats_key_value_heads_is_attention_that_shares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small()
+    weights = random_weights(manifest)
+    with torch.no_grad():
+        x = weights[EMBEDDING_TENSOR][random_tokens(manifest, 2, 8)]
+        expected = chain(loaded(manifest, weights), x)
+        monkeypatch.setattr(llama, "has_shared_heads", lambda q: False)
+        torch.testing.assert_close(chain(loaded(manifest, weights), x), expected, rtol=1e-10, atol=1e-10)
