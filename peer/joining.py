@@ -144,12 +144,14 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc > 1:
-        require_devices(manifest, settings.nproc, device, settings.memory_limit)
+        require_devices(manifest, settings.nproc, device, settings.memory_limit, settings.memory != "keep")
     elif settings.stage is not None or settings.role != "volunteer":
-        require_memory(manifest, settings.stage, device, settings.memory_limit, settings.hold)
+        require_memory(
+            manifest, settings.stage, device, settings.memory_limit, settings.hold, settings.memory != "keep"
+        )
     if settings.stage is not None or settings.role != "volunteer":
         require_disk(settings, descriptor, settings.stage)
-    settings.arithmetic(device).require(device)
+    settings.arithmetic(manifest, settings.stage, device).require(device)
     return device
 
 
@@ -174,7 +176,8 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
         HetpeerError: the place does not fit; the message says in what.
     """
     if settings.role == "volunteer":
-        require_memory(descriptor.manifest, stage, device, settings.memory_limit)
+        recompute = settings.memory != "keep"
+        require_memory(descriptor.manifest, stage, device, settings.memory_limit, recompute=recompute)
         require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
 

@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 
 from peer.compute.arithmetic import Arithmetic, PrecisionName, precision_on
-from peer.compute.capacity import DeviceName
+from peer.compute.capacity import DeviceName, recomputes
+from peer.devices.fit import workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from protocol.errors import UserError
+from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.membership_card import Role
@@ -52,6 +54,7 @@ class PeerSettings:
     nproc: int = 1
     precision: PrecisionName = "auto"
     compiled: bool = False
+    memory: Literal["auto", "recompute", "keep"] = "auto"
     max_up: float | None = None
     max_down: float | None = None
     max_memory: str | int | None = None
@@ -102,13 +105,19 @@ class PeerSettings:
         """How others are to reach this peer."""
         return Wish(self.listen, self.announce, self.reach)
 
-    def arithmetic(self, device: torch.device) -> Arithmetic:
-        """The precision in which this peer trains on a device, and whether torch compiles its layers."""
-        return Arithmetic(precision_on(self.precision, device), self.compiled)
+    def arithmetic(self, manifest: Manifest, stage: int | None, device: torch.device) -> Arithmetic:
+        """The precision in which this peer trains a stage (None: all) on a device, whether torch compiles its layers,
+        and whether it computes their activations again. Nothing of the stage is in memory yet."""
+        recompute = self.memory == "recompute"
+        if self.memory == "auto" and self.nproc > 1:
+            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit)
+        elif self.memory == "auto":
+            recompute = recomputes(manifest, stage, device, self.memory_limit)
+        return Arithmetic(precision_on(self.precision, device), self.compiled, recompute)
 
-    def split(self, device: torch.device) -> Split:
+    def split(self, manifest: Manifest, device: torch.device) -> Split:
         """How a datacenter spreads its replica over this machine."""
-        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(device))
+        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device))
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """The names of the run's files that this peer fetches; `stage`: of a volunteer."""

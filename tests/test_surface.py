@@ -22,10 +22,10 @@ FLAGS = {
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
     "listen log-json mirror revoke trials until-stdin-closes weights",
     "join": "announce compile data data-cache device dir json listen log-json manifest max-disk max-down max-memory "
-    "max-up metrics precision priority private-mirrors quiet-hours reach relay schedule stage threads "
+    "max-up memory metrics precision priority private-mirrors quiet-hours reach relay schedule stage threads "
     "until-stdin-closes",
     "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-disk max-down "
-    "max-memory max-up metrics nproc precision priority private-mirrors quiet-hours reach relay threads "
+    "max-memory max-up memory metrics nproc precision priority private-mirrors quiet-hours reach relay threads "
     "until-stdin-closes",
     "observe": "announce audit data data-cache device dir hold json listen log-json max-disk max-down max-memory "
     "max-up metrics priority private-mirrors quiet-hours reach relay stay threads until-stdin-closes",

@@ -46,7 +46,7 @@ def replica(options: ServingOptions) -> None:
     sys.exit(serve("datacenter", options))
 
 
-@takes(ServingOptions, without="stage schedule manifest nproc precision compiled")
+@takes(ServingOptions, without="stage schedule manifest nproc precision compiled memory")
 def observe(options: ServingOptions) -> None:
     """Follow a run without contributing, and evaluate each round."""
     sys.exit(serve("observer", options))

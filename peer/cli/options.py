@@ -155,6 +155,13 @@ class ServingOptions:
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False
+    memory: Annotated[
+        Literal["auto", "recompute", "keep"],
+        typer.Option(
+            help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
+            "third more time and a fraction of the memory. auto: recompute where they would not fit."
+        ),
+    ] = "auto"
     metrics: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,8 @@ class Arithmetic:
 
     precision: Precision = "fp32"
     compiled: bool = False
+    recompute: bool = False
+    """Keep of each layer only its input, and compute its activations again in the backward pass: the same bits."""
 
     @contextmanager
     def __call__(self, device: torch.device, context: int, cached: bool = True) -> Iterator[None]:
@@ -60,25 +62,32 @@ class Arithmetic:
             with _tf32(device):
                 yield
             return
-        fused = device.type != "cpu" or context >= MATH_ATTENTION_CONTEXT
-        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if fused else []
-        with (
-            torch.autocast(device.type, torch.bfloat16, cache_enabled=cached),
-            sdpa_kernel([*kernels, SDPBackend.MATH]),
-        ):
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=cached), self._attention(device, context):
             yield
 
     @contextmanager
-    def backward(self, device: torch.device) -> Iterator[None]:
+    def backward(self, device: torch.device, context: int) -> Iterator[None]:
         """Compute backward within the block, in the numbers in which the pass forward was: no autocast, which would
-        round what that pass has kept in fp32."""
-        with torch.autocast(device.type, enabled=False), _tf32(device):
+        round what that pass has kept in fp32. A layer that is computed again has its autocast, and needs its kernel of
+        attention."""
+        with torch.autocast(device.type, enabled=False), _tf32(device), self._attention(device, context):
             yield
+
+    def _attention(self, device: torch.device, context: int) -> AbstractContextManager[None]:
+        """The kernels that attention may have. In fp32 it is torch's choice, which on CPUs is always the fused one."""
+        if self.precision == "fp32":
+            return nullcontext()
+        fused = device.type != "cpu" or context >= MATH_ATTENTION_CONTEXT
+        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if fused else []
+        choice: AbstractContextManager[None] = sdpa_kernel([*kernels, SDPBackend.MATH])
+        return choice
 
     def words(self, device: torch.device) -> str:
         """How a device computes so, for its owner."""
         numbers = "bf16" if self.precision == "bf16" else "TF32" if device.type == "cuda" else "fp32"
-        return f"training passes are computed in {numbers} on {device}{', compiled' if self.compiled else ''}"
+        compiled = ", compiled" if self.compiled else ""
+        again = "; the backward pass computes each layer's activations again, to save memory" if self.recompute else ""
+        return f"training passes are computed in {numbers} on {device}{compiled}{again}"
 
     def require(self, device: torch.device) -> None:
         """Check that this machine can compute so.

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from peer.compute.schedule import least_depth
+from peer.model.head import SLICE_TOKENS
 from peer.planning.holding import PROCESS_BYTES, held_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
@@ -30,6 +31,9 @@ FOLLOWED_BYTES = 12
 
 LAYER_ACTIVATION_VALUES = 20
 """fp32 values that a layer keeps for its backward pass, for each token and each of d; SwiGLU's count in ffn / d."""
+
+HEAD_VALUES = 3
+"""Values that the head has for each token of a slice and each of the vocabulary: logits and what becomes of them."""
 
 
 M_MMAP_THRESHOLD = -3
@@ -53,34 +57,62 @@ def find_device(name: DeviceName) -> torch.device:
     return torch.device(name)
 
 
-def stage_bytes(manifest: Manifest, stage: int) -> int:
-    """Memory that training one stage takes, in bytes: an upper estimate."""
+def stage_bytes(manifest: Manifest, stage: int, recompute: bool = True) -> int:
+    """Memory that training one stage takes, in bytes: an upper estimate. `recompute`: its layers' activations are
+    computed again in the backward pass, which is the least that it takes."""
     stages = manifest.replicas.stages
     trained = elements(part_layout(manifest, stage_part(stage)))
     embedding = elements(part_layout(manifest, EMBEDDING))
     trained += embedding if stage == 0 else 0
     followed = embedding if stage > 0 and manifest.compressed else 0
     in_flight = min(least_depth(stage, stages), manifest.inner.microbatches)
-    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + microbatch_bytes(manifest, stage) * in_flight
+    slice_tokens = min(SLICE_TOKENS, manifest.inner.microbatch * manifest.model.context)
+    once = 4 * HEAD_VALUES * slice_tokens * manifest.model.vocabulary if stage == stages - 1 else 0
+    if recompute:
+        once += layer_bytes(manifest)
+    kept = microbatch_bytes(manifest, stage, recompute) * in_flight
+    return TRAINED_BYTES * trained + FOLLOWED_BYTES * followed + kept + once
 
 
-def microbatch_bytes(manifest: Manifest, stage: int) -> int:
-    """Memory that a stage keeps for each microbatch in flight, in bytes: an upper estimate."""
-    model, stages = manifest.model, manifest.replicas.stages
-    layers = len(layers_of_stage(model.layers, stages, stage))
-    kept = layers * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
-    kept += 4 * model.vocabulary if stage == stages - 1 else 0
-    return 4 * manifest.inner.microbatch * model.context * kept
+def layer_bytes(manifest: Manifest) -> int:
+    """Memory that a layer's activations take for one microbatch, in bytes: an upper estimate."""
+    model = manifest.model
+    return 4 * manifest.inner.microbatch * model.context * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
 
 
-def microbatches_that_fit(manifest: Manifest, stage: int, device: torch.device, most: int | None = None) -> int:
+def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
+    """Memory that a stage keeps for each microbatch in flight, in bytes: an upper estimate. `recompute`: of each layer
+    its input, and what enters and leaves the stage."""
+    model = manifest.model
+    layers = len(layers_of_stage(model.layers, manifest.replicas.stages, stage))
+    if recompute:
+        return 4 * manifest.inner.microbatch * model.context * (layers + 2) * model.d
+    return layers * layer_bytes(manifest)
+
+
+def recomputes(manifest: Manifest, stage: int | None, device: torch.device, most: int | None = None) -> bool:
+    """Whether a stage (None: all) fits only if it computes its activations again: into the memory that is free, and
+    into the `most` bytes that this peer may use. Nothing of it is there yet."""
+    room = min(free_bytes(device), most or sys.maxsize)
+    return needed_bytes(manifest, stage, recompute=False) > room
+
+
+def needed_bytes(manifest: Manifest, stage: int | None, recompute: bool = True) -> int:
+    """Memory that a process takes that trains a stage (None: all), in bytes: an upper estimate."""
+    stages = range(manifest.replicas.stages) if stage is None else (stage,)
+    return sum(stage_bytes(manifest, each, recompute) for each in stages) + PROCESS_BYTES
+
+
+def microbatches_that_fit(
+    manifest: Manifest, stage: int, device: torch.device, most: int | None = None, recompute: bool = False
+) -> int:
     """How many microbatches in flight half of the memory holds that is free now, or that is left of the `most` bytes
     that this peer may use. Nothing is in flight yet."""
     free = free_bytes(device)
     if most is not None:
         used = torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
         free = max(0, min(free, most - used))
-    return free // 2 // microbatch_bytes(manifest, stage)
+    return free // 2 // microbatch_bytes(manifest, stage, recompute)
 
 
 def resident_bytes() -> int:
@@ -133,18 +165,20 @@ def whole_bytes(manifest: Manifest) -> int:
 
 
 def require_memory(
-    manifest: Manifest, stage: int | None, device: torch.device, most: int | None = None, holds: bool = False
+    manifest: Manifest,
+    stage: int | None,
+    device: torch.device,
+    most: int | None = None,
+    holds: bool = False,
+    recompute: bool = True,
 ) -> None:
     """Check that a stage (None: the whole model) fits before joining, and into the `most` bytes that this peer may use.
-    `holds`: the peer only holds the model.
+    `holds`: the peer only holds the model. `recompute`: it may compute activations again.
 
     Raises:
         ResourceError: it does not; the message names what would be needed and what there is.
     """
-    if holds:
-        needed = held_bytes(manifest)
-    else:
-        needed = (whole_bytes(manifest) if stage is None else stage_bytes(manifest, stage)) + PROCESS_BYTES
+    needed = held_bytes(manifest) if holds else needed_bytes(manifest, stage, recompute)
     what = "the whole model" if stage is None else f"stage {stage}"
     free = free_bytes(device)
     if needed > free:

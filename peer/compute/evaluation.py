@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.compute.design import Boundaries, Design, design
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import GridView, load_stage
-from peer.model.stage import Stage, loss
+from peer.model.stage import Stage
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
@@ -89,4 +89,5 @@ class Evaluator:
                 boundary = boundaries(index - 1)
                 x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
             x_BLD = stage(x_BLD)
-        return loss(x_BLD, tokens_BM[:, 1:]).item()
+        loss: Tensor = self.stages[-1].lm_head(x_BLD, tokens_BM[:, 1:])
+        return loss.item()

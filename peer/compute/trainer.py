@@ -16,7 +16,7 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.compute.on_demand import OnDemand
 from peer.model.linear import Linear, WeightGradients
-from peer.model.stage import Stage, loss
+from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary
 from peer.optim import inner
 from peer.optim.grid import to_float
@@ -67,6 +67,7 @@ class StageTrainer:
         self.last = stage == manifest.replicas.stages - 1
         self.design = own_design or design(manifest, kind, basis_DD, device)
         self.stage = Stage(manifest, stage).to(device)
+        self.stage.recompute = self.arithmetic.recompute
         self.embedding = self.design.embedding() if self.first else None
         self.parameters = list(self.stage.parameters())
         if self.embedding is not None:
@@ -171,7 +172,7 @@ class StageTrainer:
         with self.arithmetic(self.device, self.manifest.model.context):
             out = self.stage(x_BLD)
             if self.last:
-                out = loss(out, tokens_BM[:, 1:])
+                out = self.stage.lm_head(out, tokens_BM[:, 1:])
         self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)
         return out.detach() if self.last else self.behind.encode(out.detach(), tokens_BL)
 
@@ -183,7 +184,7 @@ class StageTrainer:
         """
         flight = self.in_flight.pop(microbatch)
         came = None if payload is None else self.behind.decode_gradient(payload)
-        with self.arithmetic.backward(self.device):
+        with self.arithmetic.backward(self.device, self.manifest.model.context):
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
@@ -199,7 +200,7 @@ class StageTrainer:
 
     def weight_gradients(self, microbatch: int) -> None:
         """Add what the backward pass of a microbatch has left."""
-        with self.arithmetic.backward(self.device):
+        with self.arithmetic.backward(self.device, self.manifest.model.context):
             self.due.pop(microbatch).compute()
 
     def squared_norm(self) -> float:

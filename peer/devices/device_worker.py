@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
 from peer.devices.messages import Answer, Begin, Order, answer, take
 from peer.devices.weights import EMBEDDING_STAGE, embedding_key
-from peer.model.stage import Stage, loss
+from peer.model.stage import Stage
 from peer.optim import inner
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest
@@ -45,15 +44,20 @@ class WholeModel(nn.Module):
         self.embedding = nn.Embedding(manifest.model.vocabulary, manifest.model.d)
         self.stages = nn.ModuleList(Stage(manifest, stage) for stage in range(manifest.replicas.stages))
 
-    def forward(self, tokens_BL: Tensor, boundaries: Boundaries | None = None) -> Tensor:
-        """Token ids [B, L] → logits [B, L, V]; through these boundaries, if any, as a group's."""
+    def forward(self, tokens_BM: Tensor, boundaries: Boundaries | None = None) -> Tensor:
+        """Token ids [B, L + 1] → mean loss, a scalar in nats per token; through these boundaries, if any, as a
+        group's."""
+        tokens_BL = tokens_BM[:, :-1]
         x_BLD: Tensor = self.embedding(tokens_BL)
         for index, stage in enumerate(self.stages):
             if index and boundaries is not None:
                 boundary = boundaries(index - 1)
                 x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
             x_BLD = stage(x_BLD)
-        return x_BLD
+        last = self.stages[-1]
+        assert isinstance(last, Stage)
+        loss: Tensor = last.lm_head(x_BLD, tokens_BM[:, 1:])
+        return loss
 
     def keyed(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter with its key (`peer/devices/weights.py`)."""
@@ -73,7 +77,7 @@ class Shard:
     ) -> None:
         self.manifest, self.rank, self.ranks, self.device = manifest, rank, ranks, device
         self.arithmetic = arithmetic or Arithmetic()
-        self.model = _sharded(manifest, ranks, device, self.arithmetic.compiled)
+        self.model = _sharded(manifest, ranks, device, self.arithmetic)
         parameters = dict(self.model.keyed())
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
@@ -127,7 +131,7 @@ class Shard:
         losses = torch.zeros((), device=self.device)
         with self.arithmetic(self.device, self.manifest.model.context, cached=False):
             for tokens_BM in batch_SM.to(self.device).split(self.manifest.inner.microbatch):
-                value = loss(self.model(tokens_BM[:, :-1]), tokens_BM[:, 1:]) * (len(tokens_BM) / len(batch_SM))
+                value = self.model(tokens_BM) * (len(tokens_BM) / len(batch_SM))
                 value.backward()
                 losses += value.detach()
         return losses
@@ -158,16 +162,15 @@ class Shard:
         return through, self._held_out_loss(held_out_EM, None)
 
     def _held_out_loss(self, held_out_EM: Tensor, boundaries: Boundaries | None) -> float:
-        """The sequences are dealt out. Who has one less than others computes one twice, as all must take part in every
-        pass, and does not count it."""
+        """The sequences are dealt out. Who has none in a pass computes any one, as all must take part, and does not
+        count it."""
         count = len(held_out_EM)
         mine = torch.arange(self.rank, -(-count // self.ranks) * self.ranks, self.ranks)
         total = 0.0
         for some in mine.split(self.manifest.inner.microbatch):
-            tokens_BM = held_out_EM[some % count].to(self.device)
-            logits_BLV = self.model(tokens_BM[:, :-1], boundaries)
-            losses_BL = F.cross_entropy(logits_BLV.transpose(1, 2).float(), tokens_BM[:, 1:], reduction="none")
-            total += losses_BL.mean(1)[(some < count).to(self.device)].sum().item()
+            own = some[some < count]
+            tokens_BM = held_out_EM[own if len(own) else some[:1] % count].to(self.device)
+            total += len(own) * self.model(tokens_BM, boundaries).item()
         return self._sums(total)[0] / count
 
     def held_bytes(self) -> dict[str, int]:
@@ -196,7 +199,7 @@ class Shard:
         return found
 
 
-def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: bool) -> WholeModel:
+def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: Arithmetic) -> WholeModel:
     """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
     the head."""
     mesh = init_device_mesh(device.type, (ranks,))
@@ -204,7 +207,8 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device, compiled: boo
         model = WholeModel(manifest)
     for stage in model.stages:
         assert isinstance(stage, Stage)
-        if compiled:
+        stage.recompute = arithmetic.recompute
+        if arithmetic.compiled:
             stage.compile_layers()
         for layer in stage.model.layers.values():
             fully_shard(layer, mesh=mesh)
@@ -278,7 +282,7 @@ def _begin(begin: Begin, rank: int) -> Shard:
         timeout=timedelta(seconds=begin.patience),
         device_id=device if device.type == "cuda" else None,
     )
-    arithmetic = Arithmetic(begin.precision, begin.compiled)
+    arithmetic = Arithmetic(begin.precision, begin.compiled, begin.recompute)
     return Shard(Manifest.model_validate_json(begin.manifest), rank, begin.ranks, device, arithmetic)
 
 

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from peer.compute.capacity import free_bytes, microbatch_bytes
+from peer.compute.capacity import free_bytes, layer_bytes, microbatch_bytes
 from peer.planning.holding import PROCESS_BYTES
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
@@ -26,15 +26,18 @@ WORKER_BASE_BYTES = 400 * 2**20
 """Python and torch; on an accelerator, what its driver keeps for a process."""
 
 
-def worker_bytes(manifest: Manifest, processes: int) -> int:
+def worker_bytes(manifest: Manifest, processes: int, recompute: bool = True) -> int:
     """Memory that one of so many workers takes where it computes, in bytes: an upper estimate.
 
-    Together are at a time two layers, the embedding and the head.
+    Together are at a time two layers, the embedding and the head. `recompute`: activations are computed again in the
+    backward pass.
     """
     parts, model = model_layout(manifest), manifest.model
     together = 2 * elements(layer_layout(model, 0)) + 2 * elements(parts[EMBEDDING])
     rows = sum(map(elements, parts.values())) // processes
-    activations = sum(microbatch_bytes(manifest, stage) for stage in range(manifest.replicas.stages))
+    stages = range(manifest.replicas.stages)
+    activations = sum(microbatch_bytes(manifest, stage, recompute) for stage in stages)
+    activations += layer_bytes(manifest) if recompute else 0
     share = min(manifest.inner.microbatch, manifest.inner.sequences // processes)
     return TRAINED_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
 
@@ -44,8 +47,21 @@ def daemon_bytes(manifest: Manifest) -> int:
     return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + PROCESS_BYTES
 
 
-def require_devices(manifest: Manifest, processes: int, device: torch.device, most: int | None = None) -> None:
+def workers_recompute(manifest: Manifest, processes: int, device: torch.device, most: int | None = None) -> bool:
+    """Whether so many workers fit here, and into the `most` bytes they may use, only if they compute activations again
+    in the backward pass."""
+    try:
+        _require_memory(manifest, processes, device, most, recompute=False)
+    except ResourceError:
+        return True
+    return False
+
+
+def require_devices(
+    manifest: Manifest, processes: int, device: torch.device, most: int | None = None, recompute: bool = True
+) -> None:
     """Check before joining that so many processes can train this run here, and with the `most` bytes it may use.
+    `recompute`: they may compute activations again in the backward pass.
 
     Raises:
         UserError: the run's sequences cannot be shared among them.
@@ -66,11 +82,13 @@ def require_devices(manifest: Manifest, processes: int, device: torch.device, mo
             f"{asked}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
             "fewer, or --device cpu"
         )
-    _require_memory(manifest, processes, device, most)
+    _require_memory(manifest, processes, device, most, recompute)
 
 
-def _require_memory(manifest: Manifest, processes: int, device: torch.device, most: int | None) -> None:
-    each = worker_bytes(manifest, processes) + WORKER_BASE_BYTES
+def _require_memory(
+    manifest: Manifest, processes: int, device: torch.device, most: int | None, recompute: bool
+) -> None:
+    each = worker_bytes(manifest, processes, recompute) + WORKER_BASE_BYTES
     here = daemon_bytes(manifest) + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
     if here > (free := free_bytes(torch.device("cpu"))):

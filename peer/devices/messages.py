@@ -99,6 +99,7 @@ class Begin:
     patience: float
     precision: Precision = "fp32"
     compiled: bool = False
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True)

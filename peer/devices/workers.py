@@ -66,6 +66,7 @@ class Crew:
             patience=COLLECTIVE_SECONDS,
             precision=split.arithmetic.precision,
             compiled=split.arithmetic.compiled,
+            recompute=split.arithmetic.recompute,
         )
 
     def start(self) -> None:

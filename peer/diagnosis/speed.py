@@ -65,7 +65,7 @@ def _measure(
 ) -> Speed | None:
     whole = work_of(manifest, stage=stage).operations
     part = part_that_takes(manifest, stage, rate * seconds / (FEWEST + 1))
-    if stage_bytes(part, stage) + PROCESS_BYTES > free_bytes(device):
+    if stage_bytes(part, stage, recompute=False) + PROCESS_BYTES > free_bytes(device):
         return None
     passes, update = _time(part, stage, device, seconds)
     share = work_of(part, stage=stage).operations / whole

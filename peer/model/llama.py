@@ -59,6 +59,14 @@ class KeyValues:
         return self.kept
 
 
+def has_shared_heads(q_BNLH: Tensor) -> bool:
+    """Whether torch's fused attention lets heads share a key-value head. On CUDA only FlashAttention does, in 16 bits
+    and from compute capability 8.0 on; elsewhere torch would fall back to matrices of L × L."""
+    if not q_BNLH.is_cuda:
+        return True
+    return q_BNLH.dtype != torch.float32 and torch.cuda.get_device_capability(q_BNLH.device) >= (8, 0)
+
+
 class Attention(nn.Module):
     """Causal self-attention; N / M heads share one key-value head (GQA, arXiv 2305.13245)."""
 
@@ -80,7 +88,11 @@ class Attention(nn.Module):
         if past is not None:
             k_BMLH, v_BMLH = past.extend(k_BMLH, v_BMLH)
             causal = x_BLD.shape[1] > 1
-        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=self.grouped)
+        shared = self.grouped and has_shared_heads(q_BNLH)
+        if self.grouped and not shared:
+            times = q_BNLH.shape[1] // k_BMLH.shape[1]
+            k_BMLH, v_BMLH = (each.repeat_interleave(times, 1) for each in (k_BMLH, v_BMLH))
+        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=shared)
         y_BLD: Tensor = self.o_proj(o_BNLH.transpose(1, 2).flatten(2))
         return y_BLD
 

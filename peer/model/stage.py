@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from peer.model.linear import Linear
+from peer.model.head import Head
 from peer.model.llama import Layer, rotary_tables
 from protocol.layout import layers_of_stage
 from protocol.manifest import Manifest, Model
@@ -44,21 +44,25 @@ class Stage(nn.Module):
         if not 0 <= stage < stages:
             raise ValueError(f"there is no stage {stage} of {stages}")
         self.sizes = model
+        self.recompute = False
+        """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
         self.last = stage == stages - 1
         self.model = Decoder(model, layers_of_stage(model.layers, stages, stage), self.last)
         if self.last:
-            self.lm_head = Linear(model.d, model.vocabulary)
+            self.lm_head = Head(model.d, model.vocabulary)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Residual stream [B, L, D] → the same shape, or logits [B, L, V] from the last stage."""
+        """Residual stream [B, L, D] → the same shape; behind the final norm on the last stage, whose `lm_head` makes a
+        loss of it."""
         sizes, length = self.sizes, x_BLD.shape[1]
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
         cos_LH, sin_LH = (table[:length] for table in tables)
         for layer in self.model.layers.values():
-            x_BLD = layer(x_BLD, cos_LH, sin_LH)
-        if self.last:
-            x_BLD = self.lm_head(self.model.norm(x_BLD))
-        return x_BLD
+            if self.recompute and torch.is_grad_enabled():
+                x_BLD = checkpoint(layer, x_BLD, cos_LH, sin_LH, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BLD = layer(x_BLD, cos_LH, sin_LH)
+        return self.model.norm(x_BLD) if self.last else x_BLD
 
     def compile_layers(self) -> None:
         """Let torch compile each layer, at its first use."""
@@ -84,8 +88,3 @@ class Stage(nn.Module):
                 raise ValueError(f"{name}: {tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}")
         for name, tensor in ours.items():
             tensor.copy_(tensors[name])
-
-
-def loss(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token, a scalar, computed in fp32. `targets_BL` are the next tokens."""
-    return F.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten())

@@ -47,9 +47,9 @@ async def serve_stage(node: Node) -> None:
     """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
     last round hands over."""
     place, services, settings = node.place, node.services, node.settings
+    arithmetic = settings.arithmetic(place.manifest, place.stage, place.device)  # before anything takes memory
     outer = await outer_loop(node, parts_authored(place.stage))
     thread = place.torch_thread
-    arithmetic = settings.arithmetic(place.device)
     node.emit(Progress(arithmetic.words(place.device)))
     make = partial(StageTrainer, place.manifest, place.stage, "group", await place.basis(), place.device)
     trainer = await thread.run(partial(make, arithmetic=arithmetic))
@@ -87,7 +87,7 @@ async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
     place, audits = node.place, node.settings.audit
-    split = node.settings.split(place.device)
+    split = node.settings.split(place.manifest, place.device)
     node.emit(Progress(split.arithmetic.words(place.device)))
     async with _replica(place, split, node.emit) as replica:
         outer = await outer_loop(node, list(model_layout(place.manifest)))

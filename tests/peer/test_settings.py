@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from peer.compute.arithmetic import Arithmetic
+from peer.compute.capacity import needed_bytes
+from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.settings import LOW, PeerSettings, bytes_of
 from protocol.errors import UserError
 from protocol.identity import RunId
+from protocol.manifest import check_manifest
 from protocol.trust.ticket import Ticket
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
@@ -39,9 +42,26 @@ def test_limits_are_megabits_a_second_and_bytes():
 
 
 def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
-    settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True)
+    run = check_manifest({"model": {"preset": "micro"}})
+    settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True, memory="keep")
     assert settings.wish == Wish("h:1", None, "relay")
-    assert settings.split(torch.device("cpu")) == Split(2, 4, 0, Arithmetic("bf16", True))
+    assert settings.split(run, torch.device("cpu")) == Split(2, 4, 0, Arithmetic("bf16", True))
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_activations_are_computed_again_where_it_was_said_or_where_they_would_not_fit(nproc: int):
+    """The limits are those between which the choice lies: as much as it takes to keep them, and a byte less."""
+    cpu, run = torch.device("cpu"), check_manifest({"model": {"preset": "micro"}, "replicas": {"stages": 1}})
+    takes = needed_bytes(run, None, recompute=False)
+    if nproc > 1:
+        takes = daemon_bytes(run) + nproc * (worker_bytes(run, nproc, recompute=False) + WORKER_BASE_BYTES)
+
+    def recomputes(memory: str, most: int | None) -> bool:
+        return said(nproc=nproc, memory=memory, max_memory=most).arithmetic(run, None, cpu).recompute
+
+    assert [recomputes("auto", most) for most in (takes, takes - 1, None)] == [False, True, False]
+    assert recomputes("recompute", None)
+    assert not recomputes("keep", 1)
 
 
 def test_what_torch_cannot_compile_is_refused_before_anything_is_fetched():

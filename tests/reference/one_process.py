@@ -42,7 +42,8 @@ class OneProcess:
             if index and self.u is not None:
                 x = (x - self.t_perp[tokens]) @ self.u @ self.u.T + self.t_perp[tokens]
             x = stage(x)
-        return F.cross_entropy(x.flatten(0, 1), targets.flatten())
+        logits = F.linear(x, self.stages[-1].lm_head.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def inner_step(self, batch: Tensor, step: int) -> float:
         self.optimizer.zero_grad()

@@ -112,7 +112,9 @@ class StageRound:
             upstream,
             downstream,
             embedding_digest=self.embedding_digest or "00" * 32,
-            room=microbatches_that_fit(manifest, stage, self.trainer.device, self.max_memory),
+            room=microbatches_that_fit(
+                manifest, stage, self.trainer.device, self.max_memory, self.trainer.arithmetic.recompute
+            ),
             split=self.split_backward,
             depth=self.depth,
         )

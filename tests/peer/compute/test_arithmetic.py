@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from peer.compute.arithmetic import Arithmetic, Precision, _tf32, precision_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from protocol.errors import ResourceError
+from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import batches, genesis, manifest
+from tests.peer.model.test_head import Largest
 from tests.reference.boundary import orthonormal
 
 CPU = torch.device("cpu")
@@ -79,6 +82,7 @@ def test_auto_is_bf16_where_the_device_is_good_at_it(
 def test_who_computes_is_told_in_which_numbers():
     assert Arithmetic("bf16", True).words(CPU) == "training passes are computed in bf16 on cpu, compiled"
     assert Arithmetic().words(CPU).endswith("in fp32 on cpu")
+    assert Arithmetic(recompute=True).words(CPU).endswith("computes each layer's activations again, to save memory")
     assert "TF32 on cuda:1" in Arithmetic().words(torch.device("cuda:1"))
 
 
@@ -87,12 +91,12 @@ def test_tf32_is_for_training_passes_alone():
     before = matmul.fp32_precision
     with Arithmetic()(cuda, 8):
         assert matmul.fp32_precision == "tf32"
-    with pytest.raises(ZeroDivisionError), Arithmetic().backward(CPU), _tf32(cuda):
+    with pytest.raises(ZeroDivisionError), Arithmetic().backward(CPU, 8), _tf32(cuda):
         _ = matmul.fp32_precision, 1 / 0
     assert matmul.fp32_precision == before
 
 
-def volunteer(stage: int, arithmetic: Arithmetic, split: bool = False) -> StageTrainer:
+def volunteer(stage: int, arithmetic: Arithmetic, split: bool = False, run: Manifest = run) -> StageTrainer:
     trainer = StageTrainer(run, stage, "group", orthonormal(run.model.d), CPU, arithmetic=arithmetic)
     trainer.load(genesis(run))
     if split:
@@ -100,9 +104,11 @@ def volunteer(stage: int, arithmetic: Arithmetic, split: bool = False) -> StageT
     return trainer
 
 
-def chained(first: Arithmetic, last: Arithmetic, split: bool = False) -> tuple[list[float], list[StageTrainer]]:
+def chained(
+    first: Arithmetic, last: Arithmetic, split: bool = False, run: Manifest = run
+) -> tuple[list[float], list[StageTrainer]]:
     """A group of two volunteers that takes three inner steps: its losses, and its stages."""
-    stages = [volunteer(0, first, split), volunteer(1, last, split)]
+    stages = [volunteer(0, first, split, run), volunteer(1, last, split, run)]
     losses = []
     for step, batch_SM in enumerate(batches(run, 3)):
         for microbatch, tokens_BM in enumerate(batch_SM.split(run.inner.microbatch)):
@@ -130,6 +136,53 @@ def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32(split: boo
         assert {tensor.dtype for tensor in (*moved, *gradients)} == {torch.float32}
 
 
+@pytest.mark.parametrize("context", [8, 512])  # in bf16, attention has another kernel from 512 on
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_that_are_computed_again_change_no_bit(precision: Precision, split: bool, context: int):
+    sizes = run.model.model_copy(update={"context": context})
+    longer = run.model_copy(update={"model": sizes})
+    (losses, stages), (again_losses, again) = (
+        chained(*[Arithmetic(precision, recompute=recompute)] * 2, split, longer) for recompute in (False, True)
+    )
+    assert again_losses == losses
+    for one, other in zip(stages, again, strict=True):
+        assert all(map(torch.equal, one.parameters, other.parameters))
+
+
+def kept_bytes(arithmetic: Arithmetic) -> tuple[int, StageTrainer]:
+    """What a pass forward of stage 0 keeps for the pass backward, by storage, but for what is there anyway."""
+    trainer = volunteer(0, arithmetic)
+    there = {each.untyped_storage().data_ptr() for each in (*trainer.parameters, *trainer.embedding.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trainer.forward(0, batches(run, 1)[0][: run.inner.microbatch], None)
+    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in there), trainer
+
+
+def test_of_each_layer_only_its_input_is_kept():
+    kept, trainer = kept_bytes(Arithmetic())
+    least, _ = kept_bytes(Arithmetic(recompute=True))
+    tokens_D = 4 * run.inner.microbatch * run.model.context * run.model.d
+    layers = len(trainer.stage.model.layers)
+    assert kept > 10 * layers * tokens_D
+    assert least <= (layers + 1) * tokens_D
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of itself
+def test_compiled_layers_are_computed_again_to_the_same_bits():
+    expected, _ = trained(Arithmetic(compiled=True))
+    losses, _ = trained(Arithmetic(compiled=True, recompute=True))
+    assert losses == expected
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_gradients_of_weights_that_are_left_for_later_are_the_same_to_the_bit(precision: Precision):
     arithmetic = Arithmetic(precision)
@@ -138,3 +191,14 @@ def test_gradients_of_weights_that_are_left_for_later_are_the_same_to_the_bit(pr
     assert later_losses == losses
     for one, other in zip(stages, later, strict=True):
         assert all(map(torch.equal, one.parameters, other.parameters))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_attention_never_makes_the_square_of_a_long_sequence(precision: Precision):
+    sizes = run.model.model_copy(update={"context": 1024, "layers": 2, "d": 16, "ffn": 16})
+    longer = run.model_copy(update={"model": sizes})
+    trainer = volunteer(0, Arithmetic(precision), run=longer)
+    with Largest() as largest:
+        trainer.forward(0, torch.zeros(1, 1025, dtype=torch.int64), None)
+        trainer.backward(0, torch.ones(1, 1024, longer.k))
+    assert largest.elements < 1024 * 1024 / 2

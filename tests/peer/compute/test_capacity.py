@@ -50,7 +50,7 @@ def test_what_this_peer_may_use_is_less_than_what_there_is():
     require_memory(run, 1, cpu, 10**9)
     with pytest.raises(ResourceError, match=r"--max-memory 300\.0 MB is not enough for stage 1, which takes about 5"):
         require_memory(run, 1, cpu, 3 * 10**8)
-    used, each = capacity.resident_bytes(), capacity.microbatch_bytes(run, 0)
+    used, each = capacity.resident_bytes(), capacity.microbatch_bytes(run, 0, recompute=False)
     assert capacity.microbatches_that_fit(run, 0, cpu, used + 20 * each) in range(5, 11)  # half of it, as it is now
     assert capacity.microbatches_that_fit(run, 0, cpu, used // 2) == 0
 
@@ -77,13 +77,15 @@ def test_a_thread_gives_way_and_the_rest_of_the_process_does_not():
     assert of_this_thread() == before
 
 
-def test_the_estimate_bounds_what_training_a_stage_really_takes():
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_estimate_bounds_what_training_a_stage_really_takes(recompute: bool):
     """Measured in a process of its own: peak memory above that of an empty one."""
     import subprocess
     import sys
 
     program = """
 import resource, sys, torch
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.trainer import StageTrainer
 from peer.optim.outer import OuterState
 from protocol.identity import EMBEDDING, ReplicaId, RunId, stage_part
@@ -97,7 +99,8 @@ if len(sys.argv) > 1:
     parts = (EMBEDDING, stage_part(0))
     states = {p: OuterState.begin(run, p, {n: torch.zeros(s, dtype=torch.int32) + 2**20
               for n, s in part_layout(run, p).items()}, True) for p in parts}
-    trainer = StageTrainer(run, 0, "group", torch.eye(run.model.d), torch.device("cpu"))
+    trainer = StageTrainer(run, 0, "group", torch.eye(run.model.d), torch.device("cpu"),
+                           arithmetic=Arithmetic(recompute=sys.argv[1] == "again"))
     trainer.load({p: s.grid for p, s in states.items()})
     tokens = torch.zeros(1, run.model.context + 1, dtype=torch.int64)
     trainer.forward(0, tokens, None); trainer.backward(0, None); trainer.update(1.0, 0)
@@ -105,17 +108,21 @@ if len(sys.argv) > 1:
         states[part].contribute(RunId("ab" * 32), 1, ReplicaId("Qm"), 1, moved)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base)
 """
-    output = subprocess.run([sys.executable, "-c", program, "train"], check=True, capture_output=True, text=True)
+    output = subprocess.run(
+        [sys.executable, "-c", program, "again" if recompute else "keep"], check=True, capture_output=True, text=True
+    )
     used = int(output.stdout)
     manifest = check_manifest(
         {"model": {"preset": "tiny"}, "replicas": {"stages": 1, "compression": 8}, "inner": {"microbatch": 1}}
     )
-    assert 0.3 * stage_bytes(manifest, 0) < used < stage_bytes(manifest, 0)
+    estimate = stage_bytes(manifest, 0, recompute)
+    assert 0.3 * estimate < used < estimate
 
 
 def test_half_of_what_is_free_holds_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch):
     manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
-    each = capacity.microbatch_bytes(manifest, 1)
+    each = capacity.microbatch_bytes(manifest, 1, recompute=False)
     monkeypatch.setattr(capacity, "free_bytes", lambda device: 20 * each + 3)
     assert capacity.microbatches_that_fit(manifest, 1, torch.device("cpu")) == 10
-    assert capacity.stage_bytes(manifest, 1) - capacity.stage_bytes(manifest, 2) >= each  # one stage fewer is behind it
+    first, second = (capacity.stage_bytes(manifest, stage, recompute=False) for stage in (1, 2))
+    assert first - second >= each  # one stage fewer is behind it

@@ -40,8 +40,11 @@ def manifest(sequences: int, microbatch: int) -> Manifest:
     return check_manifest({"model": SIZES, "replicas": replicas, "inner": inner, "outer": {"rounds": 2}})
 
 
-def sharded(run: Manifest, processes: int = 2, said: list[str] | None = None) -> ShardedReplica:
-    return ShardedReplica(run, CPU, Split(processes, 2, 19), ([] if said is None else said).append)
+def sharded(
+    run: Manifest, processes: int = 2, said: list[str] | None = None, recompute: bool = False
+) -> ShardedReplica:
+    split = Split(processes, 2, 19, Arithmetic(recompute=recompute))
+    return ShardedReplica(run, CPU, split, ([] if said is None else said).append)
 
 
 def crew(replica: ShardedReplica) -> Crew:
@@ -82,13 +85,15 @@ def pair() -> Iterator[ShardedReplica]:
 
 
 @pytest.mark.parametrize(
-    ("number", "sequences", "microbatch"), [(2, 8, 2), (3, 6, 3)], ids=["two microbatches each", "rows left over"]
+    ("number", "sequences", "microbatch", "recompute"),
+    [(2, 8, 2, False), (3, 6, 3, True)],
+    ids=["two microbatches each", "rows left over, and activations computed again"],
 )
 def test_losses_moves_moments_and_evaluations_are_those_of_one_process_over_rounds(
-    number: int, sequences: int, microbatch: int
+    number: int, sequences: int, microbatch: int, recompute: bool
 ):
     run, basis = manifest(sequences, microbatch), orthonormal(32)
-    ours, theirs = sharded(run, number), WholeReplica(run, "datacenter", None, CPU)
+    ours, theirs = sharded(run, number, recompute=recompute), WholeReplica(run, "datacenter", None, CPU)
     held_out_EM = batches(run, 2).flatten(0, 1)[:7]
     evaluators = ShardedEvaluator(ours, basis, held_out_EM), Evaluator(run, basis, held_out_EM, CPU)
     grids, losses = genesis(run), []
@@ -116,7 +121,7 @@ def test_losses_moves_moments_and_evaluations_are_those_of_one_process_over_roun
 def test_in_bf16_and_compiled_several_processes_come_to_the_losses_of_one_over_rounding():
     run, bf16 = manifest(4, 2), Arithmetic("bf16")
     exact, whole = (WholeReplica(run, "datacenter", None, CPU, arithmetic=each) for each in (Arithmetic(), bf16))
-    several = ShardedReplica(run, CPU, Split(2, 2, 19, Arithmetic("bf16", compiled=True)), print)
+    several = ShardedReplica(run, CPU, Split(2, 2, 19, Arithmetic("bf16", compiled=True, recompute=True)), print)
     losses: list[list[float]] = []
     try:
         for replica in (exact, whole, several):

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import backward
-from torch.nn import functional as F
 
+from peer.model import llama
 from peer.model.embedding import DenseEmbedding
-from peer.model.stage import Stage, loss
+from peer.model.stage import Stage
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout, part_layout
 from protocol.manifest import PRESETS, Manifest, check_manifest
@@ -34,9 +34,10 @@ def loaded(manifest: Manifest, weights: dict[str, Tensor]) -> list[Stage]:
 
 
 def chain(stages: list[Stage], x: Tensor) -> Tensor:
+    """The logits [B, L, V]."""
     for stage in stages:
         x = stage(x)
-    return x
+    return x @ stages[-1].lm_head.weight.T
 
 
 @given(small_manifests(), st.integers(1, 3), st.data())
@@ -153,15 +154,11 @@ def test_a_stage_the_manifest_does_not_have_is_refused(stage: int) -> None:
         Stage(small(2), stage)
 
 
-def test_loss_is_nats_per_token() -> None:
-    vocabulary = 300
-    assert loss(torch.zeros(2, 5, vocabulary), torch.zeros(2, 5).long()).item() == pytest.approx(math.log(vocabulary))
-
-
-def test_loss_is_the_mean_over_tokens_and_in_fp32() -> None:
-    logits, targets = torch.randn(2, 5, 300).bfloat16(), torch.randint(300, (2, 5))
-    probability = F.softmax(logits.double(), dim=-1)
-    expected = sum(-math.log(probability[b, t, targets[b, t]].item()) for b in range(2) for t in range(5)) / 10
-    measured = loss(logits, targets)
-    assert measured.dtype == torch.float32
-    assert measured.item() == pytest.approx(expected, rel=1e-5)
+def test_attention_that_repeats_key_value_heads_is_attention_that_shares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small()
+    weights = random_weights(manifest)
+    with torch.no_grad():
+        x = weights[EMBEDDING_TENSOR][random_tokens(manifest, 2, 8)]
+        expected = chain(loaded(manifest, weights), x)
+        monkeypatch.setattr(llama, "has_shared_heads", lambda q: False)
+        torch.testing.assert_close(chain(loaded(manifest, weights), x), expected, rtol=1e-10, atol=1e-10)
