@@ -192,13 +192,13 @@ def seats(manifest: "Manifest") -> list[Participant]:
     from peer.planning.holding import PROCESS_BYTES
     from peer.planning.model import work_of
     from protocol.identity import parts_authored
-    from protocol.layout import elements, layers_of_stage, model_layout, parameter_count
+    from protocol.layout import elements, model_layout, parameter_count
 
     model, replicas, layout = manifest.model, manifest.replicas, model_layout(manifest)
     found = [
         Participant(
             f"stage {stage}",
-            len(layers_of_stage(model.layers, replicas.stages, stage)),
+            len(manifest.cut[stage]),
             sum(elements(layout[part]) for part in parts_authored(stage)),
             stage_bytes(manifest, stage) + PROCESS_BYTES,
             int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,

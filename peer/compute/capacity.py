@@ -14,7 +14,7 @@ from peer.compute.schedule import least_depth
 from peer.planning.holding import PROCESS_BYTES, held_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
-from protocol.layout import elements, layers_of_stage, part_layout
+from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
 from protocol.wording import megabytes_above, size
 
@@ -60,7 +60,7 @@ def stage_bytes(manifest: Manifest, stage: int) -> int:
 def microbatch_bytes(manifest: Manifest, stage: int) -> int:
     """Memory that a stage keeps for each microbatch in flight, in bytes: an upper estimate."""
     model, stages = manifest.model, manifest.replicas.stages
-    layers = len(layers_of_stage(model.layers, stages, stage))
+    layers = len(manifest.cut[stage])
     kept = layers * (LAYER_ACTIVATION_VALUES * model.d + 4 * model.ffn)
     kept += 4 * model.vocabulary if stage == stages - 1 else 0
     return 4 * manifest.inner.microbatch * model.context * kept

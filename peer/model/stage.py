@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from peer.model.linear import Linear
 from peer.model.llama import Layer, rotary_tables
-from protocol.layout import layers_of_stage
-from protocol.manifest import Manifest, Model
+from protocol.manifest import Manifest
+from protocol.model_sizes import Model
 
 
 class Decoder(nn.Module):
@@ -45,7 +45,7 @@ class Stage(nn.Module):
             raise ValueError(f"there is no stage {stage} of {stages}")
         self.sizes = model
         self.last = stage == stages - 1
-        self.model = Decoder(model, layers_of_stage(model.layers, stages, stage), self.last)
+        self.model = Decoder(model, manifest.cut[stage], self.last)
         if self.last:
             self.lm_head = Linear(model.d, model.vocabulary)
 
