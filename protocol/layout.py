@@ -4,18 +4,12 @@ Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming 
 """
 
 from protocol.identity import EMBEDDING, Part, stage_part
-from protocol.manifest import Manifest, Model
+from protocol.manifest import Manifest
+from protocol.model_sizes import Model
 
 Shape = tuple[int, ...]
 Layout = dict[str, Shape]
 """Tensor name → shape, in canonical order."""
-
-
-def layers_of_stage(layers: int, stages: int, stage: int) -> range:
-    """The layers of one stage: as even as possible, the first stages take what is left over (9 in 4: 3 2 2 2)."""
-    base, extra = divmod(layers, stages)
-    first = stage * base + min(stage, extra)
-    return range(first, first + base + (stage < extra))
 
 
 def layer_layout(model: Model, layer: int) -> Layout:
@@ -46,13 +40,13 @@ def part_layout(manifest: Manifest, part: Part) -> Layout:
 
 def model_layout(manifest: Manifest) -> dict[Part, Layout]:
     """The tensors of every part of the model, the embedding first."""
-    model, stages = manifest.model, manifest.replicas.stages
+    model = manifest.model
     parts: dict[Part, Layout] = {EMBEDDING: {EMBEDDING_TENSOR: (model.vocabulary, model.d)}}
-    for stage in range(stages):
+    for stage, layers in enumerate(manifest.cut):
         layout: Layout = {}
-        for layer in layers_of_stage(model.layers, stages, stage):
+        for layer in layers:
             layout |= layer_layout(model, layer)
-        if stage == stages - 1:
+        if stage == manifest.replicas.stages - 1:
             layout |= {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
         parts[stage_part(stage)] = layout
     return parts

@@ -6,16 +6,25 @@ digest is refused with the name of the field that differs.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from protocol.cut import Balance, cut_by, even_cut
 from protocol.errors import ManifestError
 from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES, MESSAGE_SLACK_BYTES
+from protocol.model_sizes import Model
 from protocol.tensor_formats import Codec, NumberFormatName
-from protocol.toml_tables import Section, read_tables, validated
+from protocol.toml_tables import Section, filled, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
 """The largest microbatch of activations, uncompressed in fp32: a stage holds several."""
@@ -24,45 +33,16 @@ MICROBATCH_TOKENS, BATCH_TOKENS = 2**20, 2**24
 """The most tokens of a microbatch, whose ids are in one message of 4 MiB, and of an inner step or an evaluation, whose
 ids take 128 MiB where they are read: the largest batches that were published."""
 
+MOST_STAGES = 128
+
 AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """The compressions among which a group chooses where a run leaves that to its groups. Bases are nested, so groups of
 all of them train one model."""
-
-PRESETS: dict[str, dict[str, Any]] = {
-    name: dict(zip(("layers", "d", "heads", "kv_heads", "ffn", "context", "vocabulary"), sizes, strict=True))
-    for name, sizes in {
-        "pico": (4, 64, 4, 4, 192, 128, 1024),
-        "nano": (4, 128, 4, 4, 384, 128, 2048),
-        "mini": (4, 192, 6, 6, 512, 128, 2048),
-        "micro": (6, 256, 8, 4, 704, 256, 4096),
-        "tiny": (8, 512, 8, 4, 1408, 512, 8192),
-        "178m": (9, 1024, 8, 8, 2688, 2048, 32000),
-        "512m": (12, 1536, 12, 12, 5440, 2048, 32000),
-        "1b": (16, 2048, 8, 8, 8192, 1024, 32000),
-    }.items()
-}
-"""Named sizes of models. 178m, 512m and 1b are the paper's, its Tables 6 and 9, with the two errata that make the
-stated parameter counts come out (1B has d = 2048; 512M has an FFN of 5440). The small ones are for one machine."""
 
 OUTER_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
 }
 """Named settings of the outer exchange."""
-
-
-def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Fill in, from the preset that a table names, the fields that the table does not give.
-
-    Raises:
-        ValueError: there is no such preset.
-    """
-    if not isinstance(given, dict) or "preset" not in given:
-        return given
-    fields = dict(given)
-    name = fields.pop("preset")
-    if not isinstance(name, str) or name not in presets:
-        raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(presets)}")
-    return {**presets[name], **fields}
 
 
 class Run(Section):
@@ -72,51 +52,52 @@ class Run(Section):
     seed: int = Field(1, ge=0, lt=2**32)
 
 
-class Model(Section):
-    """A LLaMA decoder: RoPE, RMSNorm, SwiGLU, untied embeddings. `preset` fills in every size not given."""
-
-    layers: int = Field(ge=1, le=1024)
-    d: int = Field(ge=8, le=65536)
-    heads: int = Field(ge=1, le=65536)
-    kv_heads: int = Field(ge=1, le=65536)
-    ffn: int = Field(ge=1, le=2**20)
-    context: int = Field(ge=2, le=2**17)
-    vocabulary: int = Field(ge=258, le=2**18)
-    rope_theta: float = Field(10000.0, gt=1)
-    norm_epsilon: float = Field(1e-5, gt=0)
-    end_of_text: int = Field(0, ge=0, description="the token behind each text; a checkpoint's tokenizer has its own")
-
-    @model_validator(mode="before")
-    @classmethod
-    def fill_from_preset(cls, given: Any) -> Any:
-        return filled(given, PRESETS)
-
-    @model_validator(mode="after")
-    def end_of_text_is_a_token(self) -> "Model":
-        if self.end_of_text >= self.vocabulary:
-            raise ValueError(f"end_of_text = {self.end_of_text} must be less than vocabulary = {self.vocabulary}")
-        return self
-
-    @model_validator(mode="after")
-    def heads_divide(self) -> "Model":
-        if self.d % (2 * self.heads):
-            raise ValueError(f"d = {self.d} must be an even multiple of heads = {self.heads}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
-        return self
-
-
 class Replicas(Section):
-    """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed."""
+    """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed.
+
+    In a manifest `layers` has a number for each stage, whatever the file gave. The canonical form has `layers` only
+    where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it.
+    """
 
     groups: int = Field(2, ge=0, le=1024)
     datacenters: int = Field(1, ge=0, le=1024)
-    stages: int = Field(2, ge=1, le=128)
+    stages: int = Field(2, ge=1, le=MOST_STAGES)
     compression: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         8, description="d / k; 1 sends whole activations; auto: each group what its links carry, 2 to 128"
     )
     wire: NumberFormatName = Field("bf16", description="number format of activations between stages")
     gradient_wire: NumberFormatName | Literal["same"] = Field("same", description="that of gradients")
+    layers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
+        (), max_length=MOST_STAGES, description="layers of each stage, in order; none: as `balance` says"
+    )
+    balance: Balance = Field("count", description="what stages have about as much of, where `layers` does not say")
+
+    @model_validator(mode="before")
+    @classmethod
+    def count_stages(cls, given: Any) -> Any:
+        layers = given.get("layers") if isinstance(given, dict) and "stages" not in given else None
+        if isinstance(layers, list | tuple) and 0 < len(layers) <= MOST_STAGES:
+            return {**given, "stages": len(layers)}
+        return given
+
+    @model_validator(mode="after")
+    def layers_fit_stages(self) -> "Replicas":
+        if self.layers and "balance" in self.model_fields_set:
+            raise ValueError("layers and balance both say how the model is cut; leave one of them out")
+        if self.layers and len(self.layers) != self.stages:
+            count = len(self.layers)
+            raise ValueError(
+                f"layers has {count} numbers, one a stage, and stages = {self.stages}; give stages = {count}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def leave_out_the_usual_cut(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        fields.pop("balance", None)
+        if not self.layers or self.layers == even_cut(sum(self.layers), self.stages):
+            fields.pop("layers", None)
+        return fields
 
     @property
     def wires(self) -> tuple[str, str]:
@@ -211,17 +192,31 @@ class Manifest(Section):
 
     run: Run = Run()
     model: Model
-    replicas: Replicas = Replicas()
     inner: Inner = Inner()
+    replicas: Replicas = Field(Replicas(), validate_default=True)
     outer: Outer = Outer()
     evaluation: Evaluation = Evaluation()
 
+    @field_validator("replicas")
+    @classmethod
+    def cut_layers(cls, replicas: Replicas, earlier: ValidationInfo) -> Replicas:
+        """Give each stage its number of layers. `model` and `inner` stand before `replicas` as the cut needs them."""
+        if not {"model", "inner"} <= earlier.data.keys():
+            return replicas  # they are wrong, and that is the error
+        model, inner = earlier.data["model"], earlier.data["inner"]
+        if replicas.stages > model.layers:
+            raise ValueError(f"replicas.stages = {replicas.stages} is more than model.layers = {model.layers}")
+        if replicas.layers and (total := sum(replicas.layers)) != model.layers:
+            raise ValueError(f"layers are {total} in all, and must be as many as model.layers = {model.layers}")
+        if replicas.layers:
+            return replicas
+        compression = AUTO_COMPRESSIONS[0] if replicas.compression == "auto" else replicas.compression
+        subspace = model.d // compression if compression > 1 else 0
+        cut = cut_by(replicas.balance, model, replicas.stages, subspace, inner.microbatch, inner.microbatches)
+        return replicas.model_copy(update={"layers": cut, "balance": "count"})
+
     @model_validator(mode="after")
     def tables_fit_together(self) -> "Manifest":
-        if self.replicas.stages > self.model.layers:
-            raise ValueError(
-                f"replicas.stages = {self.replicas.stages} is more than model.layers = {self.model.layers}"
-            )
         if self.replicas.total < 1:
             raise ValueError("replicas.groups + replicas.datacenters must be at least 1")
         if not self.compressions:
@@ -246,6 +241,12 @@ class Manifest(Section):
         if (size := micro * (context + 1) * 4 * (self.model.d + 1)) > LARGEST_FRAME_BYTES:
             raise ValueError(f"inner.microbatch = {micro} makes frames of {size} bytes; at most 1 GiB")
         return self
+
+    @property
+    def cut(self) -> tuple[range, ...]:
+        """The layers of each stage, counted from 0 through all of them."""
+        ends = accumulate(self.replicas.layers)
+        return tuple(range(end - count, end) for end, count in zip(ends, self.replicas.layers, strict=True))
 
     @property
     def compressions(self) -> tuple[int, ...]:
@@ -340,7 +341,10 @@ def parse_manifest(canonical: bytes) -> Manifest:
 
 def difference(ours: Manifest, theirs: Manifest) -> str | None:
     """The first field in which two manifests differ, in words; None if they are equal."""
-    mine, other = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
+    mine, other = (
+        {**dumped, "replicas": {**dumped["replicas"], "layers": list(each.replicas.layers)}}
+        for each, dumped in ((each, each.model_dump(mode="json")) for each in (ours, theirs))
+    )
     for table, fields in mine.items():
         for field, value in fields.items():
             if other[table][field] != value:

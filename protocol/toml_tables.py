@@ -1,6 +1,7 @@
 """TOML files whose tables are checked by pydantic, with errors that name the field."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,3 +55,18 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
         where = ".".join([*within, *map(str, first["loc"])])[:MOST_CHARACTERS] or "manifest"
         reason = first["msg"].removeprefix("Value error, ")[:MOST_CHARACTERS]
         raise ManifestError(f"{source}: {where if where.isprintable() else repr(where)}: {reason}") from None
+
+
+def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Fill in, from the preset that a table names, the fields that the table does not give.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if not isinstance(given, dict) or "preset" not in given:
+        return given
+    fields = dict(given)
+    name = fields.pop("preset")
+    if not isinstance(name, str) or name not in presets:
+        raise ValueError(f"unknown preset {str(name)[:60]!r}; there are {', '.join(presets)}")
+    return {**presets[name], **fields}

@@ -81,6 +81,7 @@ def run_toml(checkpoint: "ModelFolder") -> str:
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
     compression = next(each for each in (8, 4, 2, 1) if model.d % each == 0)
+    cut = f"layers = {[*checkpoint.cut]}  # of each stage, as groups had them" if checkpoint.cut else "stages = 2"
     return f"""\
 # A run that begins from the checkpoint {str(folder)!r}, which `hetpeer bootstrap` takes with --weights.
 [run]
@@ -101,7 +102,7 @@ end_of_text = {model.end_of_text}
 [replicas]
 groups = 2
 datacenters = 1
-stages = {min(model.layers, 2)}
+{cut if model.layers > 1 else "stages = 1"}
 compression = {compression}  # d / k between the stages of a group
 
 [inner]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peer.export.written import Collected, Export, HeldOutLosses
     from peer.model.language_model import LanguageModel
     from peer.process import Terminal
-    from protocol.manifest import Model
+    from protocol.model_sizes import Model
 
     WeightReader = Callable[[str], Tensor]
     """Reads a weight by its name."""

@@ -96,11 +96,13 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
             for compression in sorted({*SHOWN, compression_of(manifest, on)})
             if manifest.model.d % compression == 0
         }
+        stages = stages_of(manifest)
         rows = [
             {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
+            | {"stages": [asdict(stage) for stage in stages]}
             for compression, each in planned.items()
         ]
-        show(terminal, rows, drawn(manifest, on, planned, overlap))
+        show(terminal, rows, drawn(manifest, on, planned, overlap, stages))
         return 0
 
     return told(terminal.emit, work)
@@ -113,10 +115,36 @@ def compression_of(manifest: "Manifest", on: "Volunteer") -> int:
     return compression_at(manifest, lambda compression: work_of(manifest, compression), on)
 
 
+@dataclass(frozen=True, slots=True)
+class StageShare:
+    """What of the model one stage has: `layers`, the share of its operations, and bytes of memory (an upper estimate,
+    activations and the process itself included)."""
+
+    layers: int
+    compute: float
+    memory_bytes: int
+
+
+def stages_of(manifest: "Manifest") -> list[StageShare]:
+    """The cut of a run: what each stage has."""
+    from peer.compute.capacity import stage_bytes
+    from peer.planning.holding import PROCESS_BYTES
+    from peer.planning.model import shares_of
+
+    return [
+        StageShare(len(layers), share, stage_bytes(manifest, stage) + PROCESS_BYTES)
+        for stage, (layers, share) in enumerate(zip(manifest.cut, shares_of(manifest), strict=True))
+    ]
+
+
 def drawn(
-    manifest: "Manifest", on: "Volunteer", planned: dict[int, "RoundEstimate"], overlap: bool
+    manifest: "Manifest",
+    on: "Volunteer",
+    planned: dict[int, "RoundEstimate"],
+    overlap: bool,
+    stages: list[StageShare],
 ) -> "RenderableType":
-    """The run and the volunteer in a line each, a row for each k, and what it comes to."""
+    """The run and the volunteer in a line each, a row for each stage and for each k, and what it comes to."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -132,6 +160,11 @@ def drawn(
         f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
         f"{on.operations / 1e12:g} TFLOP/s",
     )
+    cut = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stage", "layers", "compute", "memory"):
+        cut.add_column(name, justify="right", no_wrap=True)
+    for number, stage in enumerate(stages):
+        cut.add_row(str(number), str(stage.layers), f"{stage.compute:.1%}", size(stage.memory_bytes))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("d / k", "frame", "passes", "link", "step", "exchange", "round", "used", "limit"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
@@ -149,7 +182,7 @@ def drawn(
             f"{each.utilization:.1%}",
             each.limit,
         )
-    return Group(*map(Text, lines), "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
+    return Group(*map(Text, lines), "", cut, "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
 
 
 def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
@@ -192,13 +225,13 @@ def seats(manifest: "Manifest") -> list[Participant]:
     from peer.planning.holding import PROCESS_BYTES
     from peer.planning.model import work_of
     from protocol.identity import parts_authored
-    from protocol.layout import elements, layers_of_stage, model_layout, parameter_count
+    from protocol.layout import elements, model_layout, parameter_count
 
     model, replicas, layout = manifest.model, manifest.replicas, model_layout(manifest)
     found = [
         Participant(
             f"stage {stage}",
-            len(layers_of_stage(model.layers, replicas.stages, stage)),
+            len(manifest.cut[stage]),
             sum(elements(layout[part]) for part in parts_authored(stage)),
             stage_bytes(manifest, stage) + PROCESS_BYTES,
             int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,

@@ -30,7 +30,16 @@ TESTNET_EXAMPLES = (
 def testnet(
     preset: Annotated[str, typer.Option(help="Model: pico, nano, mini, micro, tiny, 178m, 512m or 1b.")] = "nano",
     groups: Annotated[int, typer.Option(min=0, help="Replica groups, one volunteer a stage.")] = 2,
-    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline stages. Default: 2, or as many as --layers has numbers.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Layers of each stage, with commas: 3,4,5,4.")
+    ] = None,
+    balance: Annotated[
+        str | None,
+        typer.Option(metavar="count|memory|compute", help="Without --layers: what stages have about as much of."),
+    ] = None,
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
     compression: Annotated[
         str, typer.Option(metavar="D/K|auto", help="Between stages; 1 sends whole activations, auto what links carry.")
@@ -67,10 +76,12 @@ def testnet(
     from peer.testnet.run import run_testnet as run_swarm
     from peer.testnet.testnet_options import TestnetOptions, check_manifest
 
+    named = layers.split(",") if layers is not None else []
+    counts = tuple(int(each) if each.isdecimal() else each for each in named)
     options = TestnetOptions(
         preset=preset,
         groups=groups,
-        stages=stages,
+        stages=stages or len(counts) or 2,
         datacenters=datacenters,
         compression=int(compression) if compression.isdecimal() else compression,
         rounds=rounds,
@@ -82,6 +93,8 @@ def testnet(
         compare=not no_compare,
         overlap=overlap,
         audit=audit,
+        layers=counts,
+        balance=balance,
     )
     shown = terminal()
 

@@ -16,7 +16,7 @@ from peer.model.head import SLICE_TOKENS
 from peer.planning.holding import PROCESS_BYTES, held_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.identity import EMBEDDING, stage_part
-from protocol.layout import elements, layers_of_stage, part_layout
+from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
 from protocol.wording import megabytes_above, size
 
@@ -84,7 +84,7 @@ def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     """Memory that a stage keeps for each microbatch in flight, in bytes: an upper estimate. `recompute`: of each layer
     its input, and what enters and leaves the stage."""
     model = manifest.model
-    layers = len(layers_of_stage(model.layers, manifest.replicas.stages, stage))
+    layers = len(manifest.cut[stage])
     if recompute:
         return 4 * manifest.inner.microbatch * model.context * (layers + 2) * model.d
     return layers * layer_bytes(manifest)

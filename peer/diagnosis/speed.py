@@ -19,7 +19,7 @@ from peer.planning.holding import PROCESS_BYTES
 from peer.planning.model import work_of
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_part
-from protocol.layout import elements, layers_of_stage, part_layout, parts_followed
+from protocol.layout import elements, part_layout, parts_followed
 from protocol.manifest import Manifest, check_manifest
 
 SECONDS = 8.0
@@ -40,7 +40,7 @@ ME = PeerId("QmMe")
 def kind_of(manifest: Manifest, stage: int) -> tuple[bool, int, bool]:
     """Stages of one kind take the same: with the embedding or not, so many layers, with the head or not."""
     stages = manifest.replicas.stages
-    return stage == 0, len(layers_of_stage(manifest.model.layers, stages, stage)), stage == stages - 1
+    return stage == 0, len(manifest.cut[stage]), stage == stages - 1
 
 
 def measure_stages(
@@ -87,6 +87,7 @@ def part_that_takes(manifest: Manifest, stage: int, operations: float) -> Manife
         inner["sequences"] = inner["microbatch"]
     if taken() > operations:
         model["layers"] = manifest.replicas.stages
+        sizes["replicas"].pop("layers", None)  # one each, by count
     while taken() > operations and model["context"] >= 2 * SHORTEST_CONTEXT:
         model["context"] //= 2
     return check_manifest(sizes)

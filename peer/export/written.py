@@ -124,13 +124,14 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
                 tensors[name] = to_float(grid.pop(name))
         parameters = sum(tensor.numel() for tensor in tensors.values())
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        _write_json(partial / CONFIG, config(manifest.model))
+        in_groups = manifest.compressed and manifest.replicas.groups > 0
+        _write_json(partial / CONFIG, config(manifest.model, manifest.replicas.layers if in_groups else ()))
         tokenizer = collected.file(TOKENIZER)
         shutil.copyfile(tokenizer, partial / TOKENIZER)
         end = read_tokenizer(tokenizer, manifest.model.vocabulary).id_to_token(manifest.model.end_of_text)
         _write_json(partial / TOKENIZER_CONFIG, tokenizer_config(end, manifest.model.context))
         (partial / CARD).write_text(text, encoding="utf-8")
-        if manifest.compressed and manifest.replicas.groups:
+        if in_groups:
             (partial / BASIS_OF_THE_RUN).parent.mkdir()
             shutil.copyfile(collected.file(BASIS), partial / BASIS_OF_THE_RUN)
     emit(Progress(f"the model is in {folder}"))

@@ -14,7 +14,7 @@ from peer.model.linear import Linear
 from peer.model.llama import KeyValues, rotary_tables
 from peer.model.stage import Decoder
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
-from protocol.manifest import Model
+from protocol.model_sizes import Model
 
 
 class LanguageModel(nn.Module):

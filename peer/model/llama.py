@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peer.model.linear import Linear
-from protocol.manifest import Model
+from protocol.model_sizes import Model
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from peer.model.head import Head
 from peer.model.llama import Layer, rotary_tables
-from protocol.layout import layers_of_stage
-from protocol.manifest import Manifest, Model
+from protocol.manifest import Manifest
+from protocol.model_sizes import Model
 
 
 class Decoder(nn.Module):
@@ -47,7 +47,7 @@ class Stage(nn.Module):
         self.recompute = False
         """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
         self.last = stage == stages - 1
-        self.model = Decoder(model, layers_of_stage(model.layers, stages, stage), self.last)
+        self.model = Decoder(model, manifest.cut[stage], self.last)
         if self.last:
             self.lm_head = Head(model.d, model.vocabulary)
 

@@ -10,11 +10,9 @@ What passes, copies of one tensor at a time and the products of one layer, is a 
 against what processes take: the estimate is never below the peak, and at most 15 % above it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from peer.compute.schedule import least_depth
-from protocol.codec.contribution import max_bytes
-from protocol.identity import EMBEDDING, Part, parts_authored, stage_part
+from protocol.identity import Part, parts_authored
 from protocol.layout import elements, model_layout, parts_followed
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role

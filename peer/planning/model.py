@@ -19,7 +19,7 @@ from typing import Literal
 
 from protocol.codec.contribution import expected_bytes
 from protocol.codec.frames import Payload
-from protocol.identity import EMBEDDING, parts_authored
+from protocol.identity import parts_authored, stage_part
 from protocol.layout import model_layout, operations_per_token
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
@@ -132,11 +132,16 @@ def work_of(manifest: Manifest, compression: int | None = None, stage: int | Non
 
 
 def shares_of(manifest: Manifest) -> list[float]:
-    """Of the model's multiplications, those of each stage."""
+    """The share of the model's multiplications that each stage has: of its matrices, and of its layers' attention,
+    which for a token is as much as a matrix of L values for each of d."""
+    layouts = model_layout(manifest)
     sizes = [
-        sum(rows * columns for rows, columns in (shape for shape in layout.values() if len(shape) == 2))
-        for part, layout in model_layout(manifest).items()
-        if part != EMBEDDING
+        sum(
+            rows * columns
+            for rows, columns in (shape for shape in layouts[stage_part(stage)].values() if len(shape) == 2)
+        )
+        + len(layers) * manifest.model.context * manifest.model.d
+        for stage, layers in enumerate(manifest.cut)
     ]
     return [size / sum(sizes) for size in sizes]
 

@@ -10,7 +10,7 @@ from protocol import manifest as manifests
 
 @dataclass(frozen=True, slots=True)
 class TestnetOptions:
-    """What `hetpeer testnet` was asked for."""
+    """What `hetpeer testnet` was asked for. `layers` has a number for each stage; without them, `balance` cuts."""
 
     preset: str
     groups: int
@@ -26,12 +26,16 @@ class TestnetOptions:
     compare: bool = True
     overlap: bool = False
     audit: bool = False
+    layers: tuple[int | str, ...] = ()
+    balance: str | None = None
 
     __test__ = False
 
     def manifest_tables(self) -> dict[str, dict[str, Any]]:
         """The run's manifest: small batches and a high learning rate, so that minutes show something."""
-        replicas = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
+        replicas: dict[str, Any] = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
+        replicas |= {"layers": self.layers} if self.layers else {}
+        replicas |= {"balance": self.balance} if self.balance else {}
         total = self.rounds * self.inner_steps
         return {
             "run": {"name": "testnet"},
@@ -59,7 +63,7 @@ def check_manifest(options: TestnetOptions) -> manifests.Manifest:
 
 
 def to_toml(tables: dict[str, dict[str, Any]]) -> str:
-    """Tables of numbers, strings and booleans as TOML: for these, JSON's notation is the same."""
+    """Tables of numbers, strings, booleans and lists of numbers as TOML: for these, JSON's notation is the same."""
     lines: list[str] = []
     for table, fields in tables.items():
         lines.append(f"[{table}]")

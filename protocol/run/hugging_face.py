@@ -12,7 +12,7 @@ is unpickled.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from tokenizers import Tokenizer
 
 from protocol.errors import ResourceError, UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
-from protocol.manifest import Model
+from protocol.manifest import Replicas
+from protocol.model_sizes import Model
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
 from protocol.tensor_formats import FORMATS, to_units
 from protocol.toml_tables import MOST_CHARACTERS, validated
@@ -35,6 +36,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BASIS_OF_THE_RUN = f"hetpeer/{BASIS}"
+CUT_OF_THE_RUN = "hetpeer_layers_of_stages"
+"""The field of a config with the number of layers of each stage, beside a basis: boundaries stay where they were."""
 
 MOST_CONTEXT = 2**17
 """The longest context of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
@@ -92,12 +95,13 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
     """The folder of a checkpoint whose config and list of tensors have been checked. `model.context` is the longest it
-    was made for."""
+    was made for. `cut` has the layers of each stage of the run that it comes from; none: it is not known."""
 
     folder: Path
     model: Model
     tied: bool
     stored: Mapping[str, Stored]
+    cut: tuple[int, ...]
 
     @property
     def tokenizer(self) -> Path:
@@ -168,14 +172,16 @@ def open_checkpoint(folder: Path) -> ModelFolder:
         raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
     config = read_json(folder / CONFIG)
     model, tied = _model(config, folder / CONFIG), config.get("tie_word_embeddings") is True
+    cut = validated(Replicas, {"layers": config.get(CUT_OF_THE_RUN, [])}, str(folder / CONFIG), CUT_OF_THE_RUN).layers
     stored = _find_tensors(folder)
     _require_layout(whole_layout(model), stored, tied, folder)
-    return ModelFolder(folder, model, tied, stored)
+    return ModelFolder(folder, model, tied, stored, cut)
 
 
-def config(model: Model) -> dict[str, Any]:
-    """Make the `config.json` of a model of this run."""
+def config(model: Model, cut: Sequence[int] = ()) -> dict[str, Any]:
+    """Make the `config.json` of a model of this run, with the layers of its stages where these shall be known."""
     return {
+        **({CUT_OF_THE_RUN: list(cut)} if cut else {}),
         "architectures": ["LlamaForCausalLM"],
         **LIKE_LLAMA,
         "vocab_size": model.vocabulary,

@@ -54,6 +54,8 @@ LEGACY_SHAPES = {"w.exp_avg": (2, 3), "w.exp_avg_sq": (2, 3), "w.step": ()}
 
 NANO = {"preset": "nano", "layers": 3}
 PRESET = json.dumps({"model": NANO}).encode()
+UNEVEN = check_manifest({"model": NANO, "replicas": {"layers": [1, 2]}})
+BALANCED = json.dumps({"model": NANO, "replicas": {"balance": "memory"}}).encode()
 
 
 def read_manifest(data: bytes) -> dict[str, Any]:
@@ -247,6 +249,8 @@ WIRE = (
         (
             (MANIFEST.canonical(), MANIFEST.model_dump(mode="json")),
             (PRESET, check_manifest({"model": NANO}).model_dump(mode="json")),
+            (UNEVEN.canonical(), UNEVEN.model_dump(mode="json")),
+            (BALANCED, check_manifest(json.loads(BALANCED)).model_dump(mode="json")),
         ),
         "json",
         (ManifestError,),

@@ -1,25 +1,45 @@
 """How the model is cut."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.identity import EMBEDDING, parts_authored, stage_part
-from protocol.layout import follows, layers_of_stage, model_layout, parameter_count, parts_followed
+from protocol.layout import (
+    follows,
+    layer_layout,
+    model_layout,
+    parameter_count,
+    part_layout,
+    parts_followed,
+    whole_layout,
+)
 from protocol.manifest import check_manifest
+from tests.reference import wire
 from tests.reference.small_manifest import small_manifest
 
 
-@given(st.integers(1, 64), st.data())
-def test_every_layer_is_in_one_stage_and_no_stage_is_empty(layers: int, data: st.DataObject):
-    stages = data.draw(st.integers(1, layers))
-    cut = [layers_of_stage(layers, stages, stage) for stage in range(stages)]
-    assert [layer for part in cut for layer in part] == list(range(layers))
-    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_a_stages_part_has_the_tensors_of_its_own_layers(cut: list[int]):
+    manifest = small_manifest(model={"layers": sum(cut)}, replicas={"layers": cut, "stages": len(cut)})
+    assert [len(layers) for layers in manifest.cut] == cut
+    assert [layer for layers in manifest.cut for layer in layers] == list(range(sum(cut)))
+    for stage, layers in enumerate(manifest.cut):
+        names = [name for layer in layers for name in layer_layout(manifest.model, layer)]
+        last = ["model.norm.weight", "lm_head.weight"] if stage == len(cut) - 1 else []
+        assert list(part_layout(manifest, stage_part(stage))) == names + last
+    tensors = [tensor for layout in model_layout(manifest).values() for tensor in layout.items()]
+    assert tensors == list(whole_layout(manifest.model).items())
 
 
-def test_nine_layers_in_four_stages():
-    assert [len(layers_of_stage(9, 4, stage)) for stage in range(4)] == [3, 2, 2, 2]
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_whoever_has_the_wire_page_alone_finds_the_same_tensors(cut: list[int]):
+    manifest = small_manifest(model={"layers": sum(cut)}, replicas={"layers": cut, "stages": len(cut)})
+    canonical = json.loads(manifest.canonical())
+    for number, layout in enumerate(model_layout(manifest).values()):
+        assert list(wire.layout(canonical, number).items()) == list(layout.items())
 
 
 @pytest.mark.parametrize(("preset", "count"), [("178m", 177_622_016), ("512m", 512_398_848), ("1b", 1_204_881_408)])

@@ -41,6 +41,45 @@ def test_every_field_counts_in_the_digest():
     assert nano(inner={"steps": 20}).digest != nano(inner={"steps": 21}).digest
 
 
+DIGESTS = {
+    "a5d16cc826a1a8d58096bb236501c7d4f0265ac7b3daee5b9b25afbe15197a78": {"model": {"preset": "nano"}},
+    "40af90e257dece42ea7305ab0109bdacc7ac053a9b2ba17774ad15d3f59bbdff": {
+        "model": {"preset": "178m"},
+        "replicas": {"stages": 4, "compression": "auto"},
+    },
+}
+"""Of manifests as they were before stages could have layers of their own."""
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_a_cut_by_count_is_not_in_the_digest(digest: str):
+    tables = DIGESTS[digest]
+    manifest = check_manifest(tables)
+    assert manifest.digest == digest
+    even = {"layers": manifest.replicas.layers}
+    for named in (even, {"balance": "count"}, {"layers": []}):
+        assert check_manifest({**tables, "replicas": {**tables.get("replicas", {}), **named}}).digest == digest
+
+
+def test_peers_agree_on_the_cut_whatever_made_it():
+    by_cost = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4, "balance": "compute"}})
+    by_hand = check_manifest({"model": {"preset": "178m"}, "replicas": {"layers": [3, 3, 2, 1]}})
+    assert by_cost == by_hand == parse_manifest(by_hand.canonical())
+    assert by_cost.digest == by_hand.digest
+    assert [list(layers) for layers in by_cost.cut] == [[0, 1, 2], [3, 4, 5], [6, 7], [8]]
+    assert (b"balance" in by_cost.canonical(), b'"layers":[3,3,2,1]' in by_cost.canonical()) == (False, True)
+
+
+def test_a_group_that_has_chosen_its_k_keeps_the_cut():
+    auto = check_manifest({"model": {"preset": "178m"}, "replicas": {"balance": "memory", "compression": "auto"}})
+    assert {auto.at(compression).cut for compression in auto.compressions} == {auto.cut}
+
+
+def test_peers_with_other_cuts_are_told_both():
+    words = difference(nano(replicas={"layers": [1, 3]}), nano())
+    assert words == "replicas.layers: ours is [1, 3], theirs is [2, 2]"
+
+
 def test_a_difference_names_the_field_and_both_values():
     assert difference(nano(), nano()) is None
     words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
@@ -64,6 +103,15 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
             {"model": {"preset": "nano"}, "replicas": {"stages": 9}},
             "stages = 9 is more than model.layers = 4",
         ),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [1, 2]}}, "layers are 3 in all"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [1, 3], "stages": 3}}, "give stages = 2"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [4, 0]}}, "replicas.layers.1: Input should be greater"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [5, -1]}}, "replicas.layers.1: Input should be greater"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [10**30, 1]}}, "replicas.layers.0: Input should be less"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [1] * 10**5}}, "at most 128"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": 4}}, "replicas.layers: Input should be a valid tuple"),
+        ({"model": {"preset": "nano"}, "replicas": {"layers": [1, 3], "balance": "count"}}, "leave one of them out"),
+        ({"model": {"preset": "nano"}, "replicas": {"balance": "cost"}}, "'count', 'memory' or 'compute'"),
         ({"model": {"preset": "nano"}, "replicas": {"compression": 7}}, "compression = 7 must divide"),
         ({"model": {"preset": "nano"}, "replicas": {"groups": 0, "datacenters": 0}}, "at least 1"),
         (

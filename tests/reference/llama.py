@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.layout import EMBEDDING_TENSOR, model_layout
-from protocol.manifest import Manifest, Model, check_manifest
+from protocol.manifest import Manifest, check_manifest
+from protocol.model_sizes import Model
 
 Weights = Mapping[str, Tensor]
 

@@ -46,8 +46,8 @@ def layout(manifest: Manifest, part: int) -> dict[str, Shape]:
     queries, keys = d, model["kv_heads"] * (d // model["heads"])
     stage, shapes = part - 1, {}
     share, extra = divmod(model["layers"], stages)
-    first = stage * share + min(stage, extra)
-    for layer in range(first, first + share + (1 if stage < extra else 0)):
+    cut = manifest["replicas"].get("layers", [share + (s < extra) for s in range(stages)])
+    for layer in range(sum(cut[:stage]), sum(cut[: stage + 1])):
         for name, shape in (
             ("input_layernorm", (d,)),
             ("self_attn.q_proj", (queries, d)),

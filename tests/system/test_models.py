@@ -24,7 +24,8 @@ from protocol.run.hugging_face import open_checkpoint
 from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer, events, finish, serving, start
 
 ROUNDS = 12
-TINY = RUN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds = {ROUNDS}\n"
+UNEVEN = RUN.replace("layers = 2", "layers = 3").replace("[replicas]", "[replicas]\nlayers = [1, 2]")
+TINY = UNEVEN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds = {ROUNDS}\n"
 PROMPT = "7 volunteers walked to the"
 
 

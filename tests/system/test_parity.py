@@ -38,7 +38,7 @@ VARIANTS = {
         "compression = 4",
         'values = "2bit"\naggregate = "senders"\nlearning_rate = 0.8',
     ),
-    "other chunks": ("compression = 8", "chunk_side = 24\ntop_k = 7"),
+    "other chunks, a stage with most layers": ("layers = [1, 3]", "chunk_side = 24\ntop_k = 7"),
     "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
     "integers between stages": ('compression = 2\nwire = "int4"\ngradient_wire = "int8"', ""),
     "clipped to the medians": ("compression = 4", 'clip = "median"\naggregate = "senders"'),

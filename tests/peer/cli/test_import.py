@@ -116,6 +116,22 @@ def test_a_folder_name_of_any_kind_makes_a_name_for_the_run(tmp_path: Path) -> N
     assert manifests.load_manifest(tmp_path / "run.toml").run.name == "Meine-Modelle-"
 
 
+def test_boundaries_stay_where_the_groups_had_them_that_trained_it(tmp_path: Path) -> None:
+    toml, wrong = tmp_path / "run.toml", tmp_path / "wrong.toml"
+    for cut in ((SIZES.layers - 1, 1), (1,) * SIZES.layers):
+        checkpoint = by_hand(tmp_path / f"{len(cut)}-{cut[0]}", config(SIZES, cut), tensors())
+        hetpeer("import", str(checkpoint), "--out", str(toml), "--force")
+        assert manifests.load_manifest(toml).replicas.layers == cut
+    elsewhere = by_hand(tmp_path / "elsewhere", config(SIZES), tensors())
+    hetpeer("import", str(elsewhere), "--out", str(toml), "--force")
+    assert manifests.load_manifest(toml).replicas.stages == 2
+    for cut in ((SIZES.layers, 1), (0, SIZES.layers), ("[run]",), {"a": 1}, (1,) * 129):
+        fields = config(SIZES) | {"hetpeer_layers_of_stages": cut}
+        checkpoint = by_hand(tmp_path / f"wrong-{len(cut)}-{next(iter(cut))}", fields, tensors())
+        assert "layers" in hetpeer("import", str(checkpoint), "--out", str(wrong), code=3)
+        assert not wrong.exists()
+
+
 def test_the_lab_trains_from_it(tmp_path: Path, text: Path) -> None:
     checkpoint, toml, report = by_transformers(tmp_path / "m"), tmp_path / "run.toml", tmp_path / "report.json"
     hetpeer("import", str(checkpoint), "--out", str(toml))

@@ -1,6 +1,7 @@
 """`hetpeer plan`, as a user types it; and what a dry run says that a run would ask of who joins it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from peer.planning.holding import PROCESS_BYTES
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress
 from protocol import manifest as manifests
-from protocol.layout import parameter_count
+from protocol.layout import operations_per_token, parameter_count
 from protocol.manifest import Manifest
 
 HOME = PlanOptions(teraflops=1.0)
@@ -46,6 +47,29 @@ def test_a_runs_own_manifest_is_planned_with_its_own_k(tmp_path: Path, capsys: p
     _, out, _ = said(PlanOptions(run_toml=tmp_path / "run.toml", down=20.0, latency=5.0, teraflops=0.01), capsys)
     assert "→ 64" in out
     assert "in 2 stages" in out
+
+
+def test_the_cut_is_shown_and_the_share_of_each_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run.toml").write_text('[model]\npreset = "178m"\n[replicas]\nstages = 4\nbalance = "compute"\n')
+    options = PlanOptions(run_toml=tmp_path / "run.toml")
+    _, out, _ = said(options, capsys)
+    assert re.findall(r"^ +(\d) +(\d) +[\d.]+% +\S+ .B$", out, re.MULTILINE) == [
+        ("0", "3"),
+        ("1", "3"),
+        ("2", "2"),
+        ("3", "1"),
+    ]
+    _, out, _ = said(options, capsys, json=True)
+    stages = json.loads(out.splitlines()[0])["stages"]
+    assert [each["layers"] for each in stages] == [3, 3, 2, 1]
+    assert sum(each["compute"] for each in stages) == pytest.approx(1)
+    manifest = manifests.load_manifest(tmp_path / "run.toml")
+    head = 6 * manifest.model.d * manifest.model.vocabulary
+    a_layer = (operations_per_token(manifest) - head) / 9
+    assert stages[3]["compute"] == pytest.approx((a_layer + head) / operations_per_token(manifest), rel=1e-3)
+    assert [each["memory_bytes"] for each in stages] == [
+        stage_bytes(manifest, stage) + PROCESS_BYTES for stage in range(4)
+    ]
 
 
 @pytest.mark.parametrize("change", [{"up": 0.0}, {"down": -1.0}, {"teraflops": 0.0}, {"latency": -1.0}])

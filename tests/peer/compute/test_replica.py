@@ -19,11 +19,13 @@ CPU = torch.device("cpu")
 SIZES = {"layers": 4, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 300}
 
 
-def manifest(stages: int, compression: int | str, wire: str = "fp32") -> Manifest:
+def manifest(cut: int | list[int], compression: int | str, wire: str = "fp32") -> Manifest:
+    """In so many stages, by count, or in stages of so many layers."""
+    stages = {"stages": cut} if isinstance(cut, int) else {"layers": cut}
     return check_manifest(
         {
             "model": SIZES,
-            "replicas": {"stages": stages, "compression": compression, "wire": wire},
+            "replicas": {**stages, "compression": compression, "wire": wire},
             "inner": {"steps": 20, "sequences": 4, "microbatch": 2, "learning_rate": 1e-2, "warmup": 5, "clip": 0.5},
             "outer": {"rounds": 1},
         }
@@ -46,16 +48,18 @@ def batches(run: Manifest, count: int) -> Tensor:
     return torch.randint(0, 300, shape, generator=generator) // 7 * 7  # something to learn
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("cut", [1, 2, 4, [1, 3], [2, 1, 1]], ids=str)
 @pytest.mark.parametrize(("compression", "kind"), [(1, "group"), (4, "group"), (4, "datacenter")])
-def test_twenty_inner_steps_give_the_losses_of_one_model_under_autograd(stages: int, compression: int, kind: Kind):
-    run = manifest(stages, compression)
+def test_twenty_inner_steps_give_the_losses_of_one_model_under_autograd(
+    cut: int | list[int], compression: int, kind: Kind
+):
+    run = manifest(cut, compression)
     grids = genesis(run)
     basis = orthonormal(run.model.d)
     replica = WholeReplica(run, kind, basis, CPU)
     replica.load(grids)
     u = basis[:, : run.k] if kind == "group" and compression > 1 else None
-    weights = [{n: to_float(t) for n, t in grids[stage_part(s)].items()} for s in range(stages)]
+    weights = [{n: to_float(t) for n, t in grids[stage_part(s)].items()} for s in range(run.replicas.stages)]
     reference = OneProcess(run, weights, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), u)
     ours, theirs = [], []
     for step, batch in enumerate(batches(run, 20)):

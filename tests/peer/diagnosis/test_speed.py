@@ -36,6 +36,9 @@ def test_stages_of_one_kind_are_measured_once():
     assert len({kind_of(manifest, stage) for stage in range(6)}) == 3
     uneven = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4}})
     assert [kind_of(uneven, stage)[1] for stage in range(4)] == [3, 2, 2, 2]
+    by_hand = check_manifest({"model": {"preset": "178m"}, "replicas": {"layers": [1, 2, 2, 4]}})
+    assert [kind_of(by_hand, stage)[1] for stage in range(4)] == [1, 2, 2, 4]
+    assert part_that_takes(by_hand, 3, 1.0).replicas.layers == (1, 1, 1, 1)
 
 
 def test_what_takes_too_long_is_measured_on_a_part():

@@ -140,6 +140,7 @@ def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_
         {"replicas": {"wire": "int4"}},
         {"replicas": {"gradient_wire": "int8"}},
         {"replicas": {"groups": 3, "datacenters": 0}},
+        {"replicas": {"layers": [1, 2]}},
     ],
     ids=str,
 )

@@ -15,7 +15,8 @@ from peer.model.embedding import DenseEmbedding
 from peer.model.stage import Stage
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout, part_layout
-from protocol.manifest import PRESETS, Manifest, check_manifest
+from protocol.manifest import Manifest, check_manifest
+from protocol.model_sizes import PRESETS
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
 

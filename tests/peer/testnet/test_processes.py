@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -342,9 +343,18 @@ def test_who_ignores_that_is_killed_with_its_own_children(
     assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_what_is_written_as_toml_is_the_manifest_that_was_checked(tmp_path: Path):
-    (tmp_path / "run.toml").write_text(to_toml(OPTIONS.manifest_tables()))
-    assert manifests.load_manifest(tmp_path / "run.toml") == check_manifest(OPTIONS)
+@pytest.mark.parametrize(
+    ("cut", "layers"),
+    [({}, (2, 2)), ({"layers": (1, 3)}, (1, 3)), ({"balance": "compute"}, (3, 1))],
+    ids=["by count", "by hand", "by compute"],
+)
+def test_what_is_written_as_toml_is_the_manifest_that_was_checked(
+    cut: dict[str, Any], layers: tuple[int, ...], tmp_path: Path
+):
+    options = replace(OPTIONS, **cut)
+    (tmp_path / "run.toml").write_text(to_toml(options.manifest_tables()))
+    assert manifests.load_manifest(tmp_path / "run.toml") == check_manifest(options)
+    assert check_manifest(options).replicas.layers == layers
 
 
 # Chaos

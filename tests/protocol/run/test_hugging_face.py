@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, whole_layout
-from protocol.manifest import Model
+from protocol.model_sizes import Model
 from protocol.run.hugging_face import config, open_checkpoint
 from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.checkpoints import CONFIG, by_hand, by_transformers, llama

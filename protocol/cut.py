@@ -1,0 +1,109 @@
+"""How many layers each stage of a pipeline has: by count, or so that the dearest stage costs as little as it can.
+
+All arithmetic is of integers, so every peer, whatever machine it is on, cuts a model alike. Costs only rank cuts: what
+a stage really takes of a machine is estimated where torch is.
+
+Letters: d width of the residual stream, V token ids, L tokens of a sequence, k dimensions of the subspace between
+stages of a compressed group.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.model_sizes import Model
+
+Balance = Literal["count", "memory", "compute"]
+
+TRAINED_BYTES = 16
+"""Of a trained value on the device: weight, gradient and AdamW's two moments, in fp32."""
+
+VALUE_BYTES = 4
+
+KEPT_WIDTHS = 20
+"""fp32 values that a layer keeps of each token for its backward pass, in units of d; SwiGLU's are 4 F more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What one stage costs before it has a layer, and for each layer; in a unit that all stages of a cut share."""
+
+    fixed: int
+    a_layer: int
+
+
+def cut_by(
+    balance: Balance, model: Model, stages: int, subspace: int, microbatch: int, microbatches: int
+) -> tuple[int, ...]:
+    """The number of layers of each stage, where there are at least as many layers as stages.
+
+    Args:
+        balance: what the dearest stage has the least of. By count the first stages have one layer more where they
+            cannot all have as many (9 in 4: 3 2 2 2).
+        subspace: k of a compressed group; 0 where groups send all of d.
+        microbatch: sequences of a microbatch.
+        microbatches: microbatches of an inner step.
+    """
+    if balance == "compute":
+        return cheapest_cut(model.layers, compute_costs(model, stages, subspace))
+    if balance == "memory":
+        return cheapest_cut(model.layers, memory_costs(model, stages, subspace, microbatch, microbatches))
+    return even_cut(model.layers, stages)
+
+
+def even_cut(layers: int, stages: int) -> tuple[int, ...]:
+    """The number of layers of each stage, by count."""
+    return cheapest_cut(layers, [StageCost(0, 1)] * stages)
+
+
+def cheapest_cut(layers: int, costs: Sequence[StageCost]) -> tuple[int, ...]:
+    """The number of layers of each stage, at least one, for which the dearest stage costs least.
+
+    Each stage begins with one layer. Each layer that is left goes to the stage that then costs least, the earliest
+    among equals. No cut is better: in one whose dearest stage costs B, stages take these layers at costs of at most B,
+    and the costs at which this rule gives layers away are the lowest of all.
+    """
+    cut = [1] * len(costs)
+    with_one_more = [(cost.fixed + 2 * cost.a_layer, stage) for stage, cost in enumerate(costs)]
+    heapq.heapify(with_one_more)
+    for _ in range(layers - len(costs)):
+        then, stage = with_one_more[0]
+        cut[stage] += 1
+        heapq.heapreplace(with_one_more, (then + costs[stage].a_layer, stage))
+    return tuple(cut)
+
+
+def compute_costs(model: Model, stages: int, subspace: int) -> list[StageCost]:
+    """The operations for one token of each stage of a group, forward and backward.
+
+    A matrix takes 6 for each value, attention 6 L d a layer (half of the square, as it is causal), and the head 6 d V.
+    What a stage projects for a neighbour, or restores, takes 4 d k, as does the first stage's Z: the basis is not
+    trained. To look up an embedding takes none.
+    """
+    a_layer = 6 * (model.matrix_values + model.context * model.d)
+    head, projection, last = 6 * model.d * model.vocabulary, 4 * model.d * subspace, stages - 1
+    return [
+        StageCost(projection * ((stage > 0) + (stage < last) + (stage == 0)) + head * (stage == last), a_layer)
+        for stage in range(stages)
+    ]
+
+
+def memory_costs(model: Model, stages: int, subspace: int, microbatch: int, microbatches: int) -> list[StageCost]:
+    """The bytes on the device of each stage of a group.
+
+    What is trained: the layers, the head [V, d] on the last stage, and on the first the embedding: [V, d], or in a
+    compressed group its factor Z [V, k], where every stage holds the anchor T⊥ [V, d], too. Then the values that layers
+    keep for backward passes: the later a stage is, the fewer microbatches are in flight (1F1B). Logits are left out.
+    """
+    embedding, last = model.vocabulary * model.d, stages - 1
+    first_trains = model.vocabulary * subspace if subspace else embedding
+    anchor = VALUE_BYTES * embedding if subspace else 0
+    kept = VALUE_BYTES * microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
+    return [
+        StageCost(
+            fixed=anchor + TRAINED_BYTES * (first_trains * (stage == 0) + embedding * (stage == last)),
+            a_layer=TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, microbatches),
+        )
+        for stage in range(stages)
+    ]
