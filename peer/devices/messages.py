@@ -97,7 +97,7 @@ class Begin:
     threads: int
     niceness: int
     patience: float
-    precision: Precision = "fp32"
+    precision: Precision = "exact"
     compiled: bool = False
     recompute: bool = False
 
