@@ -29,7 +29,6 @@ class Row:
 
     processes: int
     weights: int
-    start: int
     gradients: int
     moments: int
     share: float
@@ -63,7 +62,7 @@ def measure(preset: str, context: int, processes: int) -> Row:
         peak = max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
     finally:
         replica.stop()
-    whole = 20 * parameter_count(run)  # weight, start, gradient, two moments, in fp32
+    whole = 16 * parameter_count(run)  # weight, gradient, two moments, in fp32
     return Row(processes, **most, share=sum(most.values()) / whole, base=base, peak=peak)
 
 
@@ -85,9 +84,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"preset": options.preset, "rows": [asdict(row) for row in rows]}))
         return
-    print("processes  weights    start  gradients  moments    share     base     peak   (MB)")
+    print("processes  weights  gradients  moments    share     base     peak   (MB)")
     for row in rows:
-        sizes = f"{row.weights / MB:8.0f} {row.start / MB:8.0f} {row.gradients / MB:10.0f} {row.moments / MB:8.0f}"
+        sizes = f"{row.weights / MB:8.0f} {row.gradients / MB:10.0f} {row.moments / MB:8.0f}"
         print(f"{row.processes:9} {sizes} {row.share:8.3f} {row.base / MB:8.0f} {row.peak / MB:8.0f}")
 
 

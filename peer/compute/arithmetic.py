@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from protocol.errors import ResourceError
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["exact", "fp32", "bf16"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
 MATH_ATTENTION_CONTEXT = 512
@@ -46,10 +46,10 @@ def good_at_bf16(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`bf16` is autocast: matrix products and attention, nothing that is summed over steps. Where fp32 is asked for on
-    CUDA, the products of a training pass are TF32."""
+    """`bf16` is autocast: matrix products and attention, nothing that is summed over steps. `fp32` is what an owner may
+    ask for: on CUDA, the products of a training pass are TF32. `exact`, the lab's, is fp32 on every device."""
 
-    precision: Precision = "fp32"
+    precision: Precision = "exact"
     compiled: bool = False
     recompute: bool = False
     """Keep of each layer only its input, and compute its activations again in the backward pass: the same bits."""
@@ -58,8 +58,8 @@ class Arithmetic:
     def __call__(self, device: torch.device, context: int, cached: bool = True) -> Iterator[None]:
         """Compute forward so within the block, on sequences of `context` tokens. `cached`: keep a bf16 copy of each
         weight for the length of the block, or of the outermost of such blocks."""
-        if self.precision == "fp32":
-            with _tf32(device):
+        if self.precision != "bf16":
+            with self._products(device):
                 yield
             return
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=cached), self._attention(device, context):
@@ -70,12 +70,16 @@ class Arithmetic:
         """Compute backward within the block, in the numbers in which the pass forward was: no autocast, which would
         round what that pass has kept in fp32. A layer that is computed again has its autocast, and needs its kernel of
         attention."""
-        with torch.autocast(device.type, enabled=False), _tf32(device), self._attention(device, context):
+        with torch.autocast(device.type, enabled=False), self._products(device), self._attention(device, context):
             yield
+
+    def _products(self, device: torch.device) -> AbstractContextManager[None]:
+        """The numbers of products whose factors are fp32."""
+        return _tf32() if self.precision != "exact" and device.type == "cuda" else nullcontext()
 
     def _attention(self, device: torch.device, context: int) -> AbstractContextManager[None]:
         """The kernels that attention may have. In fp32 it is torch's choice, which on CPUs is always the fused one."""
-        if self.precision == "fp32":
+        if self.precision != "bf16":
             return nullcontext()
         fused = device.type != "cpu" or context >= MATH_ATTENTION_CONTEXT
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if fused else []
@@ -84,7 +88,7 @@ class Arithmetic:
 
     def words(self, device: torch.device) -> str:
         """How a device computes so, for its owner."""
-        numbers = "bf16" if self.precision == "bf16" else "TF32" if device.type == "cuda" else "fp32"
+        numbers = {"exact": "fp32", "fp32": "TF32" if device.type == "cuda" else "fp32", "bf16": "bf16"}[self.precision]
         compiled = ", compiled" if self.compiled else ""
         again = "; the backward pass computes each layer's activations again, to save memory" if self.recompute else ""
         return f"training passes are computed in {numbers} on {device}{compiled}{again}"
@@ -104,11 +108,8 @@ class Arithmetic:
 
 
 @contextmanager
-def _tf32(device: torch.device) -> Iterator[None]:
+def _tf32() -> Iterator[None]:
     """Let CUDA's tensor cores round the factors of fp32 products to TF32 within the block."""
-    if device.type != "cuda":
-        yield
-        return
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:

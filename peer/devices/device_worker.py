@@ -82,15 +82,13 @@ class Shard:
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
         self.own = [nn.Parameter(_rows_of(each), requires_grad=False) for each in self.whole]
-        self.start = [torch.empty_like(each) for each in self.own]
         self.optimizer = inner.AdamW(self.own, manifest.inner)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Start a round from these weights, whole ones, by key. The moments stay."""
         with torch.no_grad():
-            for key, own, start in zip(self.keys, self.own, self.start, strict=True):
+            for key, own in zip(self.keys, self.own, strict=True):
                 own.copy_(self._rows(weights[key]))
-                start.copy_(own)
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Take up AdamW's state, whole tensors by key."""
@@ -136,10 +134,10 @@ class Shard:
                 losses += value.detach()
         return losses
 
-    def moved(self, into: Mapping[str, Tensor]) -> None:
-        """Write Δ = θ_start − θ_end of the rows that are here, to their places in whole tensors."""
-        for key, own, start in zip(self.keys, self.own, self.start, strict=True):
-            self._rows(into[key]).copy_(start - own.detach())
+    def weights(self, into: Mapping[str, Tensor]) -> None:
+        """Write the rows of the weights that are here, to their places in whole tensors."""
+        for key, own in zip(self.keys, self.own, strict=True):
+            self._rows(into[key]).copy_(own.detach())
 
     def moments(self, into: Mapping[str, Tensor]) -> None:
         """Write AdamW's state of the rows that are here, to their places in whole tensors."""
@@ -179,7 +177,6 @@ class Shard:
         moments = [each for name in inner.MOMENTS for each in self.optimizer.state.get(name, ())]
         return {
             "weights": _bytes(self.own),
-            "start": _bytes(self.start),
             "gradients": _bytes(gradients),
             "moments": _bytes(moments),
         }
@@ -299,8 +296,8 @@ def _carry_out(shard: Shard, order: Order, tensors: dict[str, Tensor]) -> Answer
                 return Answer((shard.step(tensors["batch"].chunk(shard.ranks)[shard.rank], order.step),))
             except DivergedError as error:
                 return Answer(error=str(error), kind="diverged")
-        case "moved":
-            shard.moved(tensors)
+        case "weights":
+            shard.weights(tensors)
         case "moments":
             shard.moments(tensors)
         case "evaluate":

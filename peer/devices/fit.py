@@ -12,15 +12,15 @@ from protocol.layout import elements, layer_layout, model_layout
 from protocol.manifest import Manifest
 from protocol.wording import size
 
-TRAINED_BYTES = 20
-"""A value, at the worker that has its row: weight, gradient, start and two moments in fp32."""
+TRAINED_BYTES = 16
+"""A value, at the worker that has its row: weight, gradient and two moments in fp32."""
 
 TOGETHER_BYTES = 8
 """A value of what a worker has together at a time: weight and gradient."""
 
 DAEMON_BYTES = 32
-"""A value, at the daemon: grid and error feedback (8), moments of this round and the last one (16), Δ (4), and passing
-copies (4)."""
+"""A value, at the daemon: grid and error feedback (8), moments of this round and the last one (16), weights (4), and
+passing copies (4)."""
 
 WORKER_BASE_BYTES = 400 * 2**20
 """Python and torch; on an accelerator, what its driver keeps for a process."""

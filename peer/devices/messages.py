@@ -82,7 +82,7 @@ def _room(dtype: str, shape: tuple[int, ...]) -> int:
     return -(-DTYPES[dtype].itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
 
 
-Do = Literal["begin", "load", "load_moments", "warm_up", "step", "moved", "moments", "evaluate", "held_bytes"]
+Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "moments", "evaluate", "held_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Begin:
     threads: int
     niceness: int
     patience: float
-    precision: Precision = "fp32"
+    precision: Precision = "exact"
     compiled: bool = False
     recompute: bool = False
 

@@ -7,14 +7,17 @@ AdamW's moments as they were after the last round.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from peer.compute.on_demand import OnDemand
 from peer.compute.trainer import GridView
 from peer.devices.messages import Answer, Do, Parcel, layout_of, packed
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
 from peer.devices.workers import Crew, Split
+from peer.optim.grid import to_float
 from protocol.errors import LostMemberError, ResourceError
 from protocol.identity import Part
 from protocol.manifest import Manifest
@@ -34,6 +37,7 @@ class ShardedReplica:
         self.crew: Crew | None = None
         self.moments: Mapping[str, Tensor] = {}
         self.loaded = False
+        self.began: Mapping[Part, GridView] = {}
         self.lost: list[str] = []
         self.stopped = False
 
@@ -76,9 +80,10 @@ class ShardedReplica:
         """
         self.start()
         with packed(weights_layout(self.manifest)) as parcel:
-            fill(parcel.tensors, self.manifest, {**grids, **(ahead or {})})
+            starts = {part: dict(grid) for part, grid in {**grids, **(ahead or {})}.items()}
+            fill(parcel.tensors, self.manifest, starts)
             self._tell("load", parcel)
-        self.loaded = True
+        self.loaded, self.began = True, starts
 
     def warm_up(self) -> None:
         """Let torch compile now what it compiles at its first use. Raises as `load` does."""
@@ -97,13 +102,20 @@ class ShardedReplica:
             return self._tell("step", parcel, step)[0].numbers[0]
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
-        """Δ of every part of the model, float32, on the CPU. Raises as `load` does."""
+        """Δ of every part of the model, float32, on the CPU, each tensor made when it is asked for. Raises as `load`
+        does."""
         with packed(weights_layout(self.manifest)) as parcel:
-            self._tell("moved", parcel)
-        return by_part(parcel.tensors, self.manifest)
+            self._tell("weights", parcel)
+        began, ends = self.began, by_part(parcel.tensors, self.manifest)
+
+        def delta(part: Part, name: str) -> Tensor:
+            return to_float(began[part][name]).sub_(ends[part][name])
+
+        return {part: OnDemand({name: partial(delta, part, name) for name in ends[part]}) for part in ends}
 
     def forget_start(self) -> None:
-        """The processes have the start of an inner loop by the rows of each; nothing of it is here."""
+        """Keep no longer the θ that the inner loop started from."""
+        self.began = {}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later go on
@@ -159,7 +171,7 @@ class ShardedReplica:
                 self._tell("load_moments", parcel)
 
     def _tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
-        if self.crew is None or (do in ("step", "moved", "moments") and not self.loaded):
+        if self.crew is None or (do in ("step", "weights", "moments") and not self.loaded):
             raise LostMemberError("the processes that compute have been started again")
         try:
             return self.crew.tell(do, parcel, step)

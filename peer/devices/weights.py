@@ -45,7 +45,7 @@ def embedding_key(manifest: Manifest) -> str:
 
 
 def weights_layout(manifest: Manifest) -> TensorLayout:
-    """The layout of all weights, or of their Δ, in fp32."""
+    """The layout of all weights, in fp32."""
     return {key: ("float32", weight.shape) for key, weight in trained(manifest).items()}
 
 

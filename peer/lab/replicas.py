@@ -228,7 +228,7 @@ class Workshop:
     @property
     def arithmetic(self) -> Arithmetic:
         """The number format that the switches ask for."""
-        return Arithmetic(self.switches.precision)
+        return Arithmetic("bf16" if self.switches.precision == "bf16" else "exact")
 
 
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:

@@ -11,7 +11,7 @@ receipt, before the receipt goes out: others rely on it.
 """
 
 import hashlib
-import io
+import mmap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,12 +237,13 @@ class SnapshotStore:
         """
         path = self.path(header.part, header.round)
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                if missing_pieces(file, header, self.manifest):
+                    raise FormatError(f"{path} is damaged")
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    return tensors_of(data, self.manifest, header.part)
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-        if missing_pieces(io.BytesIO(data), header, self.manifest):
-            raise FormatError(f"{path} is damaged")
-        return tensors_of(data, self.manifest, header.part)
 
     def add(self, header: Header) -> None:
         """Serve a snapshot whose bytes are in place. Dropped are those of rounds long past, and those of later

@@ -9,6 +9,7 @@ take header and pieces from anybody.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from mmap import mmap
 
 import msgpack
 import numpy as np
@@ -157,7 +158,7 @@ def _fields(data: bytes) -> tuple[object, object, object, dict[object, list[list
     return version, part, round, history, joined, read
 
 
-def tensors_of(data: bytes, manifest: Manifest, part: Part) -> dict[str, Values]:
+def tensors_of(data: bytes | mmap, manifest: Manifest, part: Part) -> dict[str, Values]:
     """Read the tensors in a snapshot's bytes, whose length has been checked."""
     tensors: dict[str, Values] = {}
     start = 0

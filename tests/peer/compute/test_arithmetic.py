@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.compute.arithmetic import Arithmetic, Precision, _tf32, precision_on
+from peer.compute.arithmetic import Arithmetic, Precision, precision_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from protocol.errors import ResourceError
@@ -83,15 +83,21 @@ def test_who_computes_is_told_in_which_numbers():
     assert Arithmetic("bf16", True).words(CPU) == "training passes are computed in bf16 on cpu, compiled"
     assert Arithmetic().words(CPU).endswith("in fp32 on cpu")
     assert Arithmetic(recompute=True).words(CPU).endswith("computes each layer's activations again, to save memory")
-    assert "TF32 on cuda:1" in Arithmetic().words(torch.device("cuda:1"))
+    assert "TF32 on cuda:1" in Arithmetic("fp32").words(torch.device("cuda:1"))
+    assert "fp32 on cuda:1" in Arithmetic().words(torch.device("cuda:1"))
 
 
-def test_tf32_is_for_training_passes_alone():
+def test_tf32_is_for_training_passes_of_peers_alone():
     matmul, cuda = torch.backends.cuda.matmul, torch.device("cuda")
     before = matmul.fp32_precision
-    with Arithmetic()(cuda, 8):
-        assert matmul.fp32_precision == "tf32"
-    with pytest.raises(ZeroDivisionError), Arithmetic().backward(CPU, 8), _tf32(cuda):
+    peers, lab = Arithmetic("fp32"), Arithmetic()
+    for block in (peers(cuda, 8), peers.backward(cuda, 8)):
+        with block:
+            assert matmul.fp32_precision == "tf32"
+    for block in (lab(cuda, 8), lab.backward(cuda, 8), peers(CPU, 8), peers.backward(CPU, 8)):
+        with block:
+            assert matmul.fp32_precision == before
+    with pytest.raises(ZeroDivisionError), peers(cuda, 8):
         _ = matmul.fp32_precision, 1 / 0
     assert matmul.fp32_precision == before
 

@@ -3,12 +3,18 @@
 import asyncio
 from pathlib import Path
 
+import torch
+
+from peer.optim.outer import outer_term
+from peer.store.disk import CHECKPOINTS_KEPT
+from peer.store.tensor_file import TensorFile
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.telemetry.decisions import Resynchronised
 from peer.telemetry.events import Contributed
-from protocol.identity import EMBEDDING, PeerId
+from protocol.codec.contribution import Contribution
+from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.outer.set_difference import KEPT_ROUNDS
-from tests.reference.loopback_peers import LoopbackPeer, Village, village
+from tests.reference.loopback_peers import LoopbackPeer, Village, genesis, moved, village
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(
@@ -17,6 +23,12 @@ MANIFEST = small_manifest(
     outer={"grace": 2, "liars": 0, "rounds": 200, "chunk_side": 8, "top_k": 2},
 )
 WIDTH = 4
+CLIPPED = small_manifest(
+    model={"layers": 1},
+    replicas={"groups": 0, "datacenters": 3, "stages": 1},
+    outer={"grace": 3, "liars": 0, "rounds": 200, "chunk_side": 8, "top_k": 2, "clip": "median"},
+)
+CLIPPED_WIDTH = 5
 
 
 def test_after_many_rounds_a_peer_holds_no_more_than_after_some(tmp_path: Path):
@@ -58,6 +70,60 @@ async def several_rounds(made: Village, rounds: range, **steps: int) -> None:
 
 def named(made: Village, name: str) -> LoopbackPeer:
     return next(peer for peer in made.peers if peer.outer.discovery.record.slot == made.slots[name])
+
+
+def test_the_state_on_disk_is_the_genesis_less_the_terms_of_the_closed_rounds(tmp_path: Path):
+    """Also where one comes after its round was settled without it. The reference: dense terms, from the beginning."""
+
+    async def scene() -> None:
+        async with village(CLIPPED, tmp_path, "a", "b", "c") as made:
+            a = made.peers[0]
+            followed, manifest = a.outer.followed, a.manifest
+            sets: dict[tuple[Part, int], list[Contribution]] = {}
+            for round in range(1, 9):
+                await made.round(round, made.peers[:2] if round == 4 else made.peers)
+                if round == 4:
+                    await made.peers[2].contribute(4, 99)  # late
+                    await made.compare_all()
+                    await a.at(4)
+                for part, each in followed.parts.items():
+                    for at, chosen in each.settled.items():
+                        sets[part, at] = await followed.read_all(chosen)
+            assert {len(sets[part, 4]) for part in followed.parts} == {3}
+            for part, each in followed.parts.items():
+                assert each.ledger.folded == 8 - CLIPPED_WIDTH
+                assert each.settled.keys() == {*range(9 - CLIPPED_WIDTH, 9)}
+                (header, found) = next(followed.snapshots.on_disk(part))
+                assert header.round == each.ledger.folded
+                for name, start in genesis(manifest, part).items():
+                    layout = {name: tuple(start.shape)}
+                    terms = [outer_term(sets[part, at], layout, manifest)[name] for at in range(1, 9)]
+                    assert torch.equal(torch.from_numpy(found[name]), start - sum(terms[: header.round]))
+                    assert torch.equal(each.state.grid[name], start - sum(terms))
+
+    asyncio.run(scene())
+
+
+def test_adamws_state_is_kept_on_disk_as_it_was_at_the_rounds_end(tmp_path: Path):
+    """Whatever the trainer's own tensors become meanwhile, and through checkpoints that no training goes before."""
+
+    async def scene() -> None:
+        async with village(MANIFEST, tmp_path, "a") as made:
+            (peer,) = made.peers
+            moments = {"0.0.exp_avg": torch.rand(5), "0.0.step": torch.tensor(3.0)}
+            was = {name: tensor.clone() for name, tensor in moments.items()}
+            delta = {part: moved(MANIFEST, 1)[part] for part in peer.outer.followed.parts}
+            await peer.outer.contribute(1, 1, delta, moments)
+            for tensor in moments.values():
+                tensor.zero_()
+            for _ in range(CHECKPOINTS_KEPT + 1):
+                await peer.outer.save({})
+            for kept in (peer.outer.optimizer, (await made.start("a")).outer.optimizer):
+                assert isinstance(kept, TensorFile)
+                assert kept.keys() == was.keys()
+                assert all(torch.equal(kept[name], tensor) for name, tensor in was.items())
+
+    asyncio.run(scene())
 
 
 def read_for_good(made: Village) -> list[int]:
