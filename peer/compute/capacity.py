@@ -39,7 +39,7 @@ HEAD_VALUES = 3
 M_MMAP_THRESHOLD = -3
 """glibc's name for the size from which a block is the system's own; setting it keeps glibc from raising it."""
 
-LARGE_BLOCK_BYTES = 4 * 2**20
+LARGE_BLOCK_BYTES = 2**20
 
 
 def find_device(name: DeviceName) -> torch.device:
