@@ -19,13 +19,13 @@ CPU = torch.device("cpu")
 SIZES = {"layers": 4, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 300}
 
 
-def manifest(cut: int | list[int], compression: int | str, wire: str = "fp32") -> Manifest:
+def manifest(stages: int | list[int], compression: int | str, wire: str = "fp32") -> Manifest:
     """In so many stages, by count, or in stages of so many layers."""
-    stages = {"stages": cut} if isinstance(cut, int) else {"layers": cut}
+    cut = {"stages": stages} if isinstance(stages, int) else {"layers": stages}
     return check_manifest(
         {
             "model": SIZES,
-            "replicas": {**stages, "compression": compression, "wire": wire},
+            "replicas": {**cut, "compression": compression, "wire": wire},
             "inner": {"steps": 20, "sequences": 4, "microbatch": 2, "learning_rate": 1e-2, "warmup": 5, "clip": 0.5},
             "outer": {"rounds": 1},
         }
@@ -48,12 +48,12 @@ def batches(run: Manifest, count: int) -> Tensor:
     return torch.randint(0, 300, shape, generator=generator) // 7 * 7  # something to learn
 
 
-@pytest.mark.parametrize("cut", [1, 2, 4, [1, 3], [2, 1, 1]], ids=str)
+@pytest.mark.parametrize("stages", [1, 2, 4, [1, 3], [2, 1, 1]], ids=str)
 @pytest.mark.parametrize(("compression", "kind"), [(1, "group"), (4, "group"), (4, "datacenter")])
 def test_twenty_inner_steps_give_the_losses_of_one_model_under_autograd(
-    cut: int | list[int], compression: int, kind: Kind
+    stages: int | list[int], compression: int, kind: Kind
 ):
-    run = manifest(cut, compression)
+    run = manifest(stages, compression)
     grids = genesis(run)
     basis = orthonormal(run.model.d)
     replica = WholeReplica(run, kind, basis, CPU)
