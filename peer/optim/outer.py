@@ -130,10 +130,14 @@ class OuterState:
         Raises:
             DivergedError: a weight would leave the grid.
         """
-        grid = dict(self.grid)
+        grid, copied = dict(self.grid), set[str]()
         for contributions in open:
             for name, change in _changes(grid, contributions, [], self.manifest).items():
-                grid[name] = _less(grid[name], change)
+                if name in copied:
+                    kernels.take_out(grid[name].view(-1).numpy(), *change)
+                else:
+                    grid[name] = _less(grid[name], change)
+                    copied.add(name)
         return grid
 
 
@@ -223,8 +227,8 @@ def _changes(
 
 def _difference(one: Change, other: Change) -> Change:
     """One term less the other."""
-    if not len(other[0]):
-        return one
+    if not (len(one[0]) and len(other[0])):
+        return one if len(one[0]) else (other[0], -other[1])
     places, at = np.unique(np.concatenate((one[0], other[0])), return_inverse=True)
     terms = np.zeros(len(places), np.int64)
     np.add.at(terms, at, np.concatenate((one[1], -other[1])))

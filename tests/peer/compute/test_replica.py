@@ -242,6 +242,9 @@ def test_adamws_state_is_kept_with_all_columns_that_k_may_have_and_taken_up_with
     second.load_optimizer(kept)
     again = second.optimizer_tensors()
     assert all(torch.equal(kept[name], again[name]) for name in kept)
+    for stage in second.stages:
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert [each.shape for each in stage.optimizer.state[name]] == [each.shape for each in stage.parameters]
 
 
 def test_a_stage_behind_may_meet_its_neighbours_at_another_k_within_a_round():
