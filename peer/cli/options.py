@@ -30,6 +30,13 @@ LogJsonOption = Annotated[
         "the logs of services. --json is for a program that reads standard output in place of a person.",
     ),
 ]
+MemoryOption = Annotated[
+    Literal["auto", "recompute", "keep"],
+    typer.Option(
+        help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
+        "quarter more time and a fraction of the memory. auto: recompute where they would not fit."
+    ),
+]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 # Runs, folders and texts
@@ -156,13 +163,7 @@ class ServingOptions:
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False
-    memory: Annotated[
-        Literal["auto", "recompute", "keep"],
-        typer.Option(
-            help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
-            "quarter more time and a fraction of the memory. auto: recompute where they would not fit."
-        ),
-    ] = "auto"
+    memory: MemoryOption = "auto"
     metrics: Annotated[
         str | None,
         typer.Option(

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from protocol import manifest as manifests
 
@@ -26,6 +26,7 @@ class TestnetOptions:
     compare: bool = True
     overlap: bool = False
     audit: bool = False
+    memory: Literal["auto", "recompute", "keep"] = "auto"
 
     __test__ = False
 
