@@ -70,6 +70,8 @@ class PeerSettings:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
         if self.compiled and self.schedule == "zero-bubble":
             raise UserError("--compile goes with --schedule 1f1b: torch compiles no backward pass that is cut in two")
+        if self.precision == "fp16" and self.nproc > 1:
+            raise UserError("--precision fp16 goes with one process: take --precision fp32, or leave --nproc out")
 
     def bandwidth(self) -> Bandwidth:
         """The two directions of this peer's connection, with its limits."""
@@ -113,7 +115,10 @@ class PeerSettings:
             recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit)
         elif self.memory == "auto":
             recompute = recomputes(manifest, stage, device, self.memory_limit)
-        return Arithmetic(precision_on(self.precision, device), self.compiled, recompute)
+        precision = precision_on(self.precision, device)
+        if precision == "fp16" and self.nproc > 1:
+            precision = "fp32"
+        return Arithmetic(precision, self.compiled, recompute)
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
         """How a datacenter spreads its replica over this machine."""

@@ -34,7 +34,7 @@ FLAGS = {
     "why": "json",
     "status": "json watch",
     "testnet": (
-        "audit balance chaos compression data datacenters dir groups inner-steps layers no-compare overlap preset "
+        "audit balance chaos compression data datacenters dir groups inner-steps layers memory no-compare overlap preset "
         "report rounds stages"
     ),
     "lab run": "data device dir json report threads weights",

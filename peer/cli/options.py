@@ -30,6 +30,13 @@ LogJsonOption = Annotated[
         "the logs of services. --json is for a program that reads standard output in place of a person.",
     ),
 ]
+MemoryOption = Annotated[
+    Literal["auto", "recompute", "keep"],
+    typer.Option(
+        help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
+        "quarter more time and a fraction of the memory. auto: recompute where they would not fit."
+    ),
+]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 # Runs, folders and texts
@@ -146,22 +153,17 @@ class ServingOptions:
         ),
     ] = 1
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"],
+        Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(
-            help="bf16: matrix products and attention of training are of bf16; weights and all sums stay fp32. fp32: "
-            "on CUDA, these products are TF32. auto: bf16 where the device is good at it, which is said at the start."
+            help="bf16, fp16: matrix products and attention of training are of these; weights and all sums stay fp32. "
+            "fp32: on CUDA, these products are TF32. auto: bf16 where the device is good at it, fp16 on CUDA devices "
+            "that are good at that alone; it is said at the start."
         ),
     ] = "auto"
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False
-    memory: Annotated[
-        Literal["auto", "recompute", "keep"],
-        typer.Option(
-            help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
-            "third more time and a fraction of the memory. auto: recompute where they would not fit."
-        ),
-    ] = "auto"
+    memory: MemoryOption = "auto"
     metrics: Annotated[
         str | None,
         typer.Option(

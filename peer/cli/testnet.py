@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peer.cli.options import TextOption, terminal
+from peer.cli.options import MemoryOption, TextOption, terminal
 
 TESTNET_EXAMPLES = (
     "Examples:\n\n  hetpeer testnet\n\n  hetpeer testnet --groups 2 --stages 4 --rounds 3 --inner-steps 5\n\n"
@@ -67,6 +67,7 @@ def testnet(
         bool,
         typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
     ] = False,
+    memory: MemoryOption = "auto",
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
     from peer.process import run_command, told
@@ -95,6 +96,7 @@ def testnet(
         audit=audit,
         layers=counts,
         balance=balance,
+        memory=memory,
     )
     shown = terminal()
 

@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from protocol.errors import ResourceError
 
-Precision = Literal["exact", "fp32", "bf16"]
-PrecisionName = Literal["auto", "fp32", "bf16"]
+Precision = Literal["exact", "fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
 MATH_ATTENTION_CONTEXT = 512
 """On the CPU, shorter sequences are faster as plain matrix products: the fused kernel took 38 % of a step backward."""
@@ -26,11 +26,21 @@ BF16_CAPABILITY = (8, 0)
 """CUDA devices from this compute capability on, Ampere, multiply bf16 on their tensor cores."""
 
 
+FP16_CAPABILITY = (7, 0)
+"""CUDA devices from this compute capability on, Volta and Turing, multiply fp16 on theirs."""
+
+FACTORS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def precision_on(name: PrecisionName, device: torch.device) -> Precision:
-    """The precision that is asked for; of `auto`, bf16 where the device is good at it."""
+    """The precision that is asked for; of `auto`, bf16 where the device is good at it, fp16 where it has tensor cores
+    for that alone."""
     if name != "auto":
         return name
-    return "bf16" if good_at_bf16(device) else "fp32"
+    if good_at_bf16(device):
+        return "bf16"
+    fp16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP16_CAPABILITY
+    return "fp16" if fp16 else "fp32"
 
 
 def good_at_bf16(device: torch.device) -> bool:
@@ -46,8 +56,9 @@ def good_at_bf16(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`bf16` is autocast: matrix products and attention, nothing that is summed over steps. `fp32` is what an owner may
-    ask for: on CUDA, the products of a training pass are TF32. `exact`, the lab's, is fp32 on every device."""
+    """`bf16` and `fp16` are autocast: matrix products and attention, nothing that is summed over steps. `fp32` is what
+    an owner may ask for: on CUDA, the products of a training pass are TF32. `exact`, the lab's, is fp32 on every
+    device."""
 
     precision: Precision = "exact"
     compiled: bool = False
@@ -56,13 +67,16 @@ class Arithmetic:
 
     @contextmanager
     def __call__(self, device: torch.device, context: int, cached: bool = True) -> Iterator[None]:
-        """Compute forward so within the block, on sequences of `context` tokens. `cached`: keep a bf16 copy of each
-        weight for the length of the block, or of the outermost of such blocks."""
-        if self.precision != "bf16":
+        """Compute forward so within the block, on sequences of `context` tokens. `cached`: keep a copy in 16 bits of
+        each weight for the length of the block, or of the outermost of such blocks."""
+        if self.precision not in FACTORS:
             with self._products(device):
                 yield
             return
-        with torch.autocast(device.type, torch.bfloat16, cache_enabled=cached), self._attention(device, context):
+        with (
+            torch.autocast(device.type, FACTORS[self.precision], cache_enabled=cached),
+            self._attention(device, context),
+        ):
             yield
 
     @contextmanager
@@ -78,8 +92,8 @@ class Arithmetic:
         return _tf32() if self.precision != "exact" and device.type == "cuda" else nullcontext()
 
     def _attention(self, device: torch.device, context: int) -> AbstractContextManager[None]:
-        """The kernels that attention may have. In fp32 it is torch's choice, which on CPUs is always the fused one."""
-        if self.precision != "bf16":
+        """The kernels that attention may have. In fp32 they are torch's choice, on CPUs the fused one."""
+        if self.precision not in FACTORS:
             return nullcontext()
         fused = device.type != "cpu" or context >= MATH_ATTENTION_CONTEXT
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if fused else []
@@ -88,7 +102,9 @@ class Arithmetic:
 
     def words(self, device: torch.device) -> str:
         """How a device computes so, for its owner."""
-        numbers = {"exact": "fp32", "fp32": "TF32" if device.type == "cuda" else "fp32", "bf16": "bf16"}[self.precision]
+        numbers = {"exact": "fp32", "fp32": "TF32" if device.type == "cuda" else "fp32"}.get(
+            self.precision, self.precision
+        )
         compiled = ", compiled" if self.compiled else ""
         again = "; the backward pass computes each layer's activations again, to save memory" if self.recompute else ""
         return f"training passes are computed in {numbers} on {device}{compiled}{again}"

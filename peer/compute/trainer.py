@@ -15,6 +15,7 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.compute.on_demand import OnDemand
+from peer.model.gradient_scale import GradientScale
 from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary
@@ -68,6 +69,7 @@ class StageTrainer:
         self.design = own_design or design(manifest, kind, basis_DD, device)
         self.stage = Stage(manifest, stage).to(device)
         self.stage.recompute = self.arithmetic.recompute
+        self.scale = self.stage.scale_gradients() if self.arithmetic.precision == "fp16" else GradientScale()
         self.embedding = self.design.embedding() if self.first else None
         self.parameters = list(self.stage.parameters())
         if self.embedding is not None:
@@ -85,7 +87,7 @@ class StageTrainer:
     def split_backward(self) -> None:
         """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,
         which is nearly all there is."""
-        self.later = WeightGradients()
+        self.later = WeightGradients(scale=self.scale)
         for module in self.stage.modules():
             if isinstance(module, Linear):
                 module.later = self.later

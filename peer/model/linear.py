@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from peer.model.gradient_scale import GradientScale
+
 
 class Linear(nn.Linear):
     """y = x Wᵀ. The weight is left empty: a run's weights are always loaded, never drawn here."""
@@ -36,19 +38,21 @@ class WeightGradients:
     """Products that are left to do for the gradients of weights: xᵀ g, of inputs x and gradients g of outputs (zero
     bubble, arXiv 2401.10241). Computed as autograd would, so that bits are the same."""
 
-    products: list[tuple[nn.Parameter, Tensor, Tensor]] = field(default_factory=list)
+    products: list[tuple[nn.Parameter, Tensor, Tensor, float]] = field(default_factory=list)
+    """Weight, x, g, and by how much g is scaled."""
+    scale: GradientScale = field(default_factory=GradientScale)
 
     def take(self) -> "WeightGradients":
         """What has come together until now, which is then left to the caller."""
-        taken, self.products = WeightGradients(self.products), []
+        taken, self.products = WeightGradients(self.products, self.scale), []
         return taken
 
     @torch.no_grad()
     def compute(self) -> None:
         """Add them to the weights' gradients."""
-        for weight, x, g in self.products:
+        for weight, x, g, scale in self.products:
             assert weight.grad is not None
-            weight.grad += (x.flatten(0, -2).T @ g.flatten(0, -2)).T
+            weight.grad.add_((x.flatten(0, -2).T @ g.flatten(0, -2)).T, alpha=1 / scale)
         self.products = []
 
 
@@ -64,5 +68,5 @@ class _InputFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
         (x,) = ctx.saved_tensors
-        ctx.later.products.append((ctx.weight, x, g))
+        ctx.later.products.append((ctx.weight, x, g, ctx.later.scale.now))
         return g @ ctx.weight.to(g.dtype) if ctx.needs_input_grad[0] else None, None, None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from peer.model.linear import Linear
 from protocol.model_sizes import Model
@@ -59,6 +60,35 @@ class KeyValues:
         return self.kept
 
 
+BLOCK_TOKENS = 256
+"""Tokens whose attention is computed together where torch has no fused kernel."""
+
+
+def has_fused_attention(x_BLD: Tensor) -> bool:
+    """Whether torch trains on a device with attention that never makes matrices of L × L: on all but Apple's."""
+    return x_BLD.device.type != "mps"
+
+
+def attention_in_blocks(q_BNLH: Tensor, k_BMLH: Tensor, v_BMLH: Tensor) -> Tensor:
+    """Causal attention [B, N, L, H], as `F.scaled_dot_product_attention`, for some tokens at a time: what they see of
+    all earlier ones is computed again in the backward pass."""
+    blocks = list[Tensor]()
+    for start in range(0, q_BNLH.shape[2], BLOCK_TOKENS):
+        q_BNSH = q_BNLH[:, :, start : start + BLOCK_TOKENS]
+        end = start + q_BNSH.shape[2]
+        sees_SL = torch.ones(end - start, end, dtype=torch.bool, device=q_BNLH.device).tril(start)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, sees, enable_gqa=q.shape[1] != k.shape[1])
+
+        given = q_BNSH, k_BMLH[:, :, :end], v_BMLH[:, :, :end], sees_SL
+        if torch.is_grad_enabled():
+            blocks.append(checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=False))
+        else:
+            blocks.append(attend(*given))
+    return torch.cat(blocks, 2)
+
+
 def has_shared_heads(q_BNLH: Tensor) -> bool:
     """Whether torch's fused attention lets heads share a key-value head. On CUDA only FlashAttention does, in 16 bits
     and from compute capability 8.0 on; elsewhere torch would fall back to matrices of L × L."""
@@ -92,7 +122,10 @@ class Attention(nn.Module):
         if self.grouped and not shared:
             times = q_BNLH.shape[1] // k_BMLH.shape[1]
             k_BMLH, v_BMLH = (each.repeat_interleave(times, 1) for each in (k_BMLH, v_BMLH))
-        o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=shared)
+        if causal and x_BLD.shape[1] > BLOCK_TOKENS and not has_fused_attention(x_BLD):
+            o_BNLH = attention_in_blocks(q_BNLH, k_BMLH, v_BMLH)
+        else:
+            o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=shared)
         y_BLD: Tensor = self.o_proj(o_BNLH.transpose(1, 2).flatten(2))
         return y_BLD
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from peer.model.gradient_scale import GradientScale
 from peer.model.head import Head
 from peer.model.llama import Layer, rotary_tables
 from protocol.manifest import Manifest
@@ -44,6 +45,7 @@ class Stage(nn.Module):
         if not 0 <= stage < stages:
             raise ValueError(f"there is no stage {stage} of {stages}")
         self.sizes = model
+        self.scale: GradientScale | None = None
         self.recompute = False
         """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
         self.last = stage == stages - 1
@@ -57,12 +59,22 @@ class Stage(nn.Module):
         sizes, length = self.sizes, x_BLD.shape[1]
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
         cos_LH, sin_LH = (table[:length] for table in tables)
+        if self.scale is not None:
+            x_BLD = self.scale.before_layers(x_BLD)
         for layer in self.model.layers.values():
             if self.recompute and torch.is_grad_enabled():
                 x_BLD = checkpoint(layer, x_BLD, cos_LH, sin_LH, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BLD = layer(x_BLD, cos_LH, sin_LH)
+        if self.scale is not None:
+            x_BLD = self.scale.behind_layers(x_BLD)
         return self.model.norm(x_BLD) if self.last else x_BLD
+
+    def scale_gradients(self) -> GradientScale:
+        """From now on, have the gradients within the layers in fp16's range."""
+        self.scale = GradientScale()
+        self.scale.watch(self.model.layers)
+        return self.scale
 
     def compile_layers(self) -> None:
         """Let torch compile each layer, at its first use."""

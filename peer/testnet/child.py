@@ -60,7 +60,8 @@ def arguments(
         more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else ["--no-keep-model"]
         more += ["--dashboard", "0"] if dashboard else []
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
-    common = ["--device", "cpu", "--threads", "1", "--precision", "fp32"]  # as in the lab, whatever the CPU is good at
+    common = ["--memory", options.memory]
+    common += ["--device", "cpu", "--threads", "1", "--precision", "fp32"]  # as in the lab, whatever the CPU is good at
     if name in swarm.stages:
         return ["join", ticket, "--stage", str(swarm.stages[name]), "--priority", "normal", *common]
     return ["replica", ticket, *common]

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from protocol import manifest as manifests
 
@@ -28,6 +28,7 @@ class TestnetOptions:
     audit: bool = False
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
+    memory: Literal["auto", "recompute", "keep"] = "auto"
 
     __test__ = False
 

@@ -69,6 +69,15 @@ def test_what_torch_cannot_compile_is_refused_before_anything_is_fetched():
         said(compiled=True, schedule="zero-bubble")
 
 
+def test_fp16_is_for_one_process(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="--precision fp16 goes with one process"):
+        said(precision="fp16", nproc=2)
+    monkeypatch.setattr("peer.settings.precision_on", lambda name, device: "fp16")
+    run = check_manifest({"model": {"preset": "micro"}})
+    of = [said(nproc=nproc).arithmetic(run, 0, torch.device("cpu")).precision for nproc in (1, 2)]
+    assert of == ["fp16", "fp32"]
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("8GB", 8 * 10**9), ("7.5 GiB", 7.5 * 2**30), ("900mb", 9 * 10**8), ("1TiB", 2**40)],

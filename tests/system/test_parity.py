@@ -65,7 +65,9 @@ def test_losses_and_digests_are_the_labs(tmp_path: Path, variant: str):
             return start(arguments[0], str(ticket), *arguments[1:], *where)
 
         whole = "observe" if "observer" in variant else "replica"
-        swarm = finish([peer("join", "--stage", "0"), peer("join", "--stage", "1"), peer(whole)])
+        swarm = finish(
+            [peer("join", "--stage", "0"), peer("join", "--stage", "1", "--memory", "recompute"), peer(whole)]
+        )
         expected = lab(load_run(tmp_path / "run" / "b"), tmp_path / "run" / "b")
     rounds = {event.round: event for event in expected if isinstance(event, RoundDone)}
     assert len(rounds) == 4

@@ -8,6 +8,7 @@ from peer.compute.arithmetic import Arithmetic, Precision
 from peer.compute.calibration import a_microbatch
 from peer.compute.evaluation import Evaluator
 from peer.compute.trainer import StageTrainer
+from peer.model import llama
 from peer.model.language_model import LanguageModel, Sampling, generate
 from peer.optim.inner import clip_factor
 from tests.peer.compute.test_replica import SIZES, batches, genesis, manifest
@@ -20,7 +21,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_volunteer_trains_and_hands_on_what_it_has_learnt(stage: int, precision: Precision, wire: str):
+def test_a_volunteer_trains_and_hands_on_what_it_has_learnt(
+    monkeypatch: pytest.MonkeyPatch, stage: int, precision: Precision, wire: str
+):
+    monkeypatch.setattr(llama, "has_fused_attention", lambda x: False)
+    monkeypatch.setattr(llama, "BLOCK_TOKENS", 8)
     run, arithmetic = manifest(2, 4, wire), Arithmetic(precision, recompute=wire == "bf16")
     basis, grids = orthonormal(run.model.d), genesis(run)
     with AppleOnly() as apple, sdpa_kernel(SDPBackend.MATH):

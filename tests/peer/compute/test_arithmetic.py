@@ -10,7 +10,8 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic, Precision, precision_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
-from protocol.errors import ResourceError
+from peer.model import llama
+from protocol.errors import DivergedError, ResourceError
 from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.peer.model.test_head import Largest
@@ -62,7 +63,8 @@ def test_where_torch_has_no_compiler_the_error_says_what_to_install(monkeypatch:
     [
         ("cuda:0", (8, 9), "bf16"),
         ("cuda:0", (8, 0), "bf16"),
-        ("cuda:0", (7, 5), "fp32"),
+        ("cuda:0", (7, 5), "fp16"),
+        ("cuda:0", (6, 1), "fp32"),
         ("mps", None, "bf16"),
         ("cpu", {"amx_bf16": True}, "bf16"),
         ("cpu", {"avx512_bf16": True, "amx_bf16": False}, "bf16"),
@@ -76,7 +78,7 @@ def test_auto_is_bf16_where_the_device_is_good_at_it(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     where = torch.device(device)
     assert precision_on("auto", where) == precision
-    assert {precision_on(name, where) for name in ("fp32", "bf16")} == {"fp32", "bf16"}
+    assert {precision_on(name, where) for name in ("fp32", "bf16", "fp16")} == {"fp32", "bf16", "fp16"}
 
 
 def test_who_computes_is_told_in_which_numbers():
@@ -199,12 +201,57 @@ def test_gradients_of_weights_that_are_left_for_later_are_the_same_to_the_bit(pr
         assert all(map(torch.equal, one.parameters, other.parameters))
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_attention_never_makes_the_square_of_a_long_sequence(precision: Precision):
+def test_attention_never_makes_the_square_of_a_long_sequence(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, fused: bool
+):
+    monkeypatch.setattr(llama, "has_fused_attention", lambda x: fused)
     sizes = run.model.model_copy(update={"context": 1024, "layers": 2, "d": 16, "ffn": 16})
     longer = run.model_copy(update={"model": sizes})
     trainer = volunteer(0, Arithmetic(precision), run=longer)
     with Largest() as largest:
         trainer.forward(0, torch.zeros(1, 1025, dtype=torch.int64), None)
         trainer.backward(0, torch.ones(1, 1024, longer.k))
-    assert largest.elements < 1024 * 1024 / 2
+    assert largest.elements <= 1024 * 1024 / 2
+
+
+def gradients(precision: Precision, above: float, split: bool = False, recompute: bool = False) -> list[Tensor]:
+    """What stage 0 has for its weights after two microbatches, and stage 1 for what came in."""
+    arithmetic, tokens = Arithmetic(precision, recompute=recompute), batches(run, 1)[0]
+    first, last = volunteer(0, arithmetic, split), volunteer(1, arithmetic, split)
+    random, handed = torch.Generator().manual_seed(1), []
+    for microbatch, tokens_BM in enumerate(tokens.split(run.inner.microbatch)):
+        sent = first.forward(microbatch, tokens_BM, None)
+        last.forward(microbatch, tokens_BM, sent)
+        back = last.backward(microbatch, None)
+        assert back is not None
+        handed.append(back)
+        # the second microbatch's gradients are larger by far: a scale is of one microbatch
+        first.backward(microbatch, torch.randn(sent.shape, generator=random) * above * (1 + 1000 * microbatch))
+        for stage in (first, last) if split else ():
+            stage.weight_gradients(microbatch)
+    return [each.grad for stage in (first, last) for each in stage.parameters if each.grad is not None] + handed
+
+
+@pytest.mark.parametrize("above", [1e-12, 1e-6, 1.0, 1e6])
+def test_gradients_in_fp16_are_those_in_fp32_however_small_or_large_they_are(above: float):
+    for ours, exact in zip(gradients("fp16", above), gradients("exact", above), strict=True):
+        assert ours.dtype == torch.float32
+        assert ((ours - exact).norm() / exact.norm()).item() < 0.01
+    assert not all(map(torch.equal, gradients("fp16", above), gradients("exact", above)))
+
+
+@pytest.mark.parametrize(("split", "recompute"), [(True, False), (False, True), (True, True)])
+def test_gradients_in_fp16_are_the_same_bits_left_for_later_or_computed_again(split: bool, recompute: bool):
+    assert all(map(torch.equal, gradients("fp16", 1e-6), gradients("fp16", 1e-6, split, recompute)))
+
+
+def test_a_replica_learns_in_fp16_and_what_overflows_has_diverged():
+    expected, _ = trained(Arithmetic())
+    losses, replica = trained(Arithmetic("fp16"))
+    assert losses != expected
+    assert losses == pytest.approx(expected, abs=0.02)
+    replica.stages[0].parameters[1].data.fill_(1e30)
+    with pytest.raises(DivergedError):
+        replica.inner_step(batches(run, 1)[0], 5)

@@ -163,3 +163,24 @@ def test_attention_that_repeats_key_value_heads_is_attention_that_shares_them(mo
         expected = chain(loaded(manifest, weights), x)
         monkeypatch.setattr(llama, "has_shared_heads", lambda q: False)
         torch.testing.assert_close(chain(loaded(manifest, weights), x), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [4, 7, 8])
+def test_attention_in_blocks_is_attention(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(llama, "BLOCK_TOKENS", 4)
+    manifest = small()
+    weights, tokens = random_weights(manifest), random_tokens(manifest, 2, length)
+    found: list[list[Tensor]] = []
+    for fused in (True, False):
+        monkeypatch.setattr(llama, "has_fused_attention", lambda x, fused=fused: fused)
+        for recompute in (False, True):
+            stages, x = loaded(manifest, weights), weights[EMBEDDING_TENSOR][tokens].requires_grad_()
+            for stage in stages:
+                stage.recompute = recompute
+            logits = chain(stages, x)
+            backward(logits, logits.detach().cos())
+            with torch.no_grad():
+                torch.testing.assert_close(chain(stages, x), logits, rtol=1e-10, atol=1e-10)
+            found.append([logits, *(each.grad for each in (x, *stages[0].parameters()) if each.grad is not None)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-10, atol=1e-10)
