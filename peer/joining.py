@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
-from peer.compute.capacity import find_device, require_memory, stage_bytes
+from peer.compute.capacity import find_device
+from peer.compute.fitting import require_memory
 from peer.devices.fit import require_devices
 from peer.network import admission
 from peer.network.admission import Admitted
+from peer.planning.memory import Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, read_membership, recall, write_membership
@@ -144,11 +146,10 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc > 1:
-        require_devices(manifest, settings.nproc, device, settings.memory_limit, settings.memory != "keep")
+        require_devices(manifest, settings.nproc, device, settings.memory_limit, settings.memory)
     elif settings.stage is not None or settings.role != "volunteer":
-        require_memory(
-            manifest, settings.stage, device, settings.memory_limit, settings.hold, settings.memory != "keep"
-        )
+        duty = Duty(settings.role, settings.stage or 0, settings.hold)
+        require_memory(manifest, duty, device, settings.memory_limit, settings.memory)
     if settings.stage is not None or settings.role != "volunteer":
         require_disk(settings, descriptor, settings.stage)
     settings.arithmetic(manifest, settings.stage, device).require(device)
@@ -176,8 +177,8 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
         HetpeerError: the place does not fit; the message says in what.
     """
     if settings.role == "volunteer":
-        recompute = settings.memory != "keep"
-        require_memory(descriptor.manifest, stage, device, settings.memory_limit, recompute=recompute)
+        limit, memory = settings.memory_limit, settings.memory
+        require_memory(descriptor.manifest, Duty("volunteer", stage), device, limit, memory)
         require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
 
@@ -237,7 +238,9 @@ def stages_that_fit(settings: PeerSettings, descriptor: Descriptor, device: torc
             shortages[stage] = error.shortage
     if fitting:
         return StageChoice(tuple(fitting), _needs(shortages))
-    least_first = sorted(shortages, key=lambda stage: (stage_bytes(manifest, stage), stage))
+    least_first = sorted(
+        shortages, key=lambda stage: (memory_of(manifest, Duty("volunteer", stage, recompute=True)).total, stage)
+    )
     help = f"for stage {least_first[0]}, {shortages[least_first[0]].remedy}"
     with suppress(UserError):
         require_fit(replace(settings, role="observer"), descriptor)

@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 
 from peer.compute.arithmetic import Arithmetic, PrecisionName, precision_on
-from peer.compute.capacity import DeviceName, recomputes
+from peer.compute.capacity import DeviceName
+from peer.compute.fitting import MemoryName, best_way
 from peer.devices.fit import workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
+from peer.planning.memory import Duty
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
@@ -54,7 +56,7 @@ class PeerSettings:
     nproc: int = 1
     precision: PrecisionName = "auto"
     compiled: bool = False
-    memory: Literal["auto", "recompute", "keep"] = "auto"
+    memory: MemoryName = "auto"
     max_up: float | None = None
     max_down: float | None = None
     max_memory: str | int | None = None
@@ -110,11 +112,11 @@ class PeerSettings:
     def arithmetic(self, manifest: Manifest, stage: int | None, device: torch.device) -> Arithmetic:
         """The precision in which this peer trains a stage (None: all) on a device, whether torch compiles its layers,
         and whether it computes their activations again. Nothing of the stage is in memory yet."""
-        recompute = self.memory == "recompute"
-        if self.memory == "auto" and self.nproc > 1:
-            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit)
-        elif self.memory == "auto":
-            recompute = recomputes(manifest, stage, device, self.memory_limit)
+        if self.nproc > 1:
+            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit, self.memory)
+        else:
+            duty = Duty(self.role, stage or 0)
+            recompute = best_way(manifest, duty, device, self.memory_limit, self.memory)[0].recompute
         precision = precision_on(self.precision, device)
         if precision == "fp16" and self.nproc > 1:
             precision = "fp32"

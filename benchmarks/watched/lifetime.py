@@ -47,7 +47,9 @@ def prepare(folder: Path, case: Case) -> None:
     manifest = case.manifest
     for part in sum(parts_of(manifest, case.duty), []):
         tensors = {
-            name: (torch.randn(shape) * 0.02 * 2**26).to(torch.int32) if len(shape) > 1 else torch.full(shape, 2**26).int()
+            name: (torch.randn(shape) * 0.02 * 2**26).to(torch.int32)
+            if len(shape) > 1
+            else torch.full(shape, 2**26).int()
             for name, shape in part_layout(manifest, part).items()
         }
         save_file(tensors, folder / genesis_file(part))
@@ -84,7 +86,9 @@ class Lifetime:
             self.replica = WholeReplica(manifest, "datacenter", None, CPU, arithmetic=arithmetic)
             self.trainers = self.replica.stages
         if duty.role != "volunteer" and not duty.holds:
-            held_out_SM = torch.randint(manifest.model.vocabulary, (manifest.inner.microbatch, manifest.model.context + 1))
+            held_out_SM = torch.randint(
+                manifest.model.vocabulary, (manifest.inner.microbatch, manifest.model.context + 1)
+            )
             self.evaluator = Evaluator(manifest, basis_DD, held_out_SM, CPU, replica=self.replica)
 
     @property
@@ -134,7 +138,11 @@ class Lifetime:
             found += [*vars_of(each.before), *vars_of(each.behind), *(() if each.basis_DD is None else [each.basis_DD])]
         if self.evaluator is not None:
             found += [tensor for stage in self.evaluator.stages for tensor in stage.parameters()]
-        outer = [tensor for state in self.states.values() for tensor in (*state.grid.values(), *state.error_feedback.values())]
+        outer = [
+            tensor
+            for state in self.states.values()
+            for tensor in (*state.grid.values(), *state.error_feedback.values())
+        ]
         return stored(found), stored(outer)
 
     def _contribute(self, number: int) -> None:

@@ -236,16 +236,20 @@ def of_stages(
     terminal: "Terminal",
 ) -> list["Finding"]:
     """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    from peer.compute.capacity import free_bytes, stage_bytes
+    from peer.compute.fitting import best_way
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
-    from peer.planning.holding import PROCESS_BYTES
+    from peer.planning.memory import Duty, memory_of
     from peer.store import disk
     from peer.telemetry.events import Progress
     from protocol.run.run_files import files_needed
 
     stages = range(manifest.replicas.stages)
-    rooms = [Room(stage_bytes(manifest, stage) + PROCESS_BYTES, free_bytes(device)) for stage in stages]
+    rooms = []
+    for stage in stages:
+        way, lacking = best_way(manifest, Duty("volunteer", stage), device)
+        needed = memory_of(manifest, way).total
+        rooms.append(Room(needed, way.recompute, lacking.words if lacking is not None else ""))
 
     def tell(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))

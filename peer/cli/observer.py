@@ -15,7 +15,7 @@ from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.monitor.watch import Monitor
 from peer.cli.admin import Operator, spread
-from peer.planning.holding import held_bytes
+from peer.planning.memory import Duty, memory_of
 from peer.process import LINE_BYTES, Terminal, heard
 from peer.store.disk import require_space, space_in
 from peer.telemetry.decisions import Suspected, Tried
@@ -231,7 +231,8 @@ async def hold_beside(
 def why_not_held(descriptor: Descriptor, folder: Path) -> str:
     """Why the model does not fit this machine's memory, or the disk of the node's `folder`; empty: it fits. Looks at
     every file of the observer's folder: off the event loop."""
-    needed, free = held_bytes(descriptor.manifest), int(psutil.virtual_memory().available)
+    needed = memory_of(descriptor.manifest, Duty("observer", holds=True)).total
+    free = int(psutil.virtual_memory().available)
     if needed > free:
         return f"not enough memory for the whole model: it takes about {size(needed)}, {size(free)} are free"
     names = [name for name in files_needed(descriptor, None) if name not in (TRAIN, HELD_OUT)]

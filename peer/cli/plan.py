@@ -14,6 +14,7 @@ from protocol.errors import UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from peer.planning.memory import Duty
     from peer.planning.model import RoundEstimate, Volunteer
     from peer.process import Terminal
     from protocol.manifest import Manifest
@@ -118,21 +119,31 @@ def compression_of(manifest: "Manifest", on: "Volunteer") -> int:
 @dataclass(frozen=True, slots=True)
 class StageShare:
     """What of the model one stage has: `layers`, the share of its operations, and bytes of memory (an upper estimate,
-    activations and the process itself included)."""
+    activations and the process itself included), and the least with activations that are computed again."""
 
     layers: int
     compute: float
     memory_bytes: int
+    least_memory_bytes: int
+
+
+def memories(manifest: "Manifest", duty: "Duty") -> tuple[int, int]:
+    """Bytes of memory that a duty takes: with the activations of layers kept, and computed again."""
+    from dataclasses import replace
+
+    from peer.planning.memory import memory_of
+
+    kept, again = (memory_of(manifest, replace(duty, recompute=recompute)).total for recompute in (False, True))
+    return kept, again
 
 
 def stages_of(manifest: "Manifest") -> list[StageShare]:
     """The cut of a run: what each stage has."""
-    from peer.compute.capacity import stage_bytes
-    from peer.planning.holding import PROCESS_BYTES
+    from peer.planning.memory import Duty
     from peer.planning.model import shares_of
 
     return [
-        StageShare(len(layers), share, stage_bytes(manifest, stage) + PROCESS_BYTES)
+        StageShare(len(layers), share, *memories(manifest, Duty("volunteer", stage)))
         for stage, (layers, share) in enumerate(zip(manifest.cut, shares_of(manifest), strict=True))
     ]
 
@@ -161,10 +172,16 @@ def drawn(
         f"{on.operations / 1e12:g} TFLOP/s",
     )
     cut = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "layers", "compute", "memory"):
+    for name in ("stage", "layers", "compute", "memory", "recomputed"):
         cut.add_column(name, justify="right", no_wrap=True)
     for number, stage in enumerate(stages):
-        cut.add_row(str(number), str(stage.layers), f"{stage.compute:.1%}", size(stage.memory_bytes))
+        cut.add_row(
+            str(number),
+            str(stage.layers),
+            f"{stage.compute:.1%}",
+            size(stage.memory_bytes),
+            size(stage.least_memory_bytes),
+        )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("d / k", "frame", "passes", "link", "step", "exchange", "round", "used", "limit"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
@@ -208,21 +225,22 @@ def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overla
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What one participant trains and needs: `parameters`, and bytes of memory (an upper estimate, activations and
-    the process itself included), of a microbatch's frame to a neighbour, and of a round's contribution."""
+    """What one participant trains and needs: `parameters`; bytes of memory (an upper estimate, activations and the
+    process itself included), and the least of it, with activations that are computed again; bytes of a microbatch's
+    frame to a neighbour, and of a round's contribution."""
 
     who: str
     layers: int
     parameters: int
     memory_bytes: int
+    least_memory_bytes: int
     frame_bytes: int
     contribution_bytes: int
 
 
 def seats(manifest: "Manifest") -> list[Participant]:
     """A volunteer of each stage, if the run has groups, and a datacenter replica, if it has any."""
-    from peer.compute.capacity import stage_bytes, whole_bytes
-    from peer.planning.holding import PROCESS_BYTES
+    from peer.planning.memory import Duty
     from peer.planning.model import work_of
     from protocol.identity import parts_authored
     from protocol.layout import elements, model_layout, parameter_count
@@ -233,7 +251,7 @@ def seats(manifest: "Manifest") -> list[Participant]:
             f"stage {stage}",
             len(manifest.cut[stage]),
             sum(elements(layout[part]) for part in parts_authored(stage)),
-            stage_bytes(manifest, stage) + PROCESS_BYTES,
+            *memories(manifest, Duty("volunteer", stage)),
             int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,
             int(work_of(manifest, stage=stage).contribution),
         )
@@ -241,8 +259,8 @@ def seats(manifest: "Manifest") -> list[Participant]:
     ]
     if replicas.datacenters:
         contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
-        memory = whole_bytes(manifest) + PROCESS_BYTES
-        found.append(Participant("datacenter", model.layers, parameter_count(manifest), memory, 0, contribution))
+        memory = memories(manifest, Duty("datacenter"))
+        found.append(Participant("datacenter", model.layers, parameter_count(manifest), *memory, 0, contribution))
     return found
 
 
@@ -279,7 +297,7 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
         f"{millions(a_round)} tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("who", "layers", "parameters", "memory", "frame", "contribution"):
+    for name in ("who", "layers", "parameters", "memory", "recomputed", "frame", "contribution"):
         table.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
     for each in found:
         table.add_row(
@@ -287,8 +305,12 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
             str(each.layers),
             millions(each.parameters),
             size(each.memory_bytes),
+            size(each.least_memory_bytes),
             size(each.frame_bytes) if each.frame_bytes else "–",
             size(each.contribution_bytes),
         )
-    last = "Memory is an upper estimate. Nothing was made; without --dry-run the run is created and served."
+    last = (
+        "Memory is an upper estimate; recomputed: with --memory recompute. "
+        "Nothing was made; without --dry-run the run is created and served."
+    )
     return Group(*(Text(each, no_wrap=True) for each in lines), "", table, "", Text(last, no_wrap=True))

@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from peer.compute.capacity import free_bytes, layer_bytes, microbatch_bytes
-from peer.planning.holding import PROCESS_BYTES
+from peer.compute.capacity import free_bytes
+from peer.planning.memory import PROCESS_BYTES, microbatch_bytes, pass_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout
@@ -37,7 +37,7 @@ def worker_bytes(manifest: Manifest, processes: int, recompute: bool = True) -> 
     rows = sum(map(elements, parts.values())) // processes
     stages = range(manifest.replicas.stages)
     activations = sum(microbatch_bytes(manifest, stage, recompute) for stage in stages)
-    activations += layer_bytes(manifest) if recompute else 0
+    activations += max(pass_bytes(manifest, stage, recompute) for stage in stages)
     share = min(manifest.inner.microbatch, manifest.inner.sequences // processes)
     return TRAINED_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
 
@@ -47,9 +47,17 @@ def daemon_bytes(manifest: Manifest) -> int:
     return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + PROCESS_BYTES
 
 
-def workers_recompute(manifest: Manifest, processes: int, device: torch.device, most: int | None = None) -> bool:
-    """Whether so many workers fit here, and into the `most` bytes they may use, only if they compute activations again
-    in the backward pass."""
+def workers_recompute(
+    manifest: Manifest,
+    processes: int,
+    device: torch.device,
+    most: int | None = None,
+    memory: MemoryName = "auto",
+) -> bool:
+    """Whether so many workers compute activations again in the backward pass: of `auto`, where they fit here, and into
+    the `most` bytes they may use, only so."""
+    if memory != "auto":
+        return memory == "recompute"
     try:
         _require_memory(manifest, processes, device, most, recompute=False)
     except ResourceError:
@@ -58,10 +66,9 @@ def workers_recompute(manifest: Manifest, processes: int, device: torch.device, 
 
 
 def require_devices(
-    manifest: Manifest, processes: int, device: torch.device, most: int | None = None, recompute: bool = True
+    manifest: Manifest, processes: int, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
 ) -> None:
     """Check before joining that so many processes can train this run here, and with the `most` bytes it may use.
-    `recompute`: they may compute activations again in the backward pass.
 
     Raises:
         UserError: the run's sequences cannot be shared among them.
@@ -82,7 +89,7 @@ def require_devices(
             f"{asked}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
             "fewer, or --device cpu"
         )
-    _require_memory(manifest, processes, device, most, recompute)
+    _require_memory(manifest, processes, device, most, memory != "keep")
 
 
 def _require_memory(

@@ -10,12 +10,13 @@ from statistics import mean
 
 import torch
 
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.calibration import RUN, a_microbatch, wait_for, warm_up
-from peer.compute.capacity import free_bytes, stage_bytes
+from peer.compute.fitting import best_way, shortage
 from peer.compute.trainer import StageTrainer
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
-from peer.planning.holding import PROCESS_BYTES
+from peer.planning.memory import Duty, memory_of
 from peer.planning.model import work_of
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_part
@@ -65,9 +66,10 @@ def _measure(
 ) -> Speed | None:
     whole = work_of(manifest, stage=stage).operations
     part = part_that_takes(manifest, stage, rate * seconds / (FEWEST + 1))
-    if stage_bytes(part, stage, recompute=False) + PROCESS_BYTES > free_bytes(device):
+    way, _ = best_way(manifest, Duty("volunteer", stage), device)  # as the whole stage would be trained
+    if shortage(memory_of(part, way), device) is not None:
         return None
-    passes, update = _time(part, stage, device, seconds)
+    passes, update = _time(part, way, device, seconds)
     share = work_of(part, stage=stage).operations / whole
     values = _trained(manifest, stage)
     return Speed(passes / share, update * values / _trained(part, stage), closing * values, share)
@@ -107,9 +109,9 @@ def _tried_operations(device: torch.device) -> float:
     return TRIED_SHARE * 2 * TRIED_SIDE**3 / taken
 
 
-def _time(manifest: Manifest, stage: int, device: torch.device, seconds: float) -> tuple[float, float]:
+def _time(manifest: Manifest, way: Duty, device: torch.device, seconds: float) -> tuple[float, float]:
     """Of a microbatch's passes, and of an update, in seconds: means, since a step is a sum."""
-    trainer = _trainer(manifest, stage, device)
+    trainer = _trainer(manifest, way, device)
     passes = a_microbatch(trainer)
 
     def update(step: int) -> None:
@@ -131,11 +133,11 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - begun
 
 
-def _trainer(manifest: Manifest, stage: int, device: torch.device) -> StageTrainer:
+def _trainer(manifest: Manifest, way: Duty, device: torch.device) -> StageTrainer:
     """A volunteer's trainer, with weights that no run has."""
-    model = manifest.model
+    model, stage = manifest.model, way.stage
     basis_Dk = torch.randn(model.d, manifest.k) / model.d**0.5
-    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device)
+    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device, arithmetic=Arithmetic(recompute=way.recompute))
     weights = {
         part: {
             name: torch.randn(shape, device=device) * 0.02 if len(shape) > 1 else torch.ones(shape, device=device)

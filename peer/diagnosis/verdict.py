@@ -61,15 +61,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of memory that a stage takes, and that are free."""
+    """Bytes of memory that a stage takes here, whether it has to compute activations again, and what is `lacking`, in
+    words; empty: it fits."""
 
     needed: int
-    free: int
+    recompute: bool = False
+    lacking: str = ""
 
     @property
     def fits(self) -> bool:
         """Whether the free memory is enough for the stage."""
-        return self.needed <= self.free
+        return not self.lacking
 
 
 def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[StageWork]:
@@ -95,9 +97,9 @@ def stages(
 
 
 def _too_large(stage: int, room: Room, any_fits: bool) -> Finding:
-    value = f"does not fit: takes {size(room.needed)} of memory, {size(room.free)} are free"
+    value = f"does not fit: takes {room.lacking}"
     advice = "Join with another stage" if any_fits else "End other programs, or use a machine with more memory"
-    numbers = {"memory": room.needed, "free": room.free}
+    numbers = {"memory": room.needed}
     return Finding(f"stage {stage}", value, "warning" if any_fits else "failure", advice, numbers)
 
 
@@ -124,7 +126,7 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
     said += f" ({lasting(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
     said += f"; the swarm takes {lasting(swarm)}" if swarm else ""
     said += f"; {LIMITS[here.limit]} is the limit"
-    said += f"; {size(room.needed)} of memory"
+    said += f"; {size(room.needed)} of memory{', with activations recomputed' if room.recompute else ''}"
     said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE else ""
     late = here.seconds > SLOWER * swarm if swarm else here.utilization < WELL_USED
     if not late:

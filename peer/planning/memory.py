@@ -2,18 +2,20 @@
 
 What the mathematics keeps is counted:
 
-    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW), 4 a value that is looked up (T⊥) or
-             evaluated with, and what a microbatch in flight keeps for its backward pass
+    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW), 4 a value that is looked up (T⊥)
+             or evaluated with, and what each microbatch in flight keeps for its backward pass
     host     8 a value that is authored (grid, error feedback), 4 a value that is followed
 
 What passes, copies of one tensor at a time and the products of one layer, is a bound that `benchmarks/memory.py` holds
 against what processes take: the estimate is never below the peak, and at most 15 % above it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.identity import Part, parts_authored
-from protocol.layout import elements, model_layout, parts_followed
+from protocol.layout import elements, model_layout, parameter_count, parts_followed
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role
 
@@ -31,6 +33,18 @@ FOLLOWED_BYTES = 4
 
 SLICE_TOKENS = 1024
 """Tokens whose logits are there at a time (`peer.model.head`)."""
+
+LOGITS = 3
+"""fp32 values for each logit of a slice: the product, its logarithm of likelihoods, and a passing one."""
+
+EVALUATION_TABLES = 2
+"""Token embeddings that an evaluation has: TE itself, and T⊥ of its boundaries."""
+
+PASSING_BYTES = 16
+"""A value of the largest tensor, on the host: the copies in which a change of it passes."""
+
+SLACK = 1.05
+"""Of what is held, for what the allocator cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +72,69 @@ class Memory:
 
 
 def memory_of(manifest: Manifest, duty: Duty) -> Memory:
-    """What a peer takes at its peak: an upper estimate."""
+    """What a peer takes at its peak, in one process: an upper estimate."""
     authored, followed = parts_of(manifest, duty)
-    sizes = {part: elements(layout) for part, layout in model_layout(manifest).items()}
-    outer = AUTHORED_BYTES * sum(sizes[part] for part in authored) + FOLLOWED_BYTES * sum(sizes[part] for part in followed)
-    host = PROCESS_BYTES + outer + passing_bytes(manifest, [*authored, *followed]) + arriving_bytes(manifest, [*authored, *followed])
-    if duty.holds:
-        return Memory(0, host)
-    return Memory(device_bytes(manifest, duty), host)
+    outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
+    passing = PASSING_BYTES * _largest_tensor(manifest, [*authored, *followed])
+    host = int(outer * SLACK) + passing + PROCESS_BYTES
+    return Memory(0 if duty.holds else int(device_bytes(manifest, duty) * SLACK), host)
+
+
+def device_bytes(manifest: Manifest, duty: Duty) -> int:
+    """What is held where a peer computes, and what one microbatch's passes take beside it."""
+    model, stages = manifest.model, range(manifest.replicas.stages)
+    table = 4 * model.vocabulary * model.d
+    if duty.role == "observer":
+        return 4 * parameter_count(manifest) + EVALUATION_TABLES * table + evaluation_bytes(manifest)
+    trained = TRAINED_BYTES * trained_values(manifest, duty)
+    if duty.role == "datacenter":
+        kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
+        passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
+        return trained + max(passes, EVALUATION_TABLES * table + evaluation_bytes(manifest))
+    kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
+    looked_up = table + 4 * model.d * (model.d + manifest.k) if manifest.compressed else 0
+    return trained + looked_up + kept + pass_bytes(manifest, duty.stage, duty.recompute)
+
+
+def in_flight(manifest: Manifest, stage: int) -> int:
+    """Microbatches that a volunteer has between their forward and their backward pass, at least."""
+    return min(manifest.replicas.stages - stage, manifest.inner.microbatches)
+
+
+def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
+    """What a stage keeps of each microbatch in flight: what its layers keep, or only what came into each of them; what
+    leaves the stage; and, on the last, the gradient of what came into the head."""
+    layers, d = len(manifest.cut[stage]), manifest.model.d
+    last = 3 * d if stage == manifest.replicas.stages - 1 else d
+    return _tokens(manifest) * 4 * (layers * (d if recompute else layer_values(manifest)) + last)
+
+
+def layer_values(manifest: Manifest) -> int:
+    """fp32 values that a layer keeps of a token for its backward pass: of each norm what came in, the same normalized,
+    and what went out; queries, keys, values, and attention's sum; a number for each head and norm; SwiGLU's four."""
+    model = manifest.model
+    head = model.d // model.heads
+    return 8 * model.d + 2 * model.kv_heads * head + model.heads + 2 + 4 * model.ffn
+
+
+def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
+    """What the passes of one microbatch take for a moment: the layer that is computed again, gradients of what is
+    between its products, and of its largest matrix; on the last stage, the head's slice of logits and the gradient of
+    its matrix."""
+    model = manifest.model
+    again = layer_values(manifest) if recompute else 0
+    passes = _tokens(manifest) * 4 * (again + 3 * model.ffn + 6 * model.d) + 4 * model.ffn * model.d
+    if stage < manifest.replicas.stages - 1:
+        return passes
+    logits = 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary
+    return max(passes, logits) + 4 * model.vocabulary * model.d
+
+
+def evaluation_bytes(manifest: Manifest) -> int:
+    """What the forward pass of one microbatch takes for a moment, without a backward pass."""
+    model = manifest.model
+    layer = _tokens(manifest) * 4 * (3 * model.ffn + 4 * model.d)
+    return max(layer, 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary)
 
 
 def parts_of(manifest: Manifest, duty: Duty) -> tuple[list[Part], list[Part]]:
@@ -78,8 +147,21 @@ def parts_of(manifest: Manifest, duty: Duty) -> tuple[list[Part], list[Part]]:
 def trained_values(manifest: Manifest, duty: Duty) -> int:
     """The values that a peer trains: of a compressed token embedding its factor Z [V, k]."""
     authored, _ = parts_of(manifest, duty)
-    layout, model = model_layout(manifest), manifest.model
-    values = sum(elements(layout[part]) for part in authored)
+    values, model = _values(manifest, authored), manifest.model
     if duty.role == "volunteer" and duty.stage == 0 and manifest.compressed:
         values -= model.vocabulary * (model.d - manifest.k)
     return values
+
+
+def _values(manifest: Manifest, parts: Sequence[Part]) -> int:
+    layout = model_layout(manifest)
+    return sum(elements(layout[part]) for part in parts)
+
+
+def _largest_tensor(manifest: Manifest, parts: Sequence[Part]) -> int:
+    layout = model_layout(manifest)
+    return max(math.prod(shape) for part in parts for shape in layout[part].values())
+
+
+def _tokens(manifest: Manifest) -> int:
+    return manifest.inner.microbatch * manifest.model.context

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from peer.compute.calibration import told
-from peer.compute.capacity import microbatches_that_fit
+from peer.compute.fitting import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Attempt, Link, PipelineService, Seat, call, link

@@ -1,0 +1,95 @@
+"""Does what a peer would do fit into this machine's memory: by the memory model (`peer.planning.memory`), by what is
+free, and by what the peer's owner allows."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from peer.compute.capacity import free_bytes, resident_bytes
+from peer.planning.memory import Duty, Memory, memory_of, microbatch_bytes
+from protocol.errors import ResourceError, Shortage
+from protocol.manifest import Manifest
+from protocol.wording import megabytes_above, numbers_named, size
+
+MemoryName = Literal["auto", "recompute", "keep"]
+"""How the activations of layers are to be had in the backward pass: kept, computed again, or kept where they fit."""
+
+CPU = torch.device("cpu")
+
+
+def require_memory(
+    manifest: Manifest, duty: Duty, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
+) -> Duty:
+    """The duty as it fits here: into the memory that is free, and into the `most` bytes that this peer may use where it
+    computes. `auto` keeps activations where they fit.
+
+    Raises:
+        ResourceError: it does not fit; the message names what would be needed, what there is, and what would help.
+    """
+    way, lacking = best_way(manifest, duty, device, most, memory)
+    if lacking is None:
+        return way
+    remedies = [lacking.remedy, *_other_ways(manifest, duty, device, most, memory)]
+    what = f"stage {duty.stage}" if duty.role == "volunteer" else "the whole model"
+    raise ResourceError(
+        f"not enough memory for {what}: it needs {lacking.words}; {' or '.join(remedies)}",
+        Shortage(lacking.words, remedies[-1]),
+    )
+
+
+def best_way(
+    manifest: Manifest, duty: Duty, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
+) -> tuple[Duty, Shortage | None]:
+    """How a duty is done here, keeping activations where they fit, and what is missing even so."""
+    for recompute in (False, True) if memory == "auto" else (memory == "recompute",):
+        way = replace(duty, recompute=recompute)
+        if (lacking := shortage(memory_of(manifest, way), device, most)) is None:
+            break
+    return way, lacking
+
+
+def _other_ways(
+    manifest: Manifest, duty: Duty, device: torch.device, most: int | None, memory: MemoryName
+) -> list[str]:
+    """The options with which this machine could do something for the run all the same, in words."""
+    less = replace(duty, recompute=True)
+    if memory == "keep" and shortage(memory_of(manifest, less), device, most) is None:
+        return [f"give --memory auto, which takes {size(memory_of(manifest, less).total)}"]
+    if duty.role != "volunteer":
+        return []
+    stages = range(manifest.replicas.stages)
+    fitting = [
+        each for each in stages if shortage(memory_of(manifest, replace(less, stage=each)), device, most) is None
+    ]
+    return [f"take a stage that fits, {numbers_named(fitting)}: --stage {fitting[0]}"] if fitting else []
+
+
+def shortage(needed: Memory, device: torch.device, most: int | None = None) -> Shortage | None:
+    """What is missing of the memory that is `needed`, and what would help; None: it fits. A CPU computes in the host's
+    memory, and so do Apple's GPUs."""
+    where = [(needed.total, CPU, "memory")]
+    if device.type == "cuda":
+        where = [(needed.device, device, f"{device}'s memory"), (needed.host, CPU, "memory")]
+    for takes, place, name in where:
+        if takes > (free := free_bytes(place)):
+            return Shortage(f"{size(takes)} of {name}, and {size(free)} are free", "end other programs")
+    takes = where[0][0]
+    if most is not None and takes > most:
+        return Shortage(
+            f"{size(takes)} of {where[0][2]}, and --max-memory gives {size(most)}",
+            f"give --max-memory {megabytes_above(takes)}",
+        )
+    return None
+
+
+def microbatches_that_fit(
+    manifest: Manifest, stage: int, device: torch.device, most: int | None, recompute: bool
+) -> int:
+    """How many microbatches in flight half of the memory holds that is free now, or that is left of the `most` bytes
+    that this peer may use. Nothing is in flight yet."""
+    free = free_bytes(device)
+    if most is not None:
+        used = torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
+        free = max(0, min(free, most - used))
+    return free // 2 // microbatch_bytes(manifest, stage, recompute)
