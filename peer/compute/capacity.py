@@ -60,8 +60,8 @@ def give_memory_back() -> None:
 
 def give_large_blocks_back() -> None:
     """Let the C library give each large block of memory back to the system when it is freed, for as long as this
-    process lives. By itself glibc keeps more and more of them for later, whose gaps then fit nothing: half as much again
-    as the activations of a step take. Elsewhere than on Linux with glibc this does nothing."""
+    process lives. By itself glibc keeps more and more of them for later, whose gaps then fit nothing: half as much
+    again as the activations of a step take. Elsewhere than on Linux with glibc this does nothing."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 

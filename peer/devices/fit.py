@@ -5,6 +5,7 @@ import sys
 import torch
 
 from peer.compute.capacity import free_bytes
+from peer.compute.fitting import MemoryName
 from peer.planning.memory import PROCESS_BYTES, microbatch_bytes, pass_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
