@@ -10,6 +10,7 @@ from statistics import mean
 
 import torch
 
+from peer.compute.arithmetic import Arithmetic, precision_on
 from peer.compute.calibration import RUN, a_microbatch, wait_for, warm_up
 from peer.compute.capacity import free_bytes, stage_bytes
 from peer.compute.trainer import StageTrainer
@@ -134,7 +135,8 @@ def _trainer(manifest: Manifest, stage: int, device: torch.device) -> StageTrain
     """A volunteer's trainer, with weights that no run has."""
     model = manifest.model
     basis_Dk = torch.randn(model.d, manifest.k) / model.d**0.5
-    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device)
+    arithmetic = Arithmetic(precision_on("auto", device))  # as a volunteer that says nothing
+    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device, arithmetic=arithmetic)
     weights = {
         part: {
             name: torch.randn(shape, device=device) * 0.02 if len(shape) > 1 else torch.ones(shape, device=device)
