@@ -10,7 +10,7 @@ from statistics import mean
 
 import torch
 
-from peer.compute.arithmetic import Arithmetic
+from peer.compute.arithmetic import Arithmetic, precision_on
 from peer.compute.calibration import RUN, a_microbatch, wait_for, warm_up
 from peer.compute.fitting import best_way, shortage
 from peer.compute.trainer import StageTrainer
@@ -137,7 +137,8 @@ def _trainer(manifest: Manifest, way: Duty, device: torch.device) -> StageTraine
     """A volunteer's trainer, with weights that no run has."""
     model, stage = manifest.model, way.stage
     basis_Dk = torch.randn(model.d, manifest.k) / model.d**0.5
-    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device, arithmetic=Arithmetic(recompute=way.recompute))
+    arithmetic = Arithmetic(precision_on("auto", device), recompute=way.recompute)  # as a volunteer that says nothing
+    trainer = StageTrainer(manifest, stage, "group", basis_Dk, device, arithmetic=arithmetic)
     weights = {
         part: {
             name: torch.randn(shape, device=device) * 0.02 if len(shape) > 1 else torch.ones(shape, device=device)

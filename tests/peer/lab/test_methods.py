@@ -289,7 +289,8 @@ def by_autograd(run: Manifest, start: Grids, rows: Tensor, u: Tensor | None) -> 
         if index and u is not None:
             x = through(x, tokens, u, one.t_perp)
         x = stage(x)
-    backward(nn.functional.cross_entropy(x.flatten(0, 1), targets.flatten()))
+    logits = nn.functional.linear(x, one.stages[-1].lm_head.weight)
+    backward(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
     found: Grids = {stage_part(s): {n: p.grad for n, p in one.stages[s].tensors().items()} for s in range(len(stages))}  # type: ignore[misc]
     return found | {EMBEDDING: {EMBEDDING_TENSOR: te.grad}}  # type: ignore[dict-item]
 
