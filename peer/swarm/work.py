@@ -57,6 +57,7 @@ async def serve_stage(node: Node) -> None:
     if arithmetic.compiled:  # before others wait for this peer
         node.emit(Progress(COMPILING))
     node.discovery.tell(tokens_per_second=told(await thread.run(tokens_per_second, trainer)))
+    await thread.run(trainer.forget_start)  # each round loads its own; a spare may follow for long
     split_backward = settings.schedule == "zero-bubble"
     if split_backward:
         trainer.split_backward()
