@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.planning.memory import Duty
+from peer.planning.memory import Duty, memory_of, trained_values
 from protocol.manifest import Manifest, check_manifest
 
 GB = 1e9

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from peer import joining
-from peer.compute.capacity import stage_bytes
 from peer.joining import (
     StageChoice,
     choose_stages,
@@ -23,7 +22,7 @@ from peer.joining import (
     tell_place,
 )
 from peer.network import admission
-from peer.planning.holding import PROCESS_BYTES
+from peer.planning.memory import Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store import membership
 from peer.store.disk import space_in
@@ -100,7 +99,7 @@ THREE = small_manifest(
     inner={"sequences": 512, "microbatch": 1},
 )  # the first has the embedding, the last the head
 DESCRIPTOR = describe(THREE, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 9) for name in file_names(THREE)])
-TAKES = [stage_bytes(THREE, stage) + PROCESS_BYTES for stage in range(3)]
+TAKES = [memory_of(THREE, Duty("volunteer", stage, recompute=True)).total for stage in range(3)]
 
 
 def volunteer(folder: Path, **settings: Any) -> PeerSettings:

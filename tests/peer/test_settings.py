@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.capacity import needed_bytes
 from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
+from peer.planning.memory import Duty, memory_of
 from peer.settings import LOW, PeerSettings, bytes_of
 from protocol.errors import UserError
 from protocol.identity import RunId
@@ -52,7 +52,7 @@ def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
 def test_activations_are_computed_again_where_it_was_said_or_where_they_would_not_fit(nproc: int):
     """The limits are those between which the choice lies: as much as it takes to keep them, and a byte less."""
     cpu, run = torch.device("cpu"), check_manifest({"model": {"preset": "micro"}, "replicas": {"stages": 1}})
-    takes = needed_bytes(run, None, recompute=False)
+    takes = memory_of(run, Duty("datacenter")).total
     if nproc > 1:
         takes = daemon_bytes(run) + nproc * (worker_bytes(run, nproc, recompute=False) + WORKER_BASE_BYTES)
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from peer import pausing
-from peer.compute.capacity import stage_bytes
-from peer.planning.holding import PROCESS_BYTES
+from peer.planning.memory import Duty, memory_of
 from peer.telemetry.decisions import Placed, Waiting
 from peer.telemetry.events import (
     Contributed,
@@ -303,7 +302,7 @@ def test_the_node_says_that_a_peer_pauses_and_why(world: MakeWorld):
 
 def takes(run: World, stage: int) -> int:
     """The bytes of memory that a stage of the run takes."""
-    return stage_bytes(run.manifest, stage) + PROCESS_BYTES
+    return memory_of(run.manifest, Duty("volunteer", stage, recompute=True)).total
 
 
 def test_a_volunteer_without_a_wish_gets_the_scarcest_of_the_stages_that_fit_its_machine(world: MakeWorld):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli.plan import PlanOptions, dry_run, seats, show_plan
-from peer.compute.capacity import stage_bytes, whole_bytes
-from peer.planning.holding import PROCESS_BYTES
+from peer.planning.memory import Duty, memory_of
 from peer.process import Terminal
 from peer.telemetry.events import Event, Failed, Progress
 from protocol import manifest as manifests
@@ -67,9 +66,12 @@ def test_the_cut_is_shown_and_the_share_of_each_stage(tmp_path: Path, capsys: py
     head = 6 * manifest.model.d * manifest.model.vocabulary
     a_layer = (operations_per_token(manifest) - head) / 9
     assert stages[3]["compute"] == pytest.approx((a_layer + head) / operations_per_token(manifest), rel=1e-3)
-    assert [each["memory_bytes"] for each in stages] == [
-        stage_bytes(manifest, stage) + PROCESS_BYTES for stage in range(4)
-    ]
+    kept, again = (
+        [memory_of(manifest, Duty("volunteer", stage, recompute=each)).total for stage in range(4)]
+        for each in (False, True)
+    )
+    assert [each["memory_bytes"] for each in stages] == kept
+    assert [each["least_memory_bytes"] for each in stages] == again
 
 
 @pytest.mark.parametrize("change", [{"up": 0.0}, {"down": -1.0}, {"teraflops": 0.0}, {"latency": -1.0}])
@@ -126,10 +128,9 @@ def test_stages_share_the_model_and_a_datacenter_has_all_of_it(manifest: Manifes
     assert sum(each.parameters for each in stages) == datacenter.parameters == parameter_count(manifest)
     assert sum(each.layers for each in stages) == datacenter.layers == manifest.model.layers
     assert datacenter.contribution_bytes == pytest.approx(sum(each.contribution_bytes for each in stages), rel=0.01)
-    assert datacenter.memory_bytes == whole_bytes(manifest) + PROCESS_BYTES
-    assert [each.memory_bytes for each in stages] == [
-        stage_bytes(manifest, stage) + PROCESS_BYTES for stage in range(manifest.replicas.stages)
-    ]
+    duties = [*(Duty("volunteer", stage) for stage in range(manifest.replicas.stages)), Duty("datacenter")]
+    assert [each.memory_bytes for each in (*stages, datacenter)] == [memory_of(manifest, each).total for each in duties]
+    assert all(each.least_memory_bytes < each.memory_bytes for each in (*stages, datacenter))
     assert {each.frame_bytes for each in stages} == {
         2 * manifest.inner.microbatch * manifest.model.context * manifest.k
     }

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from peer.compute.capacity import whole_bytes
 from peer.devices.fit import require_devices, worker_bytes
+from peer.planning.memory import Duty, memory_of
 from protocol.errors import ResourceError, UserError
 from protocol.manifest import Manifest, check_manifest
 
@@ -55,4 +55,4 @@ def test_a_process_takes_less_the_more_there_are():
     run = check_manifest({"model": {"preset": "1b"}, "inner": {"sequences": 32, "microbatch": 1}})
     sizes = [worker_bytes(run, processes) for processes in (1, 2, 4, 8, 16)]
     assert sizes == sorted(sizes, reverse=True)
-    assert worker_bytes(run, 8) < whole_bytes(run) / 4
+    assert worker_bytes(run, 8) < memory_of(run, Duty("datacenter")).total / 4

@@ -8,8 +8,8 @@ from protocol.manifest import Manifest, check_manifest
 from protocol.wording import lasting
 
 MANIFEST = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
-ROOMY = Room(8 * 10**9, 24 * 10**9)
-TIGHT = Room(8 * 10**9, 4 * 10**9)
+ROOMY = Room(8 * 10**9)
+TIGHT = Room(8 * 10**9, lacking="8.0 GB of memory, and 4.0 GB are free")
 GIGABIT = Volunteer(1.0, 1e9, 1e9, 0.01)
 HOME = Volunteer(1.0, 10e6, 100e6, 0.02)
 
