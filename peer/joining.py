@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,11 +147,14 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc > 1:
         require_devices(manifest, settings.nproc, device, settings.memory_limit, settings.memory)
-    elif settings.stage is not None or settings.role != "volunteer":
-        duty = Duty(settings.role, settings.stage or 0, settings.hold)
+    elif settings.role != "volunteer":
+        duty = Duty(settings.role, holds=settings.hold)
         require_memory(manifest, duty, device, settings.memory_limit, settings.memory)
-    if settings.stage is not None or settings.role != "volunteer":
-        require_disk(settings, descriptor, settings.stage)
+    elif settings.stage is not None:
+        with _told_what_fits(settings, descriptor, device):
+            require_place(settings, descriptor, settings.stage, device)
+    if settings.role != "volunteer":
+        require_disk(settings, descriptor, None)
     settings.arithmetic(manifest, settings.stage, device).require(device)
     return device
 
@@ -262,16 +265,23 @@ def _needs(shortages: Mapping[int, Shortage]) -> str:
 
 
 def require_given(settings: PeerSettings, descriptor: Descriptor, stage: int, device: torch.device) -> Space:
-    """Check that the place fits that the operator's node has given this peer.
+    """Check that the place fits that the operator's node has given this peer. It may have it from before its limits
+    were lower; older nodes know nothing of them.
 
     Raises:
-        HetpeerError: it does not; the message says in what, and which stages would fit a volunteer that named none. It
-            may have its place from before its limits were lower; older nodes know nothing of them.
+        HetpeerError: it does not; the message says in what, and which stages would fit.
     """
-    try:
+    with _told_what_fits(settings, descriptor, device):
         return require_place(settings, descriptor, stage, device)
+
+
+@contextmanager
+def _told_what_fits(settings: PeerSettings, descriptor: Descriptor, device: torch.device) -> Iterator[None]:
+    """Add to what a volunteer is told within the block, whose stage does not fit: the stages that would."""
+    try:
+        yield
     except UserError as error:
-        if settings.role != "volunteer" or settings.stage is not None or error.shortage is None:
+        if settings.role != "volunteer" or error.shortage is None:
             raise
         fitting = stages_that_fit(settings, descriptor, device).stages
         raise type(error)(

@@ -10,7 +10,7 @@ from peer.compute.capacity import free_bytes, resident_bytes
 from peer.planning.memory import Duty, Memory, memory_of, microbatch_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.manifest import Manifest
-from protocol.wording import megabytes_above, numbers_named, size
+from protocol.wording import megabytes_above, size
 
 MemoryName = Literal["auto", "recompute", "keep"]
 """How the activations of layers are to be had in the backward pass: kept, computed again, or kept where they fit."""
@@ -30,11 +30,12 @@ def require_memory(
     way, lacking = best_way(manifest, duty, device, most, memory)
     if lacking is None:
         return way
-    remedies = [lacking.remedy, *_other_ways(manifest, duty, device, most, memory)]
+    remedy = lacking.remedy
+    if memory == "keep" and best_way(manifest, duty, device, most)[1] is None:
+        remedy = f"give --memory auto, which takes {size(memory_of(manifest, replace(duty, recompute=True)).total)}"
     what = f"stage {duty.stage}" if duty.role == "volunteer" else "the whole model"
     raise ResourceError(
-        f"not enough memory for {what}: it needs {lacking.words}; {' or '.join(remedies)}",
-        Shortage(lacking.words, remedies[-1]),
+        f"not enough memory for {what}: it needs {lacking.words}; {remedy}", Shortage(lacking.words, remedy)
     )
 
 
@@ -47,22 +48,6 @@ def best_way(
         if (lacking := shortage(memory_of(manifest, way), device, most)) is None:
             break
     return way, lacking
-
-
-def _other_ways(
-    manifest: Manifest, duty: Duty, device: torch.device, most: int | None, memory: MemoryName
-) -> list[str]:
-    """The options with which this machine could do something for the run all the same, in words."""
-    less = replace(duty, recompute=True)
-    if memory == "keep" and shortage(memory_of(manifest, less), device, most) is None:
-        return [f"give --memory auto, which takes {size(memory_of(manifest, less).total)}"]
-    if duty.role != "volunteer":
-        return []
-    stages = range(manifest.replicas.stages)
-    fitting = [
-        each for each in stages if shortage(memory_of(manifest, replace(less, stage=each)), device, most) is None
-    ]
-    return [f"take a stage that fits, {numbers_named(fitting)}: --stage {fitting[0]}"] if fitting else []
 
 
 def shortage(needed: Memory, device: torch.device, most: int | None = None) -> Shortage | None:

@@ -52,7 +52,7 @@ def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
 def test_activations_are_computed_again_where_it_was_said_or_where_they_would_not_fit(nproc: int):
     """The limits are those between which the choice lies: as much as it takes to keep them, and a byte less."""
     cpu, run = torch.device("cpu"), check_manifest({"model": {"preset": "micro"}, "replicas": {"stages": 1}})
-    takes = memory_of(run, Duty("datacenter")).total
+    takes = memory_of(run, Duty("volunteer")).total
     if nproc > 1:
         takes = daemon_bytes(run) + nproc * (worker_bytes(run, nproc, recompute=False) + WORKER_BASE_BYTES)
 

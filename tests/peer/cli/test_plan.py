@@ -52,7 +52,7 @@ def test_the_cut_is_shown_and_the_share_of_each_stage(tmp_path: Path, capsys: py
     (tmp_path / "run.toml").write_text('[model]\npreset = "178m"\n[replicas]\nstages = 4\nbalance = "compute"\n')
     options = PlanOptions(run_toml=tmp_path / "run.toml")
     _, out, _ = said(options, capsys)
-    assert re.findall(r"^ +(\d) +(\d) +[\d.]+% +\S+ .B$", out, re.MULTILINE) == [
+    assert re.findall(r"^ +(\d) +(\d) +[\d.]+% +\S+ .B +\S+ .B$", out, re.MULTILINE) == [
         ("0", "3"),
         ("1", "3"),
         ("2", "2"),

@@ -40,24 +40,16 @@ def run(compression: int = 4, **replicas: object) -> Manifest:
 
 
 def trainer(manifest: Manifest, stage: int, recompute: bool = False) -> StageTrainer:
-    made = StageTrainer(
-        manifest,
-        stage,
-        "group",
-        torch.eye(48) if manifest.compressed else None,
-        CPU,
-        None,
-        Arithmetic(recompute=recompute),
-    )
-    grids = {
-        part: {
-            name: torch.randint(-(2**20), 2**20, shape, dtype=torch.int32)
-            for name, shape in part_layout(manifest, part).items()
-        }
-        for part in sum(parts_of(manifest, Duty("volunteer", stage)), [])
-    }
-    made.load(grids)
+    basis_DD, arithmetic = torch.eye(48) if manifest.compressed else None, Arithmetic(recompute=recompute)
+    made = StageTrainer(manifest, stage, "group", basis_DD, CPU, arithmetic=arithmetic)
+    authored, followed = parts_of(manifest, Duty("volunteer", stage))
+    layouts = {part: part_layout(manifest, part) for part in (*authored, *followed)}
+    made.load({part: {name: random(shape) for name, shape in layout.items()} for part, layout in layouts.items()})
     return made
+
+
+def random(shape: tuple[int, ...]) -> Tensor:
+    return torch.randint(-(2**20), 2**20, shape, dtype=torch.int32)
 
 
 class Kept:
