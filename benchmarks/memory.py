@@ -1,10 +1,12 @@
 """What peers take of memory, beside what `hetpeer plan`, `doctor` and `join` say that they take.
 
-Each row is a process of its own that imports what a daemon imports, takes up the first weights from disk, and goes through two
-rounds as a peer of that role does: passes of microbatches with as many in flight as its stage must have, an inner step,
-a contribution, a checkpoint, the others' contributions, the next state, a snapshot, an evaluation where the role has one. Only
-the network is not there. The peak is the kernel's count (Linux), of all of it; what tensors the trainer and the outer state hold
-between two steps is counted in them.
+Each row is a process of its own that imports what a daemon imports, takes up first weights from disk, and goes through
+two rounds as a peer of that role does: passes of microbatches, with as many in flight as its stage must have, an inner
+step, a contribution, a checkpoint, the others' contributions, the next state, a snapshot, and an evaluation where the
+role has one. Only the network is not there. The peak is the kernel's count (Linux) of all of the process. What tensors
+the trainer and the outer state hold between two steps is counted in them.
+
+The presets that fit are `tiny`, `178m`, and single stages of four of `512m` and `1b`; --presets takes some of them.
 """
 
 import argparse
@@ -19,9 +21,11 @@ from typing import Any
 from peer.planning.memory import Duty, memory_of, trained_values
 from protocol.manifest import Manifest, check_manifest
 
-GB = 1e9
-
 STAGES = 4
+
+ROOT = Path(__file__).parents[1]
+
+MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Bytes. `device_bytes` and `host_bytes`: of tensors that are held between two inner steps; `measured_bytes`: the most
-    that the whole process took; `estimate_bytes`: what the memory model says of it. `share`: estimate / measured − 1."""
+    """Bytes. `device_bytes` and `host_bytes`: of tensors that are held between two inner steps, where the model is
+    computed and beside it; `measured_bytes`: the most that the whole process took; `estimate_bytes`: what the memory
+    model says of it. `above`: how much that is above what was measured, as a share."""
 
     role: str
     preset: str
@@ -66,7 +71,7 @@ class Row:
     host_bytes: int
     measured_bytes: int
     estimate_bytes: int
-    share: float
+    above: float
     device_bytes_a_parameter: float
     host_bytes_a_parameter: float
 
@@ -96,7 +101,7 @@ def measured(case: Case) -> Row:
     with tempfile.TemporaryDirectory(prefix="hetpeer-memory-") as folder:
         for step in ("prepare", "live"):
             command = [sys.executable, "-m", "benchmarks.watched.lifetime", step, folder, json.dumps(asdict(case))]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
         counted = json.loads(output)
     manifest = case.manifest
     estimate = memory_of(manifest, case.duty).total
@@ -111,7 +116,38 @@ def measured(case: Case) -> Row:
         host_bytes=counted["host"],
         measured_bytes=counted["peak"],
         estimate_bytes=estimate,
-        share=estimate / counted["peak"] - 1,
+        above=estimate / counted["peak"] - 1,
         device_bytes_a_parameter=counted["device"] / values if values else 0.0,
         host_bytes_a_parameter=counted["host"] / values if values else 0.0,
     )
+
+
+def table(rows: list[Row]) -> str:
+    """The rows for a person."""
+    lines = ["role           preset  memory     device    host   peak  estimate          bytes a trained parameter"]
+    for row in rows:
+        role = row.role if row.stage is None else f"stage {row.stage}"
+        each = f"{row.device_bytes_a_parameter:5.1f} device, {row.host_bytes_a_parameter:.1f} host"
+        lines.append(
+            f"{role:14} {row.preset:7} {row.memory:9} {row.device_bytes / MB:7.0f} {row.host_bytes / MB:7.0f} "
+            f"{row.measured_bytes / MB:6.0f} {row.estimate_bytes / MB:9.0f} {row.above:+7.1%}"
+            + (f"   {each}" if row.device_bytes_a_parameter and row.role != "observer" else "")
+        )
+    return "\n".join([*lines, "device, host: held between two steps; in MB"])
+
+
+def main() -> None:
+    """Measure, and print a table, or `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", choices=CASES, default=["tiny"], help="default: tiny, in two minutes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with `rows` instead")
+    options = parser.parse_args()
+    rows = []
+    for case in (case for preset in options.presets for case in CASES[preset]):
+        rows.append(measured(case))
+        print(table(rows[-1:]).splitlines()[1], file=sys.stderr, flush=True)
+    print(json.dumps({"rows": [asdict(row) for row in rows]}) if options.json else table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
-"""Two rounds of a peer without a network, in a process of its own, for `benchmarks/memory.py`: `prepare FOLDER CASE` writes
-the first weights of the parts that it follows, `live FOLDER CASE` takes them up, trains, and prints what it took."""
+"""Two rounds of a peer without a network, in a process of its own, for `benchmarks/memory.py`. `prepare FOLDER CASE`
+writes the first weights of the parts that it follows; `live FOLDER CASE` takes them up, trains, and prints what it
+took."""
 
 import json
 import sys
@@ -45,7 +46,8 @@ def prepare(folder: Path, case: Case) -> None:
     """Write first weights of chance, as their files have them."""
     torch.manual_seed(0)
     manifest = case.manifest
-    for part in sum(parts_of(manifest, case.duty), []):
+    authored, followed = parts_of(manifest, case.duty)
+    for part in (*authored, *followed):
         tensors = {
             name: (torch.randn(shape) * 0.02 * 2**26).to(torch.int32)
             if len(shape) > 1
@@ -97,8 +99,7 @@ class Lifetime:
         return {part: state.grid for part, state in self.states.items()}
 
     def round(self, number: int) -> tuple[int, int]:
-        """One round; the bytes of tensors that were held between its inner step and its end, on the device and the host."""
-        manifest, held = self.manifest, (0, 0)
+        """One round; the bytes that were held between its inner step and its end, on the device and on the host."""
         if self.trainers:
             for each in [self.replica] if self.replica is not None else self.trainers:
                 each.load(self.grids)

@@ -19,7 +19,7 @@ from protocol.layout import elements, model_layout, parameter_count, parts_follo
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role
 
-PROCESS_BYTES = 500 * 2**20
+PROCESS_BYTES = 500 * 10**6
 """Python, torch, hivemind and gRPC."""
 
 TRAINED_BYTES = 16
@@ -43,7 +43,7 @@ EVALUATION_TABLES = 2
 PASSING_BYTES = 16
 """A value of the largest tensor, on the host: the copies in which a change of it passes."""
 
-SLACK = 1.05
+SLACK = 1.02
 """Of what is held, for what the allocator cannot use."""
 
 
@@ -60,40 +60,56 @@ class Duty:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes where the model is computed, and beside it. On a machine that computes on its CPU both are one memory."""
+    """Bytes where the model is computed, and on the host beside it: those that are held all the time, and those that
+    pass. A machine that computes on its CPU has both in one memory; while something passes in the one, nothing does in
+    the other."""
 
-    device: int
-    host: int
+    device_held: int
+    device_passing: int
+    host_held: int
+    host_passing: int
+
+    @property
+    def device(self) -> int:
+        """The most on the device."""
+        return self.device_held + self.device_passing
+
+    @property
+    def host(self) -> int:
+        """The most beside it."""
+        return self.host_held + self.host_passing
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
-        return self.device + self.host
+        """The most where both are one."""
+        return self.device_held + self.host_held + max(self.device_passing, self.host_passing)
 
 
 def memory_of(manifest: Manifest, duty: Duty) -> Memory:
-    """What a peer takes at its peak, in one process: an upper estimate."""
+    """What a peer takes, in one process: an upper estimate."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
-    passing = PASSING_BYTES * _largest_tensor(manifest, [*authored, *followed])
-    host = int(outer * SLACK) + passing + PROCESS_BYTES
-    return Memory(0 if duty.holds else int(device_bytes(manifest, duty) * SLACK), host)
+    host_passing = PASSING_BYTES * _largest_tensor(manifest, [*authored, *followed])
+    held, passing = (0, 0) if duty.holds else _on_device(manifest, duty)
+    return Memory(int(held * SLACK), int(passing * SLACK), outer + PROCESS_BYTES, host_passing)
 
 
-def device_bytes(manifest: Manifest, duty: Duty) -> int:
-    """What is held where a peer computes, and what one microbatch's passes take beside it."""
+def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
+    """Bytes that are held where a peer computes, and those of the passes of a step, or of an evaluation."""
     model, stages = manifest.model, range(manifest.replicas.stages)
     table = 4 * model.vocabulary * model.d
+    evaluation = EVALUATION_TABLES * table + evaluation_bytes(manifest)
     if duty.role == "observer":
-        return 4 * parameter_count(manifest) + EVALUATION_TABLES * table + evaluation_bytes(manifest)
+        return 4 * parameter_count(manifest), evaluation
     trained = TRAINED_BYTES * trained_values(manifest, duty)
     if duty.role == "datacenter":
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
         passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
-        return trained + max(passes, EVALUATION_TABLES * table + evaluation_bytes(manifest))
-    kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
+        return trained, max(passes, evaluation)
     looked_up = table + 4 * model.d * (model.d + manifest.k) if manifest.compressed else 0
-    return trained + looked_up + kept + pass_bytes(manifest, duty.stage, duty.recompute)
+    looked_up += table if manifest.compressed and duty.stage == 0 else 0  # the embedding's T⊥, and its boundary's
+    kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
+    return trained + looked_up, kept + pass_bytes(manifest, duty.stage, duty.recompute)
 
 
 def in_flight(manifest: Manifest, stage: int) -> int:

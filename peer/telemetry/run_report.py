@@ -32,6 +32,14 @@ class Chaos:
     tolls: list[Toll] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most memory that a process has taken, and what the memory model says that it takes, in bytes."""
+
+    measured: int
+    estimate: int
+
+
 @dataclass(slots=True)
 class RoundEntry:
     """What is known of one round. `done` is by process; `digests` by part, then peer; `finished` are who ended with it,
@@ -54,6 +62,8 @@ class Report:
     suspected: list[Suspected] = field(default_factory=list)
     failure: str | None = None
     chaos: Chaos | None = None
+    peaks: dict[str, Peak] = field(default_factory=dict)
+    """By process."""
 
     def take(self, process: str, event: Event) -> None:
         """Hear what a process said."""
@@ -77,6 +87,11 @@ class Report:
                 self.suspected.append(event)
             case _:
                 pass
+
+    def note_peak(self, process: str, peak: Peak) -> None:
+        """Note what a process has taken of memory; one that was started again may have taken more before."""
+        before = self.peaks.get(process, peak)
+        self.peaks[process] = peak if peak.measured >= before.measured else before
 
     def listener(self, process: str) -> Listener:
         """`take` for one process."""
@@ -180,6 +195,7 @@ class Report:
                 "peers": peers,
             },
             "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
+            "memory": {process: asdict(peak) for process, peak in self.peaks.items()},
             "outcome": self.verdict(),
         }
         if any(entry.gains for entry in self.rounds.values()):

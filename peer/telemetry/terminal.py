@@ -337,6 +337,11 @@ def summary(report: Report) -> Group:
         f"state after the last round: {digests}",
         f"outcome: {result['outcome']}",
     ]
+    if report.peaks:
+        most = max(report.peaks.items(), key=lambda each: each[1].measured)
+        all_of_them = size(sum(peak.measured for peak in report.peaks.values()))
+        told = f"most in {most[0]}: {size(most[1].measured)}, by the estimate {size(most[1].estimate)}"
+        lines.insert(-1, f"memory: {all_of_them} in {len(report.peaks)} processes; {told}")
     chaos = chaos_table(result["chaos"]) if "chaos" in result else Text()
     return Group(table, chaos, Text("\n".join(("", *lines))))
 

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from peer.process import heard
 from peer.telemetry.damage import Timed
@@ -40,6 +42,7 @@ from peer.testnet.child import stop as stop_all
 from peer.testnet.faults import CONTRIBUTING, Attacker, ChaosItem, Crowd, ends_a_datacenter
 from peer.testnet.injection import CHAOS, Injection
 from peer.testnet.namespaces import Namespaces
+from peer.testnet.peaks import duties, memory_for, watch_peaks
 from peer.testnet.swarm import ATTACKER, BOOTSTRAP, Swarm, is_hostile
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.net.tasks import first_of
@@ -138,6 +141,9 @@ class Testnet:
         """Start everybody, and wait until all have finished or one died."""
         options = self.options
         self.evaluate = options.audit or not options.datacenters or ends_a_datacenter(self.faults)
+        free = int(psutil.virtual_memory().available)
+        memory = memory_for(self.report.manifest, self.swarm, options.memory, self.evaluate, free)
+        self.options = options = replace(options, memory=memory)
         if self.namespaces is not None:
             self.listen = f"{await self.namespaces.add(BOOTSTRAP)}:{NAMESPACE_PORT}"
         elif self.faults:
@@ -154,9 +160,14 @@ class Testnet:
         async with asyncio.TaskGroup() as tasks:
             injecting = tasks.create_task(self.injection.run())
             measuring = tasks.create_task(self.crowds.measure(self._honest))
+            planned = duties(self.swarm, options.memory)
+            looking = tasks.create_task(
+                watch_peaks(self.report.manifest, planned, self._running, self.report.note_peak)
+            )
             await self._wait_until_finished()
             injecting.cancel()
             measuring.cancel()
+            looking.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_SECONDS):
                 await self.last_evaluation.wait()
@@ -219,6 +230,10 @@ class Testnet:
     def running(self, name: str) -> bool:
         """Whether the latest process of this name has not ended."""
         return self._latest()[name].running
+
+    def _running(self) -> list[tuple[str, int]]:
+        """The processes that run now, by name and number."""
+        return [(name, each.process.pid) for name, each in self._latest().items() if self.running(name)]
 
     def _latest(self) -> dict[str, Child]:
         return {child.name: child for child in self.children}

@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protocol import manifest as manifests
+from protocol.model_sizes import PRESETS
+
+LEAST_EVALUATED = 4
+EVALUATED_TOKENS = 2**14
+"""Of a model with a long context fewer sequences are evaluated, 64 at most and 4 at least: on a CPU a round would be
+evaluated for longer than it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class TestnetOptions:
         replicas |= {"layers": self.layers} if self.layers else {}
         replicas |= {"balance": self.balance} if self.balance else {}
         total = self.rounds * self.inner_steps
+        context = PRESETS[self.preset]["context"] if self.preset in PRESETS else 1  # checked with the rest
         return {
             "run": {"name": "testnet"},
             "model": {"preset": self.preset},
@@ -50,7 +57,7 @@ class TestnetOptions:
                 "warmup": min(40, total // 4),
             },
             "outer": {"rounds": self.rounds, "overlap": self.overlap},
-            "evaluation": {"sequences": 64},
+            "evaluation": {"sequences": max(LEAST_EVALUATED, min(64, EVALUATED_TOKENS // context))},
         }
 
 

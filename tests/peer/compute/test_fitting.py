@@ -56,7 +56,7 @@ def test_what_this_peer_may_use_is_less_than_what_there_is(monkeypatch: pytest.M
 
 
 def test_on_a_card_of_its_own_the_device_and_the_host_are_looked_at_apart(monkeypatch: pytest.MonkeyPatch):
-    needed = Memory(device=8, host=3)
+    needed = Memory(device_held=6, device_passing=2, host_held=1, host_passing=2)
     for device, host, words in (
         (8, 3, None),
         (7, 99, "8 B of cuda:0's memory, and 7"),
@@ -65,14 +65,14 @@ def test_on_a_card_of_its_own_the_device_and_the_host_are_looked_at_apart(monkey
         free(monkeypatch, host, device)
         lacking = shortage(needed, CUDA)
         assert (lacking is None) if words is None else (lacking is not None and lacking.words.startswith(words))
-    free(monkeypatch, 10)
+    free(monkeypatch, 8)
     assert shortage(needed, CPU) is not None  # a CPU has both in one
     assert shortage(needed, torch.device("mps")) is not None
-    free(monkeypatch, 11)
+    free(monkeypatch, 9)
     assert shortage(needed, CPU) is None
     free(monkeypatch, 99, 99)
     assert shortage(needed, CUDA, most=8) is None  # a limit is of where it computes
-    assert shortage(needed, CPU, most=10) is not None
+    assert shortage(needed, CPU, most=8) is not None
 
 
 def test_an_observer_is_no_trainer(monkeypatch: pytest.MonkeyPatch):
