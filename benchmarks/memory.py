@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.planning.memory import Duty, memory_of, trained_values
+from peer.planning.memory import NETWORK_BYTES, Duty, memory_of, trained_values
 from protocol.manifest import Manifest, check_manifest
 
 STAGES = 4
@@ -60,7 +60,7 @@ class Case:
 class Row:
     """Bytes. `device_bytes` and `host_bytes`: of tensors that are held between two inner steps, where the model is
     computed and beside it; `measured_bytes`: the most that the whole process took; `estimate_bytes`: what the memory
-    model says of it. `above`: how much that is above what was measured, as a share."""
+    model says of it, less what the network takes. `above`: how much that is above what was measured, as a share."""
 
     role: str
     preset: str
@@ -104,7 +104,7 @@ def measured(case: Case) -> Row:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
         counted = json.loads(output)
     manifest = case.manifest
-    estimate = memory_of(manifest, case.duty).total
+    estimate = memory_of(manifest, case.duty).total - NETWORK_BYTES
     values = trained_values(manifest, case.duty)
     return Row(
         role=case.role,

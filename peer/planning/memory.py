@@ -19,8 +19,11 @@ from protocol.layout import elements, model_layout, parameter_count, parts_follo
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role
 
-PROCESS_BYTES = 500 * 10**6
-"""Python, torch, hivemind and gRPC."""
+NETWORK_BYTES = 60 * 10**6
+"""Channels, servers, records, and what waits to be sent and taken."""
+
+PROCESS_BYTES = 500 * 10**6 + NETWORK_BYTES
+"""Python, torch, hivemind, gRPC and numba, and what they do."""
 
 TRAINED_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
