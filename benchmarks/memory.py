@@ -77,6 +77,10 @@ class Row:
 
 
 CASES = {
+    "nano": [
+        Case("nano", "volunteer", 1, "recompute", 4),
+        Case("nano", "holder"),
+    ],
     "tiny": [
         *(Case("tiny", "volunteer", stage, memory, 4) for stage in range(STAGES) for memory in ("keep", "recompute")),
         Case("tiny", "datacenter", microbatch=4),

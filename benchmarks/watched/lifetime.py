@@ -4,7 +4,7 @@ took."""
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ assert peer.daemon
 
 
 def prepare(folder: Path, case: Case) -> None:
-    """Write first weights of chance, as their files have them."""
+    """Write first weights of chance, as their files have them, and a contribution to each part."""
     torch.manual_seed(0)
     manifest = case.manifest
     authored, followed = parts_of(manifest, case.duty)
@@ -55,6 +55,10 @@ def prepare(folder: Path, case: Case) -> None:
             for name, shape in part_layout(manifest, part).items()
         }
         save_file(tensors, folder / genesis_file(part))
+        state = OuterState.begin(manifest, part, tensors, author=True)
+        moved = {name: torch.randn(tensor.shape) * 1e-3 for name, tensor in tensors.items()}
+        blob, _ = state.contribute(RUN, 1, ME, 1, moved)
+        (folder / f"{part}.contribution").write_bytes(blob)
 
 
 @dataclass(slots=True)
@@ -151,7 +155,7 @@ class Lifetime:
         for moved in (each.moved() for each in self.trainers):
             for part, tensors in moved.items():
                 blob, sent = self.states[part].contribute(RUN, number, ME, 1, tensors)
-                self.sent[part] = [sent, *others(blob, self.manifest)]
+                self.sent[part] = [sent]
                 parts[part] = PartCheckpoint(PartState(sent={}, returned={}), self.states[part].error_feedback, blob)
         optimizer = {name: tensor for each in self.trainers for name, tensor in each.optimizer_tensors().items()}
         write_checkpoint(self.folder, Checkpoint(number, number, parts, optimizer))
@@ -161,16 +165,12 @@ class Lifetime:
     def _settle(self, number: int) -> None:
         snapshots = SnapshotStore(self.folder / "snapshots", self.manifest)
         for part, state in self.states.items():
-            state.replace([], self.sent.get(part, []))
+            blob = (self.folder / f"{part}.contribution").read_bytes()
+            others = [decode(blob, self.manifest) for _ in range(self.manifest.replicas.total - 1)]
+            state.replace([], [*self.sent.get(part, []), *others])
             digest(state.grid)
             tensors = (tensor.numpy() for tensor in state.closed([]).values())
             snapshots.write(part, number, History(), tensors, Reading.begin(self.manifest))
-
-
-def others(blob: bytes, manifest: Manifest) -> Iterator[Contribution]:
-    """What the other replicas have made, decoded, each by itself."""
-    for _ in range(manifest.replicas.total - 1):
-        yield decode(blob, manifest)
 
 
 def vars_of(boundary: object) -> list[Tensor]:

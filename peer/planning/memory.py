@@ -22,8 +22,11 @@ from protocol.trust.membership_card import Role
 NETWORK_BYTES = 60 * 10**6
 """Channels, servers, records, and what waits to be sent and taken."""
 
-PROCESS_BYTES = 500 * 10**6 + NETWORK_BYTES
-"""Python, torch, hivemind, gRPC and numba, and what they do."""
+PROCESS_BYTES = 430 * 10**6 + NETWORK_BYTES
+"""Python, torch, hivemind, gRPC, numba and SQLite."""
+
+TRAINING_BYTES = 90 * 10**6
+"""What torch loads and keeps of its own in a process that trains."""
 
 TRAINED_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
@@ -43,8 +46,8 @@ LOGITS = 3
 EVALUATION_TABLES = 2
 """Token embeddings that an evaluation has: TE itself, and T⊥ of its boundaries."""
 
-PASSING_BYTES = 16
-"""A value of the largest tensor, on the host: the copies in which a change of it passes."""
+AUTHORED_PASSING_BYTES, FOLLOWED_PASSING_BYTES = 12, 8
+"""A value of the largest tensor, on the host: the copies in which a change of it passes. Of what is authored Δ is made."""
 
 SLACK = 1.02
 """Of what is held, for what the allocator cannot use."""
@@ -92,9 +95,13 @@ def memory_of(manifest: Manifest, duty: Duty) -> Memory:
     """What a peer takes, in one process: an upper estimate."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
-    host_passing = PASSING_BYTES * _largest_tensor(manifest, [*authored, *followed])
+    outer += PROCESS_BYTES + (TRAINING_BYTES if authored else 0)
+    host_passing = max(
+        AUTHORED_PASSING_BYTES * _largest_tensor(manifest, authored),
+        FOLLOWED_PASSING_BYTES * _largest_tensor(manifest, followed),
+    )
     held, passing = (0, 0) if duty.holds else _on_device(manifest, duty)
-    return Memory(int(held * SLACK), int(passing * SLACK), outer + PROCESS_BYTES, host_passing)
+    return Memory(int(held * SLACK), int(passing * SLACK), outer, host_passing)
 
 
 def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
@@ -138,15 +145,15 @@ def layer_values(manifest: Manifest) -> int:
 
 def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     """What the passes of one microbatch take for a moment: the layer that is computed again, gradients of what is
-    between its products, and of its largest matrix; on the last stage, the head's slice of logits and the gradient of
-    its matrix."""
+    between its products, and of its largest matrix; on the last stage, the head's slice of logits, the gradient of its
+    matrix and what is added to it."""
     model = manifest.model
     again = layer_values(manifest) if recompute else 0
     passes = _tokens(manifest) * 4 * (again + 3 * model.ffn + 6 * model.d) + 4 * model.ffn * model.d
     if stage < manifest.replicas.stages - 1:
         return passes
     logits = 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary
-    return max(passes, logits) + 4 * model.vocabulary * model.d
+    return max(passes, logits + 2 * 4 * model.vocabulary * model.d)
 
 
 def evaluation_bytes(manifest: Manifest) -> int:
@@ -179,7 +186,7 @@ def _values(manifest: Manifest, parts: Sequence[Part]) -> int:
 
 def _largest_tensor(manifest: Manifest, parts: Sequence[Part]) -> int:
     layout = model_layout(manifest)
-    return max(math.prod(shape) for part in parts for shape in layout[part].values())
+    return max((math.prod(shape) for part in parts for shape in layout[part].values()), default=0)
 
 
 def _tokens(manifest: Manifest) -> int:
