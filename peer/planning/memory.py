@@ -47,7 +47,7 @@ EVALUATION_TABLES = 2
 """Token embeddings that an evaluation has: TE itself, and T⊥ of its boundaries."""
 
 AUTHORED_PASSING_BYTES, FOLLOWED_PASSING_BYTES = 12, 8
-"""A value of the largest tensor, on the host: the copies in which a change of it passes. Of what is authored Δ is made."""
+"""A value of the largest tensor, on the host: the copies in which it changes, and Δ of what is authored."""
 
 SLACK = 1.02
 """Of what is held, for what the allocator cannot use."""
