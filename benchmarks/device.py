@@ -18,9 +18,10 @@ those of groups differ, as their token embedding has k dimensions and their boun
 Share of the peak (MFU) = tokens/s · (6 · N + 6 · L · d · layers) / the card's peak in 16 bits without sparsity. N
 counts all weights but the token embedding; attention is causal, half of the square. What is recomputed does not count.
 
-Memory is what torch gave out on CUDA, and on a CPU what the process took beyond what it had before the model (Linux).
-Beside it is what the memory model (`peer/planning/memory.py`) says of the device. On a CPU there is also the ratio of
-tokens a CPU-second, which depends less on what else the machine does.
+Memory is what torch gave out on CUDA, without the half gigabyte that CUDA itself takes in each process; and on a CPU
+what the process took beyond what it had before the model (Linux). Beside it is what the memory model
+(`peer/planning/memory.py`) says of the device. On a CPU there is also the ratio of tokens a CPU-second, which depends
+less on what else the machine does.
 
 By default a GPU gets 178m, 512m and 1b, compiled, in bf16 where it is good at that; a CPU gets micro and tiny in fp32.
 """
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
     parser.add_argument("--sequences", type=int, help="of a step; default: 32, on a CPU 8")
     parser.add_argument("--microbatch", type=int, help="sequences; default: 4, on a CPU 1")
+    parser.add_argument("--threads", type=int, default=cores(), help="of an operation on a CPU; default: all cores")
     parser.add_argument("--turns", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -221,14 +223,18 @@ def main() -> None:
         case, side, folder, index = given.serve
         serve(Case(**json.loads(case)), Side(**json.loads(side)), Path(folder), int(index))
         return
-    kind = find_device(given.device).type
+    kind = find_device("cpu" if given.device == "auto" and not torch.cuda.is_available() else given.device).type
     small = kind == "cpu"
     precision: Any = (
         "fp32" if small and given.precision == "auto" else precision_on(given.precision, torch.device(kind))
     )
     compiled = given.compile if given.compile is not None else not small
     Arithmetic(precision, compiled).require(torch.device(kind))
-    card = f"a CPU of {cores()} cores" if small else torch.cuda.get_device_name()
+    card = (
+        f"a CPU of {cores()} cores, of which an operation may use {given.threads}"
+        if small
+        else torch.cuda.get_device_name()
+    )
     peak = peak_operations(card) if precision in FACTORS else None
     sides, left_out, rows = list(given.sides), list[str](), list[Row]()
     if "torchtitan" in sides and importlib.util.find_spec("torchtitan") is None:
@@ -243,6 +249,7 @@ def main() -> None:
             kind,
             precision,
             compiled,
+            given.threads,
         )
         measuring = Measuring(case, given.turns, peak)
         try:

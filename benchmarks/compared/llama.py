@@ -1,7 +1,7 @@
 """LLaMA and its training step in plain PyTorch, in one file, as one writes it for one device.
 
 RMSNorm, rotary positions, grouped-query attention by `scaled_dot_product_attention`, SwiGLU, all logits at once,
-autocast, AdamW's fused kernel, and `torch.compile` of the whole model. Nothing of hetpeer is imported; the parameters
+autocast, AdamW's fused kernel, and `torch.compile` of model and loss. Nothing of hetpeer is imported; the parameters
 have Hugging Face's names. Shapes: B sequences, L tokens of a sequence, D width, V vocabulary.
 """
 
@@ -133,6 +133,12 @@ class Settings:
     compiled: bool = False
 
 
+def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of the next tokens [B, L + 1], a scalar in nats a token."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
 class Training:
     """A model that makes logits, its optimizer, and the steps they take."""
 
@@ -148,9 +154,8 @@ class Training:
             fused=True,
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.factors is torch.float16)
-        if settings.compiled:
-            model.compile(dynamic=False)
         self.model = model
+        self.loss = torch.compile(loss, dynamic=False) if settings.compiled else loss
 
     def step(self, batch: Tensor, rate: float) -> float:
         """One step on token ids [sequences, L + 1], a microbatch at a time; its mean loss in nats a token."""
@@ -169,7 +174,6 @@ class Training:
         """Forward and backward of one microbatch; its loss."""
         factors = self.settings.factors
         with torch.autocast(self.device.type, factors, enabled=factors is not torch.float32):
-            logits = self.model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        self.scaler.scale(loss / microbatches).backward()
-        return loss.detach()
+            mean = self.loss(self.model, tokens)
+        self.scaler.scale(mean / microbatches).backward()
+        return mean.detach()

@@ -17,7 +17,7 @@ from group.training import batch_of, finish, grids, peak_bytes, train, trainer_o
 from compared.llama import Llama, Settings, Sizes, Training
 from compared.titan import titan
 from peer.compute.arithmetic import FACTORS, Arithmetic, Precision
-from peer.compute.capacity import cores, give_large_blocks_back
+from peer.compute.capacity import give_large_blocks_back
 from peer.compute.replica import WholeReplica
 from peer.compute.schedule import Backward, Forward, Schedule, least_depth
 from peer.model.number_format import from_bytes, number_format, to_bytes
@@ -40,6 +40,8 @@ class Case:
     device: str
     precision: Precision
     compiled: bool
+    threads: int
+    """Cores that an operation may use on a CPU; those of a pipeline share them."""
 
     @property
     def manifest(self) -> Manifest:
@@ -180,11 +182,15 @@ def serve(case: Case, side: Side, folder: Path, index: int) -> None:
     device, manifest = torch.device(case.device), case.manifest
     arithmetic = Arithmetic(case.precision, case.compiled, side.recompute)
     if side.name == "pipeline":
-        of_each: dict[str, Any] = {"device": device, "arithmetic": arithmetic, "threads": max(1, cores() // STAGES)}
+        of_each: dict[str, Any] = {
+            "device": device,
+            "arithmetic": arithmetic,
+            "threads": max(1, case.threads // STAGES),
+        }
         with contextlib.suppress(asyncio.CancelledError):
             uvloop.run(train(index, folder, manifest, **of_each))
         return
-    torch.set_num_threads(cores())
+    torch.set_num_threads(case.threads)
     if side.name in ("replica", "stage"):
         give_large_blocks_back()  # as the torch thread of a peer does
     base = peak_bytes(device)

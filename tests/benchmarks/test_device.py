@@ -28,7 +28,7 @@ def measured() -> dict[str, Any]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=240,
+        timeout=480,
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
