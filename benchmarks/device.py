@@ -68,15 +68,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A side on one preset. `stage`: of one stage alone. `of_plain`: tokens a second as a multiple of plain PyTorch's,
-    times the stage's share of the multiplications; `cpu_of_plain`: the same of tokens a CPU-second; `of_replica`:
+    """A side on one preset. `stage`: of one stage alone. `share`: of the model's multiplications that the side computes.
+    `of_plain`: tokens a second as a multiple of plain PyTorch's, times `share`; `cpu_of_plain`: the same of tokens a CPU-second; `of_replica`:
     `of_plain` as a multiple of that of the whole replica that keeps activations. `peak_share`: MFU. `loss`: of the
-    second step, in nats a token; None of a stage alone."""
+    last step that every side takes, in nats a token; None of a stage alone."""
 
     preset: str
     side: str
     memory: str
     stage: int | None
+    share: float
     tokens_per_s: float
     of_plain: float
     cpu_of_plain: float | None
@@ -159,6 +160,7 @@ class Measuring:
             side=side.name,
             memory="recompute" if side.recompute else "keep",
             stage=side.stage,
+            share=share,
             tokens_per_s=speed,
             of_plain=share * statistics.median(plain.seconds / each.seconds for plain, each in pairs),
             cpu_of_plain=share * statistics.median(plain.processor / each.processor for plain, each in pairs)
@@ -168,7 +170,7 @@ class Measuring:
             peak_share=None if self.peak is None else peak_share(manifest, speed, share, self.peak),
             peak_bytes=max(each.peak for each in taken),
             estimate_bytes=estimate(manifest, side),
-            loss=self.taken[side][1].loss,
+            loss=self.taken[side][self.turns].loss,
         )
 
 
