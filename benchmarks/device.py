@@ -68,10 +68,10 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A side on one preset. `stage`: of one stage alone. `share`: of the model's multiplications that the side computes.
-    `of_plain`: tokens a second as a multiple of plain PyTorch's, times `share`; `cpu_of_plain`: the same of tokens a CPU-second; `of_replica`:
-    `of_plain` as a multiple of that of the whole replica that keeps activations. `peak_share`: MFU. `loss`: of the
-    last step that every side takes, in nats a token; None of a stage alone."""
+    """A side on one preset. `stage`: of one stage alone. `share`: of the model's multiplications that it computes.
+    `of_plain`: tokens a second as a multiple of plain PyTorch's, times `share`; `cpu_of_plain`: the same of tokens a
+    CPU-second; `of_replica`: `of_plain` as a multiple of that of the whole replica that keeps activations.
+    `peak_share`: MFU. `loss`: of the last step that every side takes, in nats a token; None of a stage alone."""
 
     preset: str
     side: str
