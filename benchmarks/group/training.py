@@ -1,6 +1,7 @@
 """Stages that compute: real weights, a batch that is always the same, and the daemon's pipeline between them."""
 
 import asyncio
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from bootstrap.genesis import basis, genesis_tensor
 from group.processes import hear, say
 from group.stage import place
+from peer.compute.arithmetic import Arithmetic
+from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import Kind, StageTrainer
 from peer.network.group import Seat
 from peer.torch_thread import TorchThread
@@ -35,19 +38,54 @@ def grids(manifest: Manifest) -> dict[Part, dict[str, torch.Tensor]]:
     }
 
 
-def trainer_of(manifest: Manifest, index: int, kind: Kind = "group") -> StageTrainer:
-    """A stage with the first weights."""
-    trainer = StageTrainer(manifest, index, kind, torch.from_numpy(basis(manifest)), CPU)
+def trainer_of(
+    manifest: Manifest,
+    index: int,
+    kind: Kind = "group",
+    device: torch.device = CPU,
+    arithmetic: Arithmetic | None = None,
+) -> StageTrainer:
+    """A stage with the first weights; what torch compiles at its first use is compiled."""
+    trainer = StageTrainer(manifest, index, kind, torch.from_numpy(basis(manifest)), device, None, arithmetic)
     trainer.load(grids(manifest))
+    trainer.forget_start()
+    if trainer.arithmetic.compiled:
+        tokens_per_second(trainer)
     return trainer
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a device has computed all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has had: of a GPU, what torch gave out; of a CPU, the whole process, by the
+    kernel (Linux); 0 where neither is known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) * 1024 if found else 0
+
+
 async def train(
-    index: int, folder: Path, manifest: Manifest, host: str = "127.0.0.1", plain: bool = False, room: int | None = None
+    index: int,
+    folder: Path,
+    manifest: Manifest,
+    host: str = "127.0.0.1",
+    plain: bool = False,
+    room: int | None = None,
+    device: torch.device = CPU,
+    arithmetic: Arithmetic | None = None,
+    threads: int = 1,
 ) -> None:
-    """Be a stage, and take a step as often as told; `room`: microbatches in flight at most."""
-    torch_thread = TorchThread(1)
-    trainer = await torch_thread.run(trainer_of, manifest, index)
+    """Be a stage, and take a step as often as told; `room`: microbatches in flight at most; `threads`: cores of the
+    torch thread. `peak` in each answer is the most memory taken, of a CPU without what the process had before."""
+    torch_thread = TorchThread(threads)
+    base = peak_bytes(device)
+    trainer = await torch_thread.run(trainer_of, manifest, index, "group", device, arithmetic)
     async with place(index, folder, manifest, host, plain=plain) as here, asyncio.TaskGroup() as tasks:
         say({"peer_id": here.peer_id, "address": here.address})
         seats = [Seat(each["peer_id"], each["address"]) for each in await hear()]
@@ -61,7 +99,17 @@ async def train(
         while (await hear()) is not None:
             begun, busy = time.perf_counter(), time.process_time()
             agreed = await stage.run(1, number, batch, control)
+            await torch_thread.run(finish, device)
             number += 1
             seconds, processor = time.perf_counter() - begun, time.process_time() - busy
-            say({"seconds": seconds, "processor": processor, "loss": agreed.loss, "depth": stage.depth})
+            peak = peak_bytes(device) - base
+            say(
+                {
+                    "seconds": seconds,
+                    "processor": processor,
+                    "loss": agreed.loss,
+                    "depth": stage.depth,
+                    "peak": peak,
+                }
+            )
         raise asyncio.CancelledError
