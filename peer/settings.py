@@ -13,7 +13,8 @@ from peer.devices.fit import workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
-from protocol.errors import UserError
+from protocol import addresses
+from protocol.errors import FormatError, UserError
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
@@ -24,6 +25,32 @@ LOW = 10
 """The niceness of a volunteer's torch thread: whatever else runs on the machine goes first."""
 
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the machines of one datacenter meet: the first machine's address, as the others dial it."""
+
+    host: str
+    port: int
+    secret_file: Path
+
+    @classmethod
+    def of(cls, nnodes: int, node_rank: int, rendezvous: str | None, secret_file: Path | None) -> "Meeting":
+        """Read the options of a datacenter of several machines.
+
+        Raises:
+            UserError: they do not go together; the message says how they would.
+        """
+        if rendezvous is None or secret_file is None:
+            raise UserError("--nnodes: several machines need --rendezvous HOST:PORT of the first, and --secret-file")
+        if not 0 <= node_rank < nnodes:
+            raise UserError(f"--node-rank {node_rank}: of {nnodes} machines, the ranks are 0 to {nnodes - 1}")
+        try:
+            host, port = addresses.split(rendezvous)
+        except FormatError as error:
+            raise UserError(f"--rendezvous: {error}") from None
+        return cls(host, port, secret_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +79,10 @@ class PeerSettings:
     stay: bool = False
     hold: bool = False
     nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    secret_file: Path | None = None
     precision: PrecisionName = "auto"
     compiled: bool = False
     memory: Literal["auto", "recompute", "keep"] = "auto"
@@ -70,6 +101,10 @@ class PeerSettings:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
         if self.compiled and self.schedule == "zero-bubble":
             raise UserError("--compile goes with --schedule 1f1b: torch compiles no backward pass that is cut in two")
+        if self.nnodes > 1:
+            _ = self.meeting
+        elif self.rendezvous or self.secret_file or self.node_rank:
+            raise UserError("--rendezvous, --secret-file and --node-rank are for several machines: give --nnodes, too")
 
     def bandwidth(self) -> Bandwidth:
         """The two directions of this peer's connection, with its limits."""
@@ -96,6 +131,11 @@ class PeerSettings:
         return Pauses(self.directory, self.quiet).reason()
 
     @property
+    def meeting(self) -> Meeting:
+        """Where the machines of a datacenter meet, and the file with their secret."""
+        return Meeting.of(self.nnodes, self.node_rank, self.rendezvous, self.secret_file)
+
+    @property
     def niceness(self) -> int:
         """The niceness of what computes."""
         return LOW if self.priority == "low" else 0
@@ -109,15 +149,15 @@ class PeerSettings:
         """The precision in which this peer trains a stage (None: all) on a device, whether torch compiles its layers,
         and whether it computes their activations again. Nothing of the stage is in memory yet."""
         recompute = self.memory == "recompute"
-        if self.memory == "auto" and self.nproc > 1:
-            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit)
+        if self.memory == "auto" and self.nproc * self.nnodes > 1:
+            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit, self.nnodes)
         elif self.memory == "auto":
             recompute = recomputes(manifest, stage, device, self.memory_limit)
         return Arithmetic(precision_on(self.precision, device), self.compiled, recompute)
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
-        """How a datacenter spreads its replica over this machine."""
-        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device))
+        """How a datacenter spreads its replica over this machine, and over others."""
+        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device), self.nnodes)
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """The names of the run's files that this peer fetches; `stage`: of a volunteer."""

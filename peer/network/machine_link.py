@@ -56,7 +56,7 @@ MOST_SECRET_BYTES = 4096
 _LENGTH = struct.Struct(">I")
 
 
-class Link:
+class TlsLink:
     """One connection, whose other side has proved that it knows the secret. `fileno` lets others wait for it.
 
     All methods raise OSError once the other side has gone, or is silent: the message says which.
@@ -132,11 +132,11 @@ class Link:
         self.connection.close()
 
 
-class Listener:
+class LinkListener:
     """The first machine's side: `serve` is called with each new link and its first message, in a thread of its own, and
     closes the link at its end. `host` is this machine's address as the others dial it."""
 
-    def __init__(self, host: str, port: int, secret: bytes, serve: Callable[[Link, bytes], None]) -> None:
+    def __init__(self, host: str, port: int, secret: bytes, serve: Callable[[TlsLink, bytes], None]) -> None:
         """Listen.
 
         Raises:
@@ -194,7 +194,7 @@ class Listener:
         self._serve(link, first)
 
 
-def connect(host: str, port: int, secret: bytes, first: bytes) -> Link:
+def connect(host: str, port: int, secret: bytes, first: bytes) -> TlsLink:
     """Call the first machine, and send a first message.
 
     Raises:
@@ -220,12 +220,14 @@ def read_secret(path: Path, *, make: bool) -> bytes:
     """
     try:
         if make:
-            with suppress(FileExistsError), os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
-                new.write(f"{secrets.token_hex(SECRET_BYTES)}\n")
+            with suppress(FileExistsError):
+                made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                with os.fdopen(made, "w") as new:
+                    new.write(f"{secrets.token_hex(SECRET_BYTES)}\n")
         with path.open("rb") as file:
             mode, secret = os.fstat(file.fileno()).st_mode, file.read(MOST_SECRET_BYTES + 1).strip()
     except FileNotFoundError:
-        raise ResourceError(f"--secret-file {path} is missing: copy it from the first machine, which makes it") from None
+        raise ResourceError(f"--secret-file {path} is missing: copy it from the first machine") from None
     except OSError as error:
         raise ResourceError(f"--secret-file {path}: {error.strerror}") from None
     if stat.S_IMODE(mode) & 0o077:
@@ -240,10 +242,10 @@ def read_secret(path: Path, *, make: bool) -> bytes:
 
 def interface_of(address: str) -> str:
     """The name of the network interface that has an address; empty: none has it."""
-    plain = address.split("%")[0]
+    plain = address.partition("%")[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.split("%")[0] == plain for each in addresses):
-            return name
+        if any(each.address.partition("%")[0] == plain for each in addresses):
+            return str(name)
     return ""
 
 
@@ -265,12 +267,12 @@ def _listening(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=MOST_STRANGERS)
 
 
-def _secured(connection: socket.socket, context: ssl.SSLContext, peer: str, *, server_side: bool) -> Link:
+def _secured(connection: socket.socket, context: ssl.SSLContext, peer: str, *, server_side: bool) -> TlsLink:
     """Shake hands, within `HANDSHAKE_SECONDS` of silence at most."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(HANDSHAKE_SECONDS)
     try:
-        link = Link(context.wrap_socket(connection, server_side=server_side), peer)
+        link = TlsLink(context.wrap_socket(connection, server_side=server_side), peer)
     except ssl.SSLCertVerificationError:
         raise ConnectionError(f"{peer} has another secret: --secret-file must be the same on all machines") from None
     link.connection.settimeout(HANDSHAKE_SECONDS)
