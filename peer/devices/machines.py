@@ -42,7 +42,7 @@ FILLED_IN: tuple[Do, ...] = ("weights", "moments")
 MOST_WORDS = 400
 
 
-class Link(Protocol):
+class MachineLink(Protocol):
     """A connection to another machine (`peer/network/machine_link.py`): one thread uses it, and OSError says that the
     other side has gone."""
 
@@ -78,6 +78,7 @@ class Listening(Protocol):
     """Where the other machines call."""
 
     address: str
+    port: int
     interface: str
 
     def another_socket(self) -> tuple[int, int]:
@@ -156,7 +157,7 @@ def pieces(order: Order, tensors: Mapping[str, Tensor], ranks: int, first: int, 
 class LinkedMachine:
     """Another machine that has called, and the thread that talks to it. `connection` is for the crew."""
 
-    def __init__(self, link: Link, hello: Hello) -> None:
+    def __init__(self, link: MachineLink, hello: Hello) -> None:
         self.link = link
         self.number = hello.node_rank
         self.nproc, self.ranks = hello.nproc, hello.nproc * hello.nnodes
@@ -243,7 +244,7 @@ class Machines:
     """The other machines: those that are there, and since when the others are missing. The daemon's torch thread takes
     them, threads of the listener bring them."""
 
-    def __init__(self, own: Hello, listen: Callable[[Callable[[Link, bytes], None]], Listening]) -> None:
+    def __init__(self, own: Hello, listen: Callable[[Callable[[MachineLink, bytes], None]], Listening]) -> None:
         """Listen. Raises as `listen` does."""
         self.own = own
         self._lock = threading.Lock()
@@ -251,7 +252,7 @@ class Machines:
         self._since = {number: unix_time() for number in range(1, own.nnodes)}
         self._store: object = None
         self._listener = listen(self._greet)
-        self.interface = self._listener.interface
+        self.interface, self.port = self._listener.interface, self._listener.port
 
     def missing(self) -> str:
         """Which machines are missing, and since when, in words; empty: none is."""
@@ -288,7 +289,7 @@ class Machines:
     def _is_there(self, number: int) -> bool:
         return number in self._there and self._there[number].there
 
-    def _greet(self, link: Link, first: bytes) -> None:
+    def _greet(self, link: MachineLink, first: bytes) -> None:
         """Take a machine in, or refuse it, and serve it until it goes."""
         machine = None
         with suppress(OSError, FormatError):

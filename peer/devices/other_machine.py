@@ -19,7 +19,7 @@ from peer.devices.machines import (
     MOST_WORDS,
     POLL_SECONDS,
     Hello,
-    Link,
+    MachineLink,
     pieces,
     read_welcome,
     told_hello,
@@ -67,7 +67,7 @@ class OtherMachine:
     for whom this machine waits. `stop` may be called by any thread."""
 
     def __init__(
-        self, hello: Hello, limits: Limits, first: str, call: Callable[[bytes], Link], say: Callable[[str], None]
+        self, hello: Hello, limits: Limits, first: str, call: Callable[[bytes], MachineLink], say: Callable[[str], None]
     ) -> None:
         self.hello = hello
         self.limits = limits
@@ -125,7 +125,7 @@ class OtherMachine:
             )
         self._stopped.wait(CALL_SECONDS)
 
-    def _serve(self, link: Link) -> bool:
+    def _serve(self, link: MachineLink) -> bool:
         """Carry out orders; whether the run is over. Otherwise this machine has been stopped.
 
         Raises:
@@ -159,14 +159,14 @@ class OtherMachine:
                     raise
         return False
 
-    def _next(self, link: Link) -> bytes:
+    def _next(self, link: MachineLink) -> bytes:
         """The next message, if one comes soon."""
         if not link.waits():
             wait([link.fileno()], POLL_SECONDS)
         link.keep()
         return link.receive() if link.waits() else b""
 
-    def _tell(self, link: Link, error: HetpeerError, kind: str) -> None:
+    def _tell(self, link: MachineLink, error: HetpeerError, kind: str) -> None:
         """Tell the first machine that this one has lost its processes, and wait until it has hung up."""
         self._end_crew()
         if self._stopped.is_set():
@@ -180,7 +180,7 @@ class OtherMachine:
         if kind != "memory":
             raise LostMemberError("the processes start again together")
 
-    def _carry_out(self, link: Link, order: Order) -> None:
+    def _carry_out(self, link: MachineLink, order: Order) -> None:
         if order.begin is not None:
             said = self._begin(link, order.begin)
         else:
@@ -197,7 +197,7 @@ class OtherMachine:
             return
         link.send(encoded(tuple(said)), iter(()))
 
-    def _begin(self, link: Link, asked: Begin) -> list[Answer]:
+    def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
         """Start the processes, as the first machine says; but cores, niceness and memory are this machine's affair."""
         try:
             self.manifest = Manifest.model_validate_json(asked.manifest)
