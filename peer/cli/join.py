@@ -110,7 +110,7 @@ def compute_for_first(options: ServingOptions) -> int:
         meeting = Meeting.of(options.nnodes, options.node_rank, options.rendezvous, options.secret_file)
         secret, device = read_secret(meeting.secret_file, make=False), find_device(options.device)
         expected = load_manifest(options.manifest).digest if options.manifest else ""
-        hello = Hello(options.nnodes, options.nproc, device.type, expected, options.node_rank)
+        hello = Hello.of(options.nnodes, options.nproc, device.type, expected, options.node_rank)
         niceness, most = LOW if options.priority == "low" else 0, bytes_of("--max-memory", options.max_memory)
         loop = asyncio.get_running_loop()
 

@@ -96,9 +96,14 @@ class Hello:
     nproc: int
     device: str
     manifest: str
-    node_rank: int = 0
-    hetpeer: str = version()
-    torch: str = torch.__version__
+    node_rank: int
+    hetpeer: str
+    torch: str
+
+    @classmethod
+    def of(cls, nnodes: int, nproc: int, device: str, manifest: str, node_rank: int = 0) -> "Hello":
+        """That of this machine."""
+        return cls(nnodes, nproc, device, manifest, node_rank, version(), str(torch.__version__))
 
     def objection(self, theirs: "Hello") -> str:
         """Why another machine does not go with this first one; empty: it does."""

@@ -19,7 +19,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from torch import Tensor
 
 from peer.compute.arithmetic import Precision
@@ -100,7 +100,7 @@ class Begin:
     rendezvous: str
     threads: int
     niceness: int
-    patience: float
+    patience: FiniteFloat
     precision: Precision = "exact"
     compiled: bool = False
     recompute: bool = False

@@ -105,8 +105,9 @@ class OtherMachine:
     def stop(self) -> None:
         """End soon: the processes at once."""
         self._stopped.set()
-        if self.crew is not None:
-            self.crew.stop()
+        crew = self.crew
+        if crew is not None:
+            crew.stop()
 
     def _wait(self, why: str) -> None:
         if self._stopped.is_set():

@@ -230,6 +230,6 @@ def _spawn(rank: int, threads: int, interface: str) -> Worker:
             stdin=subprocess.DEVNULL,
             stdout=2,  # the daemon's own standard output may be read by a program
             env=os.environ
-            | {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": str(threads)},
+            | {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", "OMP_NUM_THREADS": str(threads)},
         )
     return Worker(rank, process, ours)

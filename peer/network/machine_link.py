@@ -147,6 +147,7 @@ class LinkListener:
         self.interface = interface_of(self.address)
         self._context = _context(secret, ssl.PROTOCOL_TLS_SERVER)
         self._serve = serve
+        self._closed = threading.Event()
         self._strangers = threading.Semaphore(MOST_STRANGERS)
         try:
             self._socket = _listening(self.address, port)
@@ -163,6 +164,7 @@ class LinkListener:
 
     def close(self) -> None:
         """Listen no longer. Links go on."""
+        self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
@@ -172,9 +174,9 @@ class LinkListener:
             try:
                 connection, peer = self._socket.accept()
             except OSError:
-                if self._socket.fileno() < 0:
+                if self._closed.wait(0.1):
                     return
-                continue  # one caller has hung up again
+                continue  # one caller has hung up again, or there are too many
             if self._strangers.acquire(blocking=False):
                 threading.Thread(target=self._greet, args=(connection, peer[0]), daemon=True).start()
             else:

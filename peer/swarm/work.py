@@ -120,7 +120,10 @@ async def serve_datacenter(node: Node) -> None:
                     if not (outer.leaving or outer.told_over):
                         await _evaluate(outer, evaluator, round)
                     if auditor is not None:
-                        await auditor.audit(outer)
+                        try:
+                            await auditor.audit(outer)
+                        except LostMemberError as error:
+                            outer.emit(Progress(f"{error}; round {round} is not audited to its end"))
         outer.tell_finished()
         if outer.over and isinstance(replica, ShardedReplica):
             replica.over = True
@@ -149,7 +152,7 @@ async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     if split.machines > 1:
         meeting = settings.meeting
         secret = read_secret(meeting.secret_file, make=True)
-        hello = Hello(split.machines, split.processes, place.device.type, place.manifest.digest)
+        hello = Hello.of(split.machines, split.processes, place.device.type, place.manifest.digest)
         machines = Machines(hello, partial(LinkListener, meeting.host, meeting.port, secret))
     replica = ShardedReplica(place.manifest, place.device, split, say, machines)
     try:

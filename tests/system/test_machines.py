@@ -11,7 +11,7 @@ import pytest
 
 from peer.telemetry.events import Failed, Finished, Progress, RoundDone, StepDone
 from protocol.identity import Part
-from tests.reference.processes import Peer, serving
+from tests.reference.processes import HETPEER, Peer, serving
 from tests.system.test_devices import gone, workers
 
 RUN = """
@@ -105,3 +105,41 @@ def test_a_machine_that_is_cut_off_in_the_midst_of_a_round_comes_back_and_the_st
         assert told[-1] == "the run is over"
         assert not [event for event in (*first.said, *second.said) if isinstance(event, Failed)]
     assert digests == digests_of_one_machine(tmp_path)
+
+
+WAITING = ["replica", "--nproc", "1", "--nnodes", "2", "--rendezvous", "127.0.0.1:1", "--device", "cpu"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_machine_that_waits_ends_as_it_is_told(number: signal.Signals, code: int, tmp_path: Path):
+    (tmp_path / "key").write_text("k" * 64)
+    (tmp_path / "key").chmod(0o600)
+    with Peer(*WAITING, "--node-rank", "1", "--secret-file", str(tmp_path / "key")) as other:
+        other.wait_for(Progress, lambda event: "waits for the first machine, 127.0.0.1:1, since" in event.doing)
+        assert other.end(number) == code
+
+
+def test_a_first_machine_that_waits_for_the_others_leaves_when_it_is_told(tmp_path: Path):
+    with serving(RUN, tmp_path / "run") as ticket:
+        where = ["--rendezvous", "127.0.0.1:0", "--secret-file", str(tmp_path / "key"), "--dir", str(tmp_path / "peer")]
+        with Peer("replica", str(ticket), "--nnodes", "2", *where, "--device", "cpu", "--threads", "1") as first:
+            first.wait_for(Progress, lambda event: event.doing.startswith("waiting for machine 1 since"))
+            assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+            assert first.end(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            ["hetpeer1-abc", "--node-rank", "1", "--secret-file", "key"],
+            "only the first machine, of rank 0, takes a ticket",
+        ),
+        (["--node-rank", "1", "--secret-file", "key"], "--secret-file key is missing: copy it from the first machine"),
+        (["--node-rank", "2", "--secret-file", "key"], "--node-rank 2: of 2 machines, the ranks are 0 to 1"),
+    ],
+)
+def test_what_a_machine_lacks_is_one_clear_line(more: list[str], words: str, tmp_path: Path):
+    done = subprocess.run([*HETPEER, *WAITING, *more], capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert done.returncode in (2, 4), done.stdout + done.stderr
+    assert words in done.stderr.splitlines()[-1]

@@ -39,9 +39,11 @@ class Second:
         self.said: list[str] = []
         self.failed: HetpeerError | None = None
         self.news = threading.Condition()
-        known = {"nnodes": 2, "nproc": 1, "device": "cpu", "manifest": "", "node_rank": 1} | hello
+        own = Hello.of(2, 1, "cpu", "", 1)
         call = partial(connect, "127.0.0.1", port, secret)
-        self.machine = OtherMachine(Hello(**known), Limits(CPU, 1, 19, most), f"127.0.0.1:{port}", call, self.say)
+        self.machine = OtherMachine(
+            replace(own, **hello), Limits(CPU, 1, 19, most), f"127.0.0.1:{port}", call, self.say
+        )
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
@@ -79,7 +81,7 @@ def all_there(machines: Machines) -> None:
 @contextmanager
 def two_machines(run: Manifest, said: list[str] | None = None) -> Iterator[tuple[ShardedReplica, Machines, Second]]:
     """A replica of one process on each of two machines, which are there."""
-    machines = Machines(Hello(2, 1, "cpu", run.digest), partial(LinkListener, "127.0.0.1", 0, SECRET))
+    machines = Machines(Hello.of(2, 1, "cpu", run.digest), partial(LinkListener, "127.0.0.1", 0, SECRET))
     split = Split(1, 1, 19, machines=2)
     replica = ShardedReplica(run, CPU, split, ([] if said is None else said).append, machines)
     second = Second(machines.port)
@@ -201,7 +203,7 @@ def test_a_machine_that_goes_while_nobody_waits_for_it_is_noticed_waited_for_and
     ],
 )
 def test_a_machine_that_does_not_go_with_the_first_is_refused_with_both_values(hello: dict[str, Any], words: str):
-    own = Hello(2, 1, "cpu", manifest(4, 2).digest)
+    own = Hello.of(2, 1, "cpu", manifest(4, 2).digest)
     machines = Machines(own, partial(LinkListener, "127.0.0.1", 0, SECRET))
     try:
         second = Second(machines.port, **hello)
@@ -238,7 +240,7 @@ def test_a_machine_whose_first_one_is_away_says_so_and_since_when_and_gives_up_i
 
 
 def test_a_machine_with_another_secret_says_so_and_is_not_let_in():
-    machines = Machines(Hello(2, 1, "cpu", ""), partial(LinkListener, "127.0.0.1", 0, SECRET))
+    machines = Machines(Hello.of(2, 1, "cpu", ""), partial(LinkListener, "127.0.0.1", 0, SECRET))
     second = Second(machines.port, secret=b"another secret of a datacenter, of chance")
     try:
         second.wait_said("--secret-file must be the same on all machines")
@@ -250,7 +252,7 @@ def test_a_machine_with_another_secret_says_so_and_is_not_let_in():
 
 def test_a_machine_that_is_too_small_ends_and_the_first_one_says_which():
     run = manifest(4, 2)
-    machines = Machines(Hello(2, 1, "cpu", run.digest), partial(LinkListener, "127.0.0.1", 0, SECRET))
+    machines = Machines(Hello.of(2, 1, "cpu", run.digest), partial(LinkListener, "127.0.0.1", 0, SECRET))
     replica = ShardedReplica(run, CPU, Split(1, 1, 19, machines=2), print, machines)
     second = Second(machines.port, most=10**6)
     try:
@@ -320,7 +322,7 @@ BEGIN = Begin(RUN.model_dump_json(), 2, "cpu", "", 1, 0, 60.0, store="127.0.0.1:
 )
 def test_a_first_machine_that_asks_for_what_cannot_be_is_hung_up_on(message: bytes):
     link = FalseFirst(message)
-    machine = OtherMachine(Hello(2, 1, "cpu", "", 1), Limits(CPU, 1, 19, None), "h:1", lambda hello: link, print)
+    machine = OtherMachine(Hello.of(2, 1, "cpu", "", 1), Limits(CPU, 1, 19, None), "h:1", lambda hello: link, print)
     try:
         with pytest.raises(FormatError):
             machine._serve(link)
@@ -345,7 +347,7 @@ def test_a_first_machine_that_asks_for_what_cannot_be_is_hung_up_on(message: byt
 )
 def test_an_order_with_tensors_that_the_run_does_not_have_holds_no_memory(order: Order):
     link = FalseFirst(encoded(order))
-    machine = OtherMachine(Hello(2, 1, "cpu", "", 1), Limits(CPU, 1, 19, None), "h:1", lambda hello: link, print)
+    machine = OtherMachine(Hello.of(2, 1, "cpu", "", 1), Limits(CPU, 1, 19, None), "h:1", lambda hello: link, print)
     machine.crew, machine.manifest = Crew(replace(BEGIN, first=1), 0), RUN
     try:
         with pytest.raises(FormatError, match="of other tensors than its run has"):
