@@ -253,6 +253,7 @@ class Machines:
         """Listen. Raises as `listen` does."""
         self.own = own
         self._lock = threading.Lock()
+        self._closed = False
         self._there: dict[int, LinkedMachine] = {}
         self._since = {number: unix_time() for number in range(1, own.nnodes)}
         self._store: object = None
@@ -284,6 +285,7 @@ class Machines:
         """Hang up. `over`: so is the run, and the other machines are told."""
         self._listener.close()
         with self._lock:
+            self._closed = True
             there = list(self._there.values())
         for machine in there:
             machine.stop(Order("end") if over else None)
@@ -302,7 +304,9 @@ class Machines:
             objection = self.own.objection(hello)
             welcome = Welcome(objection, final=True)
             with self._lock:
-                if not objection and self._is_there(hello.node_rank):
+                if self._closed:
+                    welcome = Welcome("the peer there ends, or pauses")
+                elif not objection and self._is_there(hello.node_rank):
                     there = self._there[hello.node_rank]
                     welcome = Welcome(f"another machine with --node-rank {hello.node_rank} is there, {there.link.peer}")
                 elif not objection:

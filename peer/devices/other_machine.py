@@ -183,28 +183,26 @@ class OtherMachine:
 
     def _carry_out(self, link: MachineLink, order: Order) -> None:
         if order.begin is not None:
-            said = self._begin(link, order.begin)
-        else:
-            if self.crew is None or self.manifest is None or order.layout != self._expected(order):
-                raise FormatError(f"the first machine asks for {order.do} of other tensors than its run has")
-            share = self.hello.nproc * self.hello.nnodes, self.crew.begin.first, self.hello.nproc
-            with packed(order.layout) as parcel:
-                if order.do not in FILLED_IN:
-                    for piece in pieces(order, parcel.tensors, *share):
-                        link.receive_into(piece)
-                said = self.crew.give(order, parcel if order.layout else None)
-                back = pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
-                link.send(encoded(tuple(said)), back)
+            link.send(encoded(tuple(self._begin(link, order.begin))), iter(()))
             return
-        link.send(encoded(tuple(said)), iter(()))
+        if self.crew is None or self.manifest is None or order.layout != self._expected(order):
+            raise FormatError(f"the first machine asks for {order.do} of other tensors than its run has")
+        share = self.hello.nproc * self.hello.nnodes, self.crew.begin.first, self.hello.nproc
+        with packed(order.layout) as parcel:
+            if order.do not in FILLED_IN:
+                for piece in pieces(order, parcel.tensors, *share):
+                    link.receive_into(piece)
+            said = self.crew.give(order, parcel if order.layout else None)
+            back = pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
+            link.send(encoded(tuple(said)), back)
 
     def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
         """Start the processes, as the first machine says; but cores, niceness and memory are this machine's affair."""
         try:
             self.manifest = Manifest.model_validate_json(asked.manifest)
             split(asked.store)
-        except (ValueError, ManifestError) as error:
-            raise FormatError(f"the first machine begins with no manifest: {error}") from None
+        except (ValueError, ManifestError, FormatError):
+            raise FormatError("the first machine begins without a manifest, or without a store to meet at") from None
         ranks = self.hello.nnodes * self.hello.nproc
         known = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
         if self.crew is not None or not (known and 0 < asked.patience <= MOST_PATIENCE):

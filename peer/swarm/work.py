@@ -96,8 +96,7 @@ async def serve_datacenter(node: Node) -> None:
     node.emit(Progress(split.arithmetic.words(place.device)))
     async with _replica(node, split) as replica:
         outer = await outer_loop(node, list(model_layout(place.manifest)))
-        if not await _all_there(outer, replica, lambda: outer.leaving):
-            return
+        await _all_there(outer, replica, lambda: outer.leaving or outer.over)
         async with place.reading(node.emit) as reader:
             first = node.discovery.record.slot == place.manifest.replicas.total - 1
             evaluator = await _evaluator(place, reader, replica) if first or audits else None
