@@ -145,8 +145,9 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     device, stages = find_device(settings.device), manifest.replicas.stages
     if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
-    if settings.nproc > 1:
-        require_devices(manifest, settings.nproc, device, settings.memory_limit, settings.memory)
+    if settings.nproc * settings.nnodes > 1:
+        most = settings.memory_limit
+        require_devices(manifest, settings.nproc, device, most, settings.memory, settings.nnodes)
     elif settings.role != "volunteer":
         duty = Duty(settings.role, holds=settings.hold)
         require_memory(manifest, duty, device, settings.memory_limit, settings.memory)

@@ -15,7 +15,8 @@ from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from peer.planning.memory import Duty
-from protocol.errors import UserError
+from protocol import addresses
+from protocol.errors import FormatError, UserError
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
@@ -26,6 +27,32 @@ LOW = 10
 """The niceness of a volunteer's torch thread: whatever else runs on the machine goes first."""
 
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the machines of one datacenter meet: the first machine's address, as the others dial it."""
+
+    host: str
+    port: int
+    secret_file: Path
+
+    @classmethod
+    def of(cls, nnodes: int, node_rank: int, rendezvous: str | None, secret_file: Path | None) -> "Meeting":
+        """Read the options of a datacenter of several machines.
+
+        Raises:
+            UserError: they do not go together; the message says how they would.
+        """
+        if rendezvous is None or secret_file is None:
+            raise UserError("--nnodes: several machines need --rendezvous HOST:PORT of the first, and --secret-file")
+        if not 0 <= node_rank < nnodes:
+            raise UserError(f"--node-rank {node_rank}: of {nnodes} machines, the ranks are 0 to {nnodes - 1}")
+        try:
+            host, port = addresses.split(rendezvous)
+        except FormatError as error:
+            raise UserError(f"--rendezvous: {error}") from None
+        return cls(host, port, secret_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +81,10 @@ class PeerSettings:
     stay: bool = False
     hold: bool = False
     nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    secret_file: Path | None = None
     precision: PrecisionName = "auto"
     compiled: bool = False
     memory: MemoryName = "auto"
@@ -72,8 +103,12 @@ class PeerSettings:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
         if self.compiled and self.schedule == "zero-bubble":
             raise UserError("--compile goes with --schedule 1f1b: torch compiles no backward pass that is cut in two")
-        if self.precision == "fp16" and self.nproc > 1:
+        if self.precision == "fp16" and self.nproc * self.nnodes > 1:
             raise UserError("--precision fp16 goes with one process: take --precision fp32, or leave --nproc out")
+        if self.nnodes > 1:
+            _ = self.meeting
+        elif self.rendezvous or self.secret_file or self.node_rank:
+            raise UserError("--rendezvous, --secret-file and --node-rank are for several machines: give --nnodes, too")
 
     def bandwidth(self) -> Bandwidth:
         """The two directions of this peer's connection, with its limits."""
@@ -100,6 +135,11 @@ class PeerSettings:
         return Pauses(self.directory, self.quiet).reason()
 
     @property
+    def meeting(self) -> Meeting:
+        """Where the machines of a datacenter meet, and the file with their secret."""
+        return Meeting.of(self.nnodes, self.node_rank, self.rendezvous, self.secret_file)
+
+    @property
     def niceness(self) -> int:
         """The niceness of what computes."""
         return LOW if self.priority == "low" else 0
@@ -112,19 +152,20 @@ class PeerSettings:
     def arithmetic(self, manifest: Manifest, stage: int | None, device: torch.device) -> Arithmetic:
         """The precision in which this peer trains a stage (None: all) on a device, whether torch compiles its layers,
         and whether it computes their activations again. Nothing of the stage is in memory yet."""
-        if self.nproc > 1:
-            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit, self.memory)
+        several = self.nproc * self.nnodes > 1
+        if several:
+            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit, self.memory, self.nnodes)
         else:
             duty = Duty(self.role, stage or 0)
             recompute = best_way(manifest, duty, device, self.memory_limit, self.memory)[0].recompute
         precision = precision_on(self.precision, device)
-        if precision == "fp16" and self.nproc > 1:
+        if precision == "fp16" and several:
             precision = "fp32"
         return Arithmetic(precision, self.compiled, recompute)
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
-        """How a datacenter spreads its replica over this machine."""
-        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device))
+        """How a datacenter spreads its replica over this machine, and over others."""
+        return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device), self.nnodes)
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:
         """The names of the run's files that this peer fetches; `stage`: of a volunteer."""

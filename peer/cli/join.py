@@ -24,7 +24,9 @@ JOIN_EXAMPLES = (
 )
 REPLICA_EXAMPLES = (
     "Examples:\n\n  hetpeer replica hetpeer1-… --device cuda\n\n"
-    "  hetpeer replica hetpeer1-… --device cuda --nproc 8 --precision bf16 --compile"
+    "  hetpeer replica hetpeer1-… --device cuda --nproc 8 --precision bf16 --compile\n\n"
+    "  hetpeer replica hetpeer1-… --nproc 8 --nnodes 2 --rendezvous 10.0.0.1:7800 --secret-file ~/machines.key\n\n"
+    "  hetpeer replica --node-rank 1 --nproc 8 --nnodes 2 --rendezvous 10.0.0.1:7800 --secret-file ~/machines.key"
 )
 OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer observe hetpeer1-… --audit"
 PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
@@ -34,7 +36,7 @@ COMMANDS_OWN = ("ticket", "directory", "metrics", "log_json", "json", "until_std
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
-@takes(ServingOptions, without="audit stay hold nproc", priority="low")
+@takes(ServingOptions, without="audit stay hold nproc nnodes node_rank rendezvous secret_file", priority="low")
 def join(options: ServingOptions) -> None:
     """Volunteer: serve one stage of a replica group."""
     sys.exit(serve("volunteer", options))
@@ -43,10 +45,13 @@ def join(options: ServingOptions) -> None:
 @takes(ServingOptions, without="stage schedule stay hold", relay=True)
 def replica(options: ServingOptions) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
-    sys.exit(serve("datacenter", options))
+    sys.exit(compute_for_first(options) if options.node_rank else serve("datacenter", options))
 
 
-@takes(ServingOptions, without="stage schedule manifest nproc precision compiled memory")
+@takes(
+    ServingOptions,
+    without="stage schedule manifest nproc nnodes node_rank rendezvous secret_file precision compiled memory",
+)
 def observe(options: ServingOptions) -> None:
     """Follow a run without contributing, and evaluate each round."""
     sys.exit(serve("observer", options))
@@ -56,6 +61,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
     from peer.compute.capacity import cores
     from peer.daemon import serve_as_guest
+    from peer.network.machine_link import read_secret
     from peer.process import run_command, told
     from peer.settings import PeerSettings
     from peer.store.home import home, locked, own_folders, remember
@@ -70,6 +76,8 @@ def serve(role: "Role", options: ServingOptions) -> int:
         wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}
         wished["threads"] = options.threads or cores()
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
+        if settings.nnodes > 1:
+            read_secret(settings.meeting.secret_file, make=True)
         with locked(*folders) as folder, watched(shown, folder, options.metrics):
             if options.directory is None:
                 remember(ticket)
@@ -77,6 +85,52 @@ def serve(role: "Role", options: ServingOptions) -> int:
             return run_command(partial(serve_as_guest, settings=settings, emit=shown.emit), shown)
 
     return told(shown.emit, work)
+
+
+def compute_for_first(options: ServingOptions) -> int:
+    """Compute as another machine of a datacenter, until the first one says that the run is over; the exit code."""
+    import asyncio
+
+    from peer.compute.capacity import cores, find_device
+    from peer.devices.machines import Hello
+    from peer.devices.other_machine import Limits, OtherMachine
+    from peer.network.machine_link import connect, read_secret
+    from peer.process import run_command, told
+    from peer.settings import LOW, Meeting, bytes_of
+    from peer.telemetry.events import Progress
+    from protocol.errors import UserError
+    from protocol.manifest import load_manifest
+    from protocol.net.tasks import Children, first_of
+
+    shown = terminal(options.json, options.until_stdin_closes, options.log_json)
+
+    async def serve_first(stop: asyncio.Event) -> None:
+        if options.ticket is not None:
+            raise UserError(f"--node-rank {options.node_rank}: only the first machine, of rank 0, takes a ticket")
+        meeting = Meeting.of(options.nnodes, options.node_rank, options.rendezvous, options.secret_file)
+        secret, device = read_secret(meeting.secret_file, make=False), find_device(options.device)
+        expected = load_manifest(options.manifest).digest if options.manifest else ""
+        hello = Hello.of(options.nnodes, options.nproc, device.type, expected, options.node_rank)
+        niceness, most = LOW if options.priority == "low" else 0, bytes_of("--max-memory", options.max_memory)
+        loop = asyncio.get_running_loop()
+
+        def say(doing: str) -> None:
+            loop.call_soon_threadsafe(shown.emit, Progress(doing))
+
+        machine = OtherMachine(
+            hello,
+            Limits(device, options.threads or cores(), niceness, most),
+            str(options.rendezvous),
+            partial(connect, meeting.host, meeting.port, secret),
+            say,
+        )
+        async with Children() as children:
+            running = children.spawn(asyncio.to_thread(machine.run))
+            await first_of(asyncio.wait((running,)), stop.wait())
+            machine.stop()
+            await running
+
+    return told(shown.emit, lambda: run_command(serve_first, shown))
 
 
 @contextmanager

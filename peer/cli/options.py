@@ -152,6 +152,36 @@ class ServingOptions:
             "Each holds an N-th of weights, gradients and moments; N must divide the run's inner.sequences.",
         ),
     ] = 1
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            metavar="M",
+            help="Machines that train the replica together, in one private network, each with --nproc processes. This "
+            "peer runs on the first; the others take the same command without a ticket, and with --node-rank.",
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="K", help="Which of the --nnodes machines this is; all but the first, 0, only compute."
+        ),
+    ] = 0
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the first machine listens for the others: its address, as they dial it."
+        ),
+    ] = None
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A secret that the machines have in common, by which they know each other. The first machine makes "
+            "the file if it is missing; copy it to the others.",
+        ),
+    ] = None
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(

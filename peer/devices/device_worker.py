@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,10 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
 from peer.devices.messages import Answer, Begin, Order, answer, take
-from peer.devices.weights import EMBEDDING_STAGE, embedding_key
+from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_of
 from peer.model.stage import Stage
 from peer.optim import inner
+from protocol.addresses import split
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest
 
@@ -81,7 +83,7 @@ class Shard:
         parameters = dict(self.model.keyed())
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
-        self.own = [nn.Parameter(_rows_of(each), requires_grad=False) for each in self.whole]
+        self.own = [nn.Parameter(_own_rows(each), requires_grad=False) for each in self.whole]
         self.optimizer = inner.AdamW(self.own, manifest.inner)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -117,7 +119,7 @@ class Shard:
         losses = self._gradients(batch_SM)
         for own, whole in zip(self.own, self.whole, strict=True):
             assert isinstance(whole.grad, DTensor)
-            own.grad = _rows_of(whole.grad)
+            own.grad = _own_rows(whole.grad)
         mean, norm = self._sums(losses.item() / self.ranks, inner.squared_norm(self.own))
         factor = inner.clip_factor([norm], self.manifest.inner.clip)
         self.optimizer.update(factor, inner.learning_rate(self.manifest, step))
@@ -173,7 +175,7 @@ class Shard:
 
     def held_bytes(self) -> dict[str, int]:
         """What is on this device for as long as it trains, in bytes, by kind."""
-        gradients = [_rows_of(whole.grad) for whole in self.whole if isinstance(whole.grad, DTensor)]
+        gradients = [_own_rows(whole.grad) for whole in self.whole if isinstance(whole.grad, DTensor)]
         moments = [each for name in inner.MOMENTS for each in self.optimizer.state.get(name, ())]
         return {
             "weights": _bytes(self.own),
@@ -183,10 +185,7 @@ class Shard:
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """The rows that are here of a whole tensor; a scalar is everywhere."""
-        if not tensor.ndim:
-            return tensor
-        rows = -(-len(tensor) // self.ranks)
-        return tensor[self.rank * rows : (self.rank + 1) * rows]
+        return rows_of(tensor, self.ranks, self.rank)
 
     def _sums(self, *values: float) -> list[float]:
         """The sum of each value over all processes."""
@@ -228,7 +227,7 @@ def _as_dtensor(parameter: nn.Parameter) -> DTensor:
     return parameter
 
 
-def _rows_of(whole: DTensor) -> Tensor:
+def _own_rows(whole: DTensor) -> Tensor:
     """The rows that are here: the same memory, without FSDP's wrapping."""
     rows: Tensor = whole.to_local().detach()
     return rows
@@ -259,7 +258,8 @@ def _listen(connection: "Connection[bytes, bytes]", orders: OrderQueue, rendezvo
         while True:
             orders.put(take(connection))
     except (EOFError, OSError):
-        shutil.rmtree(rendezvous, ignore_errors=True)
+        if rendezvous:
+            shutil.rmtree(rendezvous, ignore_errors=True)
         os._exit(0)
 
 
@@ -268,15 +268,21 @@ def _begin(begin: Begin, rank: int) -> Shard:
     lower_priority(begin.niceness)  # before torch's threads begin, which inherit it
     give_large_blocks_back()
     torch.set_num_threads(begin.threads)
-    device = torch.device(begin.device, rank) if begin.device == "cuda" else torch.device("cpu")
+    device = torch.device(begin.device, rank - begin.first) if begin.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    patience = timedelta(seconds=begin.patience)
+    store: Any = None
+    if begin.store:
+        host, port = split(begin.store)
+        store = dist.TCPStore(host, port, begin.ranks, False, patience)  # type: ignore[attr-defined]
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{begin.rendezvous}/store",  # a TCP store listens to everybody
+        init_method=None if begin.store else f"file://{begin.rendezvous}/store",  # a TCP store listens to everybody
+        store=store,
         rank=rank,
         world_size=begin.ranks,
-        timeout=timedelta(seconds=begin.patience),
+        timeout=patience,
         device_id=device if device.type == "cuda" else None,
     )
     arithmetic = Arithmetic(begin.precision, begin.compiled, begin.recompute)

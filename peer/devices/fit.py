@@ -54,33 +54,43 @@ def workers_recompute(
     device: torch.device,
     most: int | None = None,
     memory: MemoryName = "auto",
+    machines: int = 1,
 ) -> bool:
-    """Whether so many workers compute activations again in the backward pass: of `auto`, where they fit here, and into
-    the `most` bytes they may use, only so."""
+    """Whether so many workers on each of so many machines compute activations again in the backward pass: of `auto`,
+    where they fit here, and into the `most` bytes they may use, only so."""
     if memory != "auto":
         return memory == "recompute"
     try:
-        _require_memory(manifest, processes, device, most, recompute=False)
+        _require_memory(manifest, processes, device, most, recompute=False, machines=machines)
     except ResourceError:
         return True
     return False
 
 
 def require_devices(
-    manifest: Manifest, processes: int, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
+    manifest: Manifest,
+    processes: int,
+    device: torch.device,
+    most: int | None = None,
+    memory: MemoryName = "auto",
+    machines: int = 1,
+    daemon: bool = True,
 ) -> None:
-    """Check before joining that so many processes can train this run here, and with the `most` bytes it may use.
+    """Check before joining that so many processes can train this run here, and with the `most` bytes it may use. As
+    many compute on each of so many machines; `daemon`: this one has the daemon.
 
     Raises:
         UserError: the run's sequences cannot be shared among them.
         ResourceError: there are too few devices, or too little memory.
     """
-    asked, sequences = f"--nproc {processes}", manifest.inner.sequences
-    if sequences % processes:
+    asked, sequences, ranks = f"--nproc {processes}", manifest.inner.sequences, processes * machines
+    if machines > 1:
+        asked += f" --nnodes {machines}"
+    if sequences % ranks:
         divisors = [number for number in range(1, sequences + 1) if sequences % number == 0]
-        near = [max(each for each in divisors if each < processes), *(each for each in divisors if each > processes)]
+        near = [max(each for each in divisors if each < ranks), *(each for each in divisors if each > ranks)]
         raise UserError(
-            f"{asked}: an inner step of this run has {sequences} sequences, which {processes} processes cannot share "
+            f"{asked}: an inner step of this run has {sequences} sequences, which {ranks} processes cannot share "
             f"evenly; take {' or '.join(map(str, near[:2]))}"
         )
     if device.type not in ("cpu", "cuda") or sys.platform == "win32":
@@ -90,14 +100,20 @@ def require_devices(
             f"{asked}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
             "fewer, or --device cpu"
         )
-    _require_memory(manifest, processes, device, most, memory != "keep")
+    _require_memory(manifest, processes, device, most, memory != "keep", machines, daemon)
 
 
 def _require_memory(
-    manifest: Manifest, processes: int, device: torch.device, most: int | None, recompute: bool
+    manifest: Manifest,
+    processes: int,
+    device: torch.device,
+    most: int | None,
+    recompute: bool,
+    machines: int = 1,
+    daemon: bool = True,
 ) -> None:
-    each = worker_bytes(manifest, processes, recompute) + WORKER_BASE_BYTES
-    here = daemon_bytes(manifest) + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
+    each = worker_bytes(manifest, processes * machines, recompute) + WORKER_BASE_BYTES
+    here = daemon_bytes(manifest) * daemon + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
     if here > (free := free_bytes(torch.device("cpu"))):
         raise ResourceError(f"not enough memory for {what}: it takes about {size(here)}, cpu has {size(free)} free")

@@ -19,9 +19,11 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Literal
 
 import torch
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from torch import Tensor
 
 from peer.compute.arithmetic import Precision
+from protocol.errors import FormatError
 
 MOST_BYTES = 2**24
 
@@ -82,13 +84,15 @@ def _room(dtype: str, shape: tuple[int, ...]) -> int:
     return -(-DTYPES[dtype].itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
 
 
-Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "moments", "evaluate", "held_bytes"]
+Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "moments", "evaluate", "held_bytes", "end"]
+"""`end` is for other machines alone: the run is over. A process ends with its connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a process must know before it can do anything. `manifest` is JSON, `device` the kind of device, `rendezvous`
-    a folder that is theirs alone, `patience` the seconds that they wait for each other."""
+    """What a process must know before it can do anything. `manifest` is JSON, `device` the kind of device, `patience`
+    the seconds that they wait for each other. They meet in `rendezvous`, a folder that is theirs alone; or, on several
+    machines, at PyTorch's `store`, HOST:PORT, and `first` is the rank of the first process on this machine."""
 
     manifest: str
     ranks: int
@@ -96,10 +100,12 @@ class Begin:
     rendezvous: str
     threads: int
     niceness: int
-    patience: float
+    patience: FiniteFloat
     precision: Precision = "exact"
     compiled: bool = False
     recompute: bool = False
+    store: str = ""
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,7 @@ def give(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | 
     Raises:
         OSError: it has gone.
     """
-    connection.send_bytes(json.dumps(asdict(order)).encode())
+    connection.send_bytes(encoded(order))
     if parcel is not None:
         send_handle(connection, parcel.handle, process)
 
@@ -139,21 +145,19 @@ def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tenso
     Raises:
         EOFError: there are no more.
     """
-    said = json.loads(connection.recv_bytes(MOST_BYTES))
-    layout = {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["layout"].items()}
-    begin = Begin(**said["begin"]) if said["begin"] else None
-    if not layout:
-        return Order(said["do"], layout, said["step"], begin), {}
+    order = read_order(connection.recv_bytes(MOST_BYTES))
+    if not order.layout:
+        return order, {}
     handle = recv_handle(connection)
     try:
-        return Order(said["do"], layout, said["step"], begin), unpack_tensors(handle, layout)
+        return order, unpack_tensors(handle, order.layout)
     finally:
         os.close(handle)
 
 
 def answer(connection: "Connection[bytes, bytes]", said: Answer) -> None:
     """Send an answer to the daemon."""
-    connection.send_bytes(json.dumps(asdict(said)).encode())
+    connection.send_bytes(encoded(said))
 
 
 def hear(connection: "Connection[bytes, bytes]") -> Answer:
@@ -162,5 +166,37 @@ def hear(connection: "Connection[bytes, bytes]") -> Answer:
     Raises:
         EOFError: it has gone.
     """
-    said = json.loads(connection.recv_bytes(MOST_BYTES))
-    return Answer(tuple(said["numbers"]), said["sizes"], said["error"], said["kind"])
+    return read_answers(connection.recv_bytes(MOST_BYTES))[0]
+
+
+_ORDER, _ANSWERS = TypeAdapter(Order), TypeAdapter(Answer | tuple[Answer, ...])
+
+
+def encoded(said: Order | Answer | tuple[Answer, ...]) -> bytes:
+    """An order, an answer, or the answers of several processes, as JSON."""
+    return json.dumps([asdict(each) for each in said] if isinstance(said, tuple) else asdict(said)).encode()
+
+
+def read_order(message: bytes) -> Order:
+    """An order from its JSON.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        return _ORDER.validate_json(message)
+    except ValidationError as error:
+        raise FormatError(f"no order of a daemon: {error.errors()[0]['msg']}") from None
+
+
+def read_answers(message: bytes) -> tuple[Answer, ...]:
+    """The answers of several processes from their JSON, or of one.
+
+    Raises:
+        FormatError: there are none.
+    """
+    try:
+        said = _ANSWERS.validate_json(message)
+    except ValidationError as error:
+        raise FormatError(f"no answer of a worker: {error.errors()[0]['msg']}") from None
+    return said if isinstance(said, tuple) else (said,)

@@ -1,4 +1,4 @@
-"""A datacenter replica whose inner loop runs in several processes of this machine, one for each device.
+"""A datacenter replica whose inner loop runs in several processes, one for each device of this machine, or of several.
 
 It is called from the torch thread, as `WholeReplica` is, and gives the same but for rounding. Processes that end are
 started again with the next round, or with the same one from its start: what they need is here, the outer state and
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from peer.compute.on_demand import OnDemand
 from peer.compute.trainer import GridView
+from peer.devices.machines import Machines
 from peer.devices.messages import Answer, Do, Parcel, layout_of, packed
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
-from peer.devices.workers import Crew, Split
+from peer.devices.workers import Crew, Split, beginning
 from peer.optim.grid import to_float
 from protocol.errors import LostMemberError, ResourceError
 from protocol.identity import Part
@@ -27,19 +28,30 @@ MOST_LOST = 3
 
 
 class ShardedReplica:
-    """`say` is told what takes long. `stop` may be called by any thread, the rest by one."""
+    """`say` is told what takes long. `machines`: the others that compute, if the split is over several. `stop` and
+    `missing` may be called by any thread, the rest by one."""
 
-    def __init__(self, manifest: Manifest, device: torch.device, split: Split, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: torch.device,
+        split: Split,
+        say: Callable[[str], None],
+        machines: Machines | None = None,
+    ) -> None:
         self.manifest = manifest
         self.device = device
         self.split = split
         self.say = say
+        self.machines = machines
         self.crew: Crew | None = None
         self.moments: Mapping[str, Tensor] = {}
         self.loaded = False
         self.began: Mapping[Part, GridView] = {}
         self.lost: list[str] = []
         self.stopped = False
+        self.over = False
+        """The run is over: other machines are told so when this one stops."""
 
     def start(self) -> None:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
@@ -51,8 +63,7 @@ class ShardedReplica:
                 "--device and --nproc say on what a replica computes"
             )
         self.loaded = False
-        self.say(f"starting {self.split.processes} processes that compute on {self.device.type}")
-        self.crew = Crew(self.manifest, self.device.type, self.split)
+        self.crew = self._crew()
         if self.stopped:  # here, as another thread may just have called `stop`
             self.crew.stop()
         try:
@@ -60,6 +71,23 @@ class ShardedReplica:
         except LostMemberError as error:
             raise self._without(error) from None
         self._load_moments()
+
+    def _crew(self) -> Crew:
+        """The processes, none of which is started. Raises LostMemberError while another machine is missing."""
+        device, own = self.device.type, self.split.processes
+        starting = f"starting {own} {'process' if own == 1 else 'processes'} that compute on {device}"
+        if self.machines is None:
+            self.say(starting)
+            return Crew(beginning(self.manifest, device, self.split), own)
+        others, store = self.machines.take()
+        self.say(f"{starting}, on each of {self.split.machines} machines")
+        return Crew(beginning(self.manifest, device, self.split, store), own, others, self.machines.interface)
+
+    def missing(self) -> str:
+        """Which other machines are missing, and since when, in words; empty: none is."""
+        if self.machines is None or self.crew is not None:
+            return ""
+        return self.machines.missing()
 
     def mend(self) -> None:
         """Notice now, not only at the next order, that a process has ended, and start all of them again. A round that
@@ -140,6 +168,7 @@ class ShardedReplica:
 
         Raises:
             ResourceError: processes have ended too often.
+            LostMemberError: another machine is missing.
         """
         more = {"held_out": held_out_EM} | ({} if basis_DD is None else {"basis": basis_DD})
         while True:
@@ -153,13 +182,15 @@ class ShardedReplica:
                     through, plain = self._tell("evaluate", parcel)[0].numbers
                     return through, plain
             except LostMemberError as error:
-                if self.stopped:
+                if self.stopped or self.machines is not None:  # who calls waits for the others, and tries again
                     raise
                 self.say(f"{error}; evaluating once more")
 
     def stop(self) -> None:
         """End all processes; who waits for them gets a LostMemberError."""
         self.stopped = True
+        if self.machines is not None:
+            self.machines.close(self.over)
         if self.crew is not None:
             self.crew.stop()
 

@@ -59,6 +59,15 @@ def moments_layout(manifest: Manifest) -> TensorLayout:
     }
 
 
+def rows_of(tensor: Tensor, ranks: int, first: int, count: int = 1) -> Tensor:
+    """The rows of a whole tensor that lie at `count` of so many processes, from `first` on, in the tensor's own memory.
+    A scalar lies at all of them."""
+    if not tensor.ndim:
+        return tensor
+    rows = -(-len(tensor) // ranks)
+    return tensor[first * rows : (first + count) * rows]
+
+
 def fill(weights: Mapping[str, Tensor], manifest: Manifest, grids: Mapping[Part, GridView]) -> None:
     """Write these outer states into tensors that are as `weights_layout` says."""
     for key, weight in trained(manifest).items():

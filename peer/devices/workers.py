@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Protocol
 
 from peer.compute.arithmetic import Arithmetic
 from peer.devices.messages import Answer, Begin, Do, Order, Parcel, give, hear
@@ -26,16 +28,27 @@ COLLECTIVE_SECONDS = 120.0
 SETTLE_SECONDS = 1.0
 """Who loses a neighbour fails, too; so long it may take until the one that ended by itself is known."""
 
+MACHINE_SECONDS = 3.0
+"""And so long until another machine has said which of its processes ended."""
+
+MEANWHILE_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a replica is spread over this machine: processes, cores that they have together, their niceness, and how each
-    computes."""
+    """How a replica is spread: processes of each machine, cores that these have together here, their niceness, how each
+    computes, and the number of machines."""
 
     processes: int = 1
     threads: int = 1
     niceness: int = 0
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    machines: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """The processes of all machines."""
+        return self.processes * self.machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +63,72 @@ class Worker:
         return f"worker {self.rank} (process {self.process.pid})"
 
 
-class Crew:
-    """One thread calls all of this; only `stop` may be called by another at the same time."""
+class Machine(Protocol):
+    """The processes of another machine, as a crew sees them (`peer/devices/machines.py`)."""
 
-    def __init__(self, manifest: Manifest, device: str, split: Split) -> None:
+    @property
+    def first(self) -> int:
+        """The rank of its first process."""
+
+    @property
+    def connection(self) -> "Connection[bytes, bytes]":
+        """The daemon's end of a connection that takes orders, and gives the answers of all its processes."""
+
+    def lost(self, patience: float = 0) -> str:
+        """Why its processes have been lost, if that is known within so many seconds; empty: they have not."""
+
+    def stop(self) -> None:
+        """End its processes."""
+
+
+def beginning(manifest: Manifest, device: str, split: Split, store: str = "") -> Begin:
+    """What the processes of a replica are to know. `store`: where those of several machines meet."""
+    return Begin(
+        manifest=manifest.model_dump_json(),
+        ranks=split.ranks,
+        device=device,
+        rendezvous="" if store else tempfile.mkdtemp(prefix="hetpeer-crew-"),
+        threads=max(1, split.threads // split.processes),
+        niceness=split.niceness,
+        patience=COLLECTIVE_SECONDS,
+        precision=split.arithmetic.precision,
+        compiled=split.arithmetic.compiled,
+        recompute=split.arithmetic.recompute,
+        store=store,
+    )
+
+
+class Crew:
+    """So many processes of this machine, and those of other machines, if any. One thread calls all of this; only `stop`
+    may be called by another at the same time.
+
+    Those of this machine talk to others through the network `interface`. `meanwhile` is called about every second
+    while the crew waits for answers, and may raise what then ends the wait.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        processes: int,
+        machines: Sequence[Machine] = (),
+        interface: str = LOOPBACK,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        self.begin = begin
+        self.processes = processes
+        self.machines = machines
+        self.interface = interface
+        self.meanwhile = meanwhile
         self.workers: list[Worker] = []
         self.stopped = False
-        self.begin = Begin(
-            manifest=manifest.model_dump_json(),
-            ranks=split.processes,
-            device=device,
-            rendezvous=tempfile.mkdtemp(prefix="hetpeer-crew-"),
-            threads=max(1, split.threads // split.processes),
-            niceness=split.niceness,
-            patience=COLLECTIVE_SECONDS,
-            precision=split.arithmetic.precision,
-            compiled=split.arithmetic.compiled,
-            recompute=split.arithmetic.recompute,
-        )
 
-    def start(self) -> None:
+    def start(self) -> list[Answer]:
         """Start all processes, and wait until they have met. Raises as `tell` does."""
-        for rank in range(self.begin.ranks):
-            self.workers.append(_spawn(rank, self.begin.threads))
+        for rank in range(self.begin.first, self.begin.first + self.processes):
+            self.workers.append(_spawn(rank, self.begin.threads, self.interface))
             if self.stopped:
                 self.stop()
-        self._give(Order("begin", begin=self.begin), None)
+        return self.give(Order("begin", begin=self.begin), None)
 
     def tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
         """Let all do something with these tensors, or write into them; what they answer, by rank.
@@ -85,14 +138,15 @@ class Crew:
             ResourceError: a device is too small; they have ended.
             DivergedError: the gradient is not a number.
         """
-        answers = self._give(Order(do, parcel.layout if parcel else {}, step), parcel)
+        answers = self.give(Order(do, parcel.layout if parcel else {}, step), parcel)
         if diverged := next((each.error for each in answers if each.kind == "diverged"), ""):
             raise DivergedError(diverged)
         return answers
 
     def ended(self) -> LostMemberError | None:
         """What to say if a process has ended while nobody waited for it; then so have the others."""
-        if all(worker.process.poll() is None for worker in self.workers):
+        here = all(worker.process.poll() is None for worker in self.workers)
+        if here and not any(machine.lost() for machine in self.machines):
             return None
         lost = self._lost(Answer())
         assert isinstance(lost, LostMemberError)
@@ -103,12 +157,19 @@ class Crew:
         self.stopped = True
         for worker in self.workers:
             worker.process.kill()
+        for machine in self.machines:
+            machine.stop()
         for worker in self.workers:
             worker.process.wait()
-        shutil.rmtree(self.begin.rendezvous, ignore_errors=True)
+        if self.begin.rendezvous:
+            shutil.rmtree(self.begin.rendezvous, ignore_errors=True)
 
-    def _give(self, order: Order, parcel: Parcel | None) -> list[Answer]:
+    def give(self, order: Order, parcel: Parcel | None) -> list[Answer]:
+        """Let all carry out an order; what they answer, by rank. Raises as `tell` does, but tells a gradient that is
+        not a number by an answer."""
         try:
+            for machine in self.machines:
+                give(machine.connection, order, parcel, os.getpid())
             for worker in self.workers:
                 give(worker.connection, order, parcel, worker.process.pid)
             return self._hear_all()
@@ -116,15 +177,20 @@ class Crew:
             raise self._lost(Answer()) from None
 
     def _hear_all(self) -> list[Answer]:
-        waiting = {worker.connection: worker.rank for worker in self.workers}
+        waiting = {worker.connection: [worker.rank] for worker in self.workers}
+        for machine in self.machines:
+            waiting[machine.connection] = list(range(machine.first, machine.first + self.processes))
         answers: dict[int, Answer] = {}
         while waiting:
-            for ready in wait(list(waiting)):
+            for ready in wait(list(waiting), MEANWHILE_SECONDS if self.meanwhile else None):
                 assert isinstance(ready, Connection)
-                said = answers[waiting.pop(ready)] = hear(ready)
-                if said.kind in ("memory", "failed"):
-                    raise self._lost(said)
-        return [answers[worker.rank] for worker in self.workers]
+                for rank in waiting.pop(ready):
+                    said = answers[rank] = hear(ready)
+                    if said.kind in ("memory", "failed"):
+                        raise self._lost(said)
+            if self.meanwhile is not None:
+                self.meanwhile()
+        return [answers[rank] for rank in sorted(answers)]
 
     def _lost(self, said: Answer) -> HetpeerError:
         """End all. What to say of it: of the one that ended by itself, or else what one of them said."""
@@ -135,6 +201,8 @@ class Crew:
                 worker.process.wait(patience)
                 ended = worker
                 break
+        patience = 0 if ended is not None or said.kind == "memory" else MACHINE_SECONDS / max(1, len(self.machines))
+        elsewhere = "; ".join(filter(None, (machine.lost(patience) for machine in self.machines)))
         self.stop()
         if ended is not None:
             code = ended.process.returncode
@@ -144,11 +212,15 @@ class Crew:
             return ResourceError(
                 f"{said.error}; take more devices (--nproc), or a smaller inner.microbatch for the run"
             )
+        if elsewhere:
+            return LostMemberError(elsewhere)
+        if not said.error:
+            return LostMemberError("the processes that compute have been stopped")
         print(said.error, file=sys.stderr)
         return LostMemberError(f"a worker failed: {said.error.strip().splitlines()[-1]}")
 
 
-def _spawn(rank: int, threads: int) -> Worker:
+def _spawn(rank: int, threads: int, interface: str) -> Worker:
     """A new process. It inherits its end of the connection, and nothing else."""
     ours, theirs = Pipe()
     with theirs:
@@ -158,6 +230,6 @@ def _spawn(rank: int, threads: int) -> Worker:
             stdin=subprocess.DEVNULL,
             stdout=2,  # the daemon's own standard output may be read by a program
             env=os.environ
-            | {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": str(threads)},
+            | {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", "OMP_NUM_THREADS": str(threads)},
         )
     return Worker(rank, process, ours)

@@ -2,7 +2,7 @@
 observer follows the rounds."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -12,8 +12,10 @@ from peer.compute.calibration import tokens_per_second, told
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
 from peer.compute.trainer import StageTrainer
+from peer.devices.machines import Hello, Machines
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.workers import Split
+from peer.network.machine_link import LinkListener, read_secret
 from peer.network.receipt_exchange import Earned
 from peer.swarm import waits
 from peer.swarm.auditing import Auditor
@@ -28,7 +30,7 @@ from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly
-from peer.telemetry.events import Evaluated, Listener, Progress, RoundDone, StepDone
+from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.errors import LostMemberError
 from protocol.identity import parts_authored
@@ -39,6 +41,9 @@ from protocol.outer.data_plan import Spans
 
 MEND_SECONDS = 2.0
 """So often processes that a replica computes in, and that nobody waits for, are looked at."""
+
+MISSING_SECONDS = 60.0
+"""So long an evaluation waits for a machine that has been lost in it."""
 
 COMPILING = "torch compiles the layers, which takes a minute or more"
 
@@ -90,8 +95,9 @@ async def serve_datacenter(node: Node) -> None:
     place, audits = node.place, node.settings.audit
     split = node.settings.split(place.manifest, place.device)
     node.emit(Progress(split.arithmetic.words(place.device)))
-    async with _replica(place, split, node.emit) as replica:
+    async with _replica(node, split) as replica:
         outer = await outer_loop(node, list(model_layout(place.manifest)))
+        await _all_there(outer, replica, lambda: outer.leaving or outer.over)
         async with place.reading(node.emit) as reader:
             first = node.discovery.record.slot == place.manifest.replicas.total - 1
             evaluator = await _evaluator(place, reader, replica) if first or audits else None
@@ -114,14 +120,20 @@ async def serve_datacenter(node: Node) -> None:
                     if not (outer.leaving or outer.told_over):
                         await _evaluate(outer, evaluator, round)
                     if auditor is not None:
-                        await auditor.audit(outer)
+                        try:
+                            await auditor.audit(outer)
+                        except LostMemberError as error:
+                            outer.emit(Progress(f"{error}; round {round} is not audited to its end"))
         outer.tell_finished()
+        if outer.over and isinstance(replica, ShardedReplica):
+            replica.over = True
 
 
 @asynccontextmanager
-async def _replica(place: Workplace, split: Split, emit: Listener) -> AsyncIterator[Replica]:
+async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     """Make the replica to train, in this process or in several, which end with the block."""
-    if split.processes == 1:
+    place, settings = node.place, node.settings
+    if split.ranks == 1:
         yield await place.torch_thread.run(
             lambda: WholeReplica(place.manifest, "datacenter", None, place.device, arithmetic=split.arithmetic)
         )
@@ -129,21 +141,41 @@ async def _replica(place: Workplace, split: Split, emit: Listener) -> AsyncItera
     loop = asyncio.get_running_loop()
 
     def say(doing: str) -> None:
-        loop.call_soon_threadsafe(emit, Progress(doing))
+        loop.call_soon_threadsafe(node.emit, Progress(doing))
 
     async def keep_mending() -> None:
         while True:
             await asyncio.sleep(MEND_SECONDS)
             await place.torch_thread.run(replica.mend)
 
-    replica = ShardedReplica(place.manifest, place.device, split, say)
+    machines = None
+    if split.machines > 1:
+        meeting = settings.meeting
+        secret = read_secret(meeting.secret_file, make=True)
+        hello = Hello.of(split.machines, split.processes, place.device.type, place.manifest.digest)
+        machines = Machines(hello, partial(LinkListener, meeting.host, meeting.port, secret))
+    replica = ShardedReplica(place.manifest, place.device, split, say, machines)
     try:
         async with Children() as children:
             children.spawn(keep_mending())
-            await place.torch_thread.run(replica.start)
+            if machines is None:
+                await place.torch_thread.run(replica.start)
             yield replica
     finally:
         await asyncio.to_thread(replica.stop)
+
+
+async def _all_there(outer: OuterLoop, replica: object, ends: Callable[[], object]) -> bool:
+    """Wait until all machines of a replica are there, and say which is missing; False: it `ends` before."""
+    said = ""
+    while isinstance(replica, ShardedReplica) and (missing := replica.missing()):
+        if ends():
+            return False
+        if missing != said:
+            said = missing
+            outer.emit(Progress(missing))
+        await outer.discovery.news.wait(1.0)
+    return True
 
 
 async def observe(node: Node) -> None:
@@ -190,6 +222,10 @@ async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round:
     """Train and contribute; how many inner steps. A replica that loses one of its processes begins the round again."""
     share = outer.share(round)
     while True:
+        if not await _all_there(
+            outer, replica, lambda: outer.contributed or outer.late(round) or outer.leaving or outer.over
+        ):
+            return 0
         try:
             steps = await _inner_loop(outer, replica, reader, share, round)
             if not steps:
@@ -233,9 +269,25 @@ async def _evaluator(place: Workplace, reader: Reader, replica: Replica | None) 
 
 
 async def _evaluate(outer: OuterLoop, evaluator: Evaluates | None, round: int) -> None:
-    if evaluator is not None:
-        loss, loss_plain = await outer.followed.torch_thread.run(evaluator.evaluate, outer.followed.grids)
-        outer.emit(Evaluated(round, loss, loss_plain))
+    while evaluator is not None:
+        replica = evaluator.replica if isinstance(evaluator, ShardedEvaluator) else None
+        until = monotonic() + MISSING_SECONDS
+        if not await _all_there(outer, replica, partial(_gives_up, outer, until)):
+            outer.emit(Progress(f"round {round} is not evaluated: a machine is missing"))
+            return
+        try:
+            loss, loss_plain = await outer.followed.torch_thread.run(evaluator.evaluate, outer.followed.grids)
+        except LostMemberError as error:
+            if outer.leaving:
+                raise
+            outer.emit(Progress(f"{error}; evaluating once more"))
+        else:
+            outer.emit(Evaluated(round, loss, loss_plain))
+            return
+
+
+def _gives_up(outer: OuterLoop, until: float) -> bool:
+    return outer.leaving or monotonic() > until
 
 
 def _round_done(

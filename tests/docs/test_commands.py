@@ -50,6 +50,10 @@ SIGNED = (
     "test_all_tokens_of_a_volunteer_are_signed_by_its_neighbour_and_a_forged_file_does_not_verify"
 )
 WORKERS = "tests/system/test_devices.py::test_no_worker_outlives_its_daemon_and_who_leaves_contributes_first"
+MACHINES = (
+    "tests/system/test_machines.py::"
+    "test_a_machine_that_is_cut_off_in_the_midst_of_a_round_comes_back_and_the_state_is_that_of_one_machine"
+)
 
 RUN_BY = {
     "bootstrap": {"": BY_HAND, "--dry-run": HERE, "--listen": GUIDES, "--announce": GUIDES, "--closed": CLOSED}
@@ -58,7 +62,8 @@ RUN_BY = {
     | dict.fromkeys(("--max-up", "--max-down", "--max-memory", "--max-disk", "--quiet-hours", "--data-cache"), GUIDES)
     | {"--listen": GUIDES, "--announce": GUIDES, "--metrics": WATCHED, "--log-json": WATCHED},
     "replica": {"": BY_HAND, "--data": MIRRORS, "--nproc": WORKERS, "--dir": WORKERS}
-    | {"--precision": COMPILED, "--compile": COMPILED},
+    | {"--precision": COMPILED, "--compile": COMPILED}
+    | dict.fromkeys(("--nnodes", "--node-rank", "--rendezvous", "--secret-file"), MACHINES),
     "status": {"": STATUS, "--json": STATUS},
     "credit": {"": SIGNED, "--out": SIGNED, "--verify": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},

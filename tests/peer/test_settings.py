@@ -11,7 +11,7 @@ from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.planning.memory import Duty, memory_of
-from peer.settings import LOW, PeerSettings, bytes_of
+from peer.settings import LOW, Meeting, PeerSettings, bytes_of
 from protocol.errors import UserError
 from protocol.identity import RunId
 from protocol.manifest import check_manifest
@@ -46,6 +46,28 @@ def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
     settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True, memory="keep")
     assert settings.wish == Wish("h:1", None, "relay")
     assert settings.split(run, torch.device("cpu")) == Split(2, 4, 0, Arithmetic("bf16", True))
+
+
+def test_a_datacenter_of_several_machines_names_where_they_meet_and_their_secret():
+    secret = Path("machines.key")
+    settings = said(nproc=2, nnodes=3, rendezvous="[fd00::1]:7800", secret_file=secret)
+    assert settings.meeting == Meeting("fd00::1", 7800, secret)
+    assert settings.split(check_manifest({"model": {"preset": "micro"}}), torch.device("cpu")).ranks == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nnodes": 2}, "several machines need --rendezvous HOST:PORT of the first, and --secret-file"),
+        ({"nnodes": 2, "rendezvous": "h:1"}, "several machines need"),
+        ({"nnodes": 2, "rendezvous": "h", "secret_file": Path("s")}, "--rendezvous: 'h' is no HOST:PORT"),
+        ({"nnodes": 2, "node_rank": 2, "rendezvous": "h:1", "secret_file": Path("s")}, "the ranks are 0 to 1"),
+        ({"rendezvous": "h:1"}, "are for several machines: give --nnodes, too"),
+    ],
+)
+def test_options_of_several_machines_that_do_not_go_together_say_what_would(options: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        said(**options)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

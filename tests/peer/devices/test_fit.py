@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peer.devices.fit import require_devices, worker_bytes
+from peer.devices.fit import WORKER_BASE_BYTES, require_devices, worker_bytes
 from peer.planning.memory import Duty, memory_of
 from protocol.errors import ResourceError, UserError
 from protocol.manifest import Manifest, check_manifest
@@ -19,6 +19,25 @@ def preset(name: str, sequences: int = 32) -> Manifest:
 def test_sequences_that_cannot_be_shared_evenly_name_the_nearest_numbers_that_can(asked: int, near: str):
     with pytest.raises(UserError, match=rf"--nproc {asked}: .* 32 sequences, which .* evenly; take {near}$"):
         require_devices(preset("nano"), asked, CPU)
+
+
+def test_sequences_are_shared_among_the_processes_of_all_machines():
+    require_devices(preset("nano"), 2, CPU, machines=4)
+    words = r"^--nproc 2 --nnodes 3: .* 32 sequences, which 6 processes cannot share evenly; take 4 or 8$"
+    with pytest.raises(UserError, match=words):
+        require_devices(preset("nano"), 2, CPU, machines=3)
+
+
+def test_a_machine_of_several_needs_memory_for_its_own_processes_and_the_first_one_for_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run = preset("178m")
+    alone = 2 * (worker_bytes(run, 8) + WORKER_BASE_BYTES)
+    monkeypatch.setattr("peer.devices.fit.free_bytes", lambda device: alone)
+    require_devices(run, 2, CPU, machines=4, daemon=False)
+    for machines, daemon in ((4, True), (2, False)):
+        with pytest.raises(ResourceError, match="not enough memory"):
+            require_devices(run, 2, CPU, machines=machines, daemon=daemon)
 
 
 def test_each_process_takes_a_cuda_device(monkeypatch: pytest.MonkeyPatch):
