@@ -284,7 +284,10 @@ def _told_what_fits(settings: PeerSettings, descriptor: Descriptor, device: torc
     except UserError as error:
         if settings.role != "volunteer" or error.shortage is None:
             raise
-        fitting = stages_that_fit(settings, descriptor, device).stages
+        try:
+            fitting = stages_that_fit(settings, descriptor, device).stages
+        except ResourceError as none_fits:
+            raise (none_fits if settings.stage is None else error) from None
         raise type(error)(
             f"{error}; of this run's stages, this machine fits {numbers_named(fitting)}: take it with "
             f"--stage {fitting[0]}",

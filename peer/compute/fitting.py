@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from peer.compute.capacity import free_bytes, resident_bytes
-from peer.planning.memory import Duty, Memory, memory_of, microbatch_bytes
+from peer.planning.memory import Duty, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.manifest import Manifest
 from protocol.wording import megabytes_above, size
@@ -50,7 +50,7 @@ def best_way(
     return way, lacking
 
 
-def shortage(needed: Memory, device: torch.device, most: int | None = None) -> Shortage | None:
+def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None) -> Shortage | None:
     """What is missing of the memory that is `needed`, and what would help; None: it fits. A CPU computes in the host's
     memory, and so do Apple's GPUs."""
     where = [(needed.total, CPU, "memory")]

@@ -65,7 +65,7 @@ class Duty:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryNeeds:
     """Bytes where the model is computed, and on the host beside it: those that are held all the time, and those that
     pass. A machine that computes on its CPU has both in one memory; while something passes in the one, nothing does in
     the other."""
@@ -91,7 +91,7 @@ class Memory:
         return self.device_held + self.host_held + max(self.device_passing, self.host_passing)
 
 
-def memory_of(manifest: Manifest, duty: Duty) -> Memory:
+def memory_of(manifest: Manifest, duty: Duty) -> MemoryNeeds:
     """What a peer takes, in one process: an upper estimate."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
@@ -101,7 +101,7 @@ def memory_of(manifest: Manifest, duty: Duty) -> Memory:
         FOLLOWED_PASSING_BYTES * _largest_tensor(manifest, followed),
     )
     held, passing = (0, 0) if duty.holds else _on_device(manifest, duty)
-    return Memory(int(held * SLACK), int(passing * SLACK), outer, host_passing)
+    return MemoryNeeds(int(held * SLACK), int(passing * SLACK), outer, host_passing)
 
 
 def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:

@@ -335,7 +335,7 @@ def test_a_volunteer_whose_machine_fits_no_stage_is_told_what_each_needs_and_end
     assert ended.exit_code == 4
     assert ended.error.startswith("no stage of this run fits this machine: stage")
     assert all(f"{name} needs" in ended.error for name in ("stage 0", "stage 1"))
-    assert ended.error.endswith("; for stage 0, give --max-memory 525MB")
+    assert ended.error.endswith("; for stage 0, give --max-memory 581MB")
     assert not told(none, Joined)
     group = [join(run, f"stage-{each}", "volunteer") for each in range(2)]
     all_end_well(run, *group)  # it holds nobody's place

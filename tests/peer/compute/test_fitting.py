@@ -8,7 +8,7 @@ import torch
 from peer.compute import fitting
 from peer.compute.capacity import resident_bytes
 from peer.compute.fitting import best_way, microbatches_that_fit, require_memory, shortage
-from peer.planning.memory import Duty, Memory, memory_of, microbatch_bytes
+from peer.planning.memory import Duty, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest, check_manifest
 from protocol.wording import size
@@ -56,7 +56,7 @@ def test_what_this_peer_may_use_is_less_than_what_there_is(monkeypatch: pytest.M
 
 
 def test_on_a_card_of_its_own_the_device_and_the_host_are_looked_at_apart(monkeypatch: pytest.MonkeyPatch):
-    needed = Memory(device_held=6, device_passing=2, host_held=1, host_passing=2)
+    needed = MemoryNeeds(device_held=6, device_passing=2, host_held=1, host_passing=2)
     for device, host, words in (
         (8, 3, None),
         (7, 99, "8 B of cuda:0's memory, and 7"),
