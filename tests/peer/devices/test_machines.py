@@ -44,7 +44,7 @@ class Second:
         self.machine = OtherMachine(
             replace(own, **hello), Limits(CPU, 1, 19, most), f"127.0.0.1:{port}", call, self.say
         )
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)  # a test that fails shall end
         self.thread.start()
 
     def say(self, doing: str) -> None:
