@@ -44,7 +44,7 @@ class Second:
         self.machine = OtherMachine(
             replace(own, **hello), Limits(CPU, 1, 19, most), f"127.0.0.1:{port}", call, self.say
         )
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)  # a test that fails shall end
         self.thread.start()
 
     def say(self, doing: str) -> None:
@@ -205,13 +205,14 @@ def test_a_machine_that_goes_while_nobody_waits_for_it_is_noticed_waited_for_and
 def test_a_machine_that_does_not_go_with_the_first_is_refused_with_both_values(hello: dict[str, Any], words: str):
     own = Hello.of(2, 1, "cpu", manifest(4, 2).digest)
     machines = Machines(own, partial(LinkListener, "127.0.0.1", 0, SECRET))
+    second = Second(machines.port, **hello)
     try:
-        second = Second(machines.port, **hello)
-        second.thread.join(SECONDS)
+        second.thread.join(5)
         assert isinstance(second.failed, RefusedError)
         assert re.search(f"refuses this one: {words}$", str(second.failed)), second.failed
         assert machines.missing()
     finally:
+        second.end()
         machines.close(over=False)
 
 
