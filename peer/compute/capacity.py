@@ -18,7 +18,7 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 M_MMAP_THRESHOLD = -3
 """glibc's name for the size from which a block is the system's own; setting it keeps glibc from raising it."""
 
-LARGE_BLOCK_BYTES = 2**20
+LARGE_BLOCK_BYTES = 4 * 2**20
 """Smaller ones are asked for and freed too often to be the system's."""
 
 
