@@ -133,7 +133,7 @@ def test_a_member_whose_leader_is_gone_for_good_is_free_for_the_next(world: Make
 def test_after_a_power_cut_all_go_on_from_their_folders_with_no_round_done_twice(world: MakeWorld):
     run = world(inner={"steps": 20}, replicas={"groups": 1, "datacenters": 1})
     peers = [*group(run), join(run, "center", "datacenter")]
-    until_step(run, peers[0], 3, 3)
+    until_step(run, peers[0], 3, 1)  # the datacenter, which is quicker, has not contributed to it either
     for owner in (*peers, run.owners["node"]):
         assert owner.process is not None
         run.lose_power(owner.process)
