@@ -13,6 +13,7 @@ from peer.telemetry.events import (
     Joined,
     Paused,
     PauseEnded,
+    Progress,
     RoundDone,
     StepDone,
 )
@@ -235,3 +236,24 @@ def test_who_comes_after_the_end_takes_no_place(world: MakeWorld):
     late = join(run, "late", "volunteer", 1)
     all_end_well(run, late, seconds=10)
     assert not told(late, Joined)
+
+
+def test_volunteers_that_compute_in_other_numbers_and_with_less_memory_end_with_one_state(world: MakeWorld):
+    run = world(replicas={"groups": 2, "datacenters": 1})
+    ways = ({"precision": "bf16", "memory": "recompute"}, {"precision": "fp32", "memory": "keep"})
+    peers = [
+        join(run, f"stage-{stage}-{number}", "volunteer", stage, settings=way)
+        for number, way in enumerate(ways)
+        for stage in range(2)
+    ]
+    peers.append(join(run, "center", "datacenter", settings={"precision": "bf16", "memory": "recompute"}))
+    all_end_well(run, *peers, seconds=120)
+    said = {owner.name: [each.doing for each in told(owner, Progress)] for owner in peers}
+    for name, words in said.items():
+        bf16 = any("computed in bf16 on cpu; the backward pass computes each layer's" in each for each in words)
+        assert bf16 == (not name.endswith("-1")), words
+    digests: dict[str, set[str]] = {}
+    for owner in peers:
+        for part, digest in told(owner, Finished)[-1].digests.items():
+            digests.setdefault(part, set()).add(digest)
+    assert {part: len(each) for part, each in digests.items()} == {"embedding": 1, "stage-0": 1, "stage-1": 1}
