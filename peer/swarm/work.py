@@ -24,6 +24,7 @@ from peer.swarm.group.handover import Handover
 from peer.swarm.group.leader import Leader
 from peer.swarm.group.member import Member
 from peer.swarm.group.stage_round import StageRound
+from peer.swarm.group.stragglers import first_seconds
 from peer.swarm.node import Node, Workplace
 from peer.swarm.presence import in_the_swarm, outer_loop
 from peer.swarm.rounds.catch_up import agree
@@ -61,7 +62,8 @@ async def serve_stage(node: Node) -> None:
     await thread.run(trainer.load, outer.followed.grids)
     if arithmetic.compiled:  # before others wait for this peer
         node.emit(Progress(COMPILING))
-    node.discovery.tell(tokens_per_second=told(await thread.run(tokens_per_second, trainer)))
+    speed = await thread.run(tokens_per_second, trainer)
+    node.discovery.tell(tokens_per_second=told(speed))
     await thread.run(trainer.forget_start)  # each round loads its own; a spare may follow for long
     split_backward = settings.schedule == "zero-bubble"
     if split_backward:
@@ -78,6 +80,7 @@ async def serve_stage(node: Node) -> None:
             split_backward,
             settings.memory_limit,
         )
+        here.pace.first = first_seconds(place.manifest.tokens_per_step, speed)
         if place.stage == 0:
             async with place.reading(node.emit) as reader:
                 await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))

@@ -18,8 +18,10 @@ LEAST_SECONDS = 20.0
 carries, takes seconds."""
 
 FIRST_SECONDS = 120.0
-"""Before anything is measured: models are loaded and compiled in the first step."""
+"""Before anything is measured a step may take so long: models are loaded and compiled in the first step."""
 
+FIRST_PATIENCE = 8.0
+"""Or so many times what this peer's own passes take: the pipeline fills, and others are slower or share its machine."""
 
 LATE = 4.0
 """A step that took too long is to be called off in this part of the time."""
@@ -30,6 +32,8 @@ class StepPace:
     """What the last inner steps of this peer took, in seconds, in whatever group."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    first: float = FIRST_SECONDS
+    """How long the first may take, which no other tells of."""
 
     def remember(self, seconds: float) -> None:
         """A step has ended well."""
@@ -37,7 +41,13 @@ class StepPace:
 
     def bound(self) -> float:
         """After so many seconds somebody holds the step up."""
-        return max(LEAST_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else FIRST_SECONDS
+        return max(LEAST_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else self.first
+
+
+def first_seconds(tokens: int, tokens_per_second: float) -> float:
+    """How long the first inner step of so many tokens may take, by the speed of this peer's own passes. By its own:
+    what others say of theirs may be a lie that holds everybody up."""
+    return max(FIRST_SECONDS, FIRST_PATIENCE * tokens / tokens_per_second)
 
 
 def held_up(first: PeerId, waited_for: Mapping[PeerId, PeerId]) -> tuple[PeerId | None, PeerId]:

@@ -2,11 +2,30 @@
 
 import pytest
 
-from peer.swarm.group.stragglers import FIRST_SECONDS, LEAST_SECONDS, PATIENCE, Accusations, StepPace, held_up
+from peer.swarm.group.stragglers import (
+    FIRST_PATIENCE,
+    FIRST_SECONDS,
+    LEAST_SECONDS,
+    PATIENCE,
+    Accusations,
+    StepPace,
+    first_seconds,
+    held_up,
+)
 from protocol.identity import PeerId
 
 ONE, TWO, THREE = PeerId("one"), PeerId("two"), PeerId("three")
 NOBODY, LEADER = PeerId(""), PeerId("leader")
+
+
+def test_a_first_step_may_take_as_long_as_the_model_and_this_machine_make_it():
+    """A model of 178 million in four stages on a few cores: 16,384 tokens at 60 tokens a second."""
+    assert first_seconds(16384, 60.0) == FIRST_PATIENCE * 16384 / 60 > 30 * 60
+    assert first_seconds(16384, 1e5) == FIRST_SECONDS  # on a card it is nothing
+    pace = StepPace(first=1000.0)
+    assert pace.bound() == 1000.0
+    pace.remember(50.0)
+    assert pace.bound() == PATIENCE * 50.0
 
 
 def test_a_step_may_take_many_usual_ones_but_never_less_than_a_moment_of_a_busy_machine():
