@@ -117,10 +117,14 @@ def test_a_caller_without_a_certificate_is_not_let_in(first: First):
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection((HOST, first.port), 5) as plain, context.wrap_socket(plain) as caller:
-        with pytest.raises((ssl.SSLError, ConnectionError)):  # the refusal, or its end where the line was quicker
+
+    def speak() -> None:
+        with socket.create_connection((HOST, first.port), 5) as plain, context.wrap_socket(plain) as caller:
             caller.sendall(struct.pack(">I", 5) + b"hello")
             assert caller.recv(1)
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # a refusal, or its end where the line was quicker
+        speak()
     assert not first.has_served()
 
 
