@@ -7,13 +7,12 @@ worker that has not loaded anything.
 
 import argparse
 import json
-import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
-from peer.compute.capacity import cores
+from peer.compute.capacity import cores, peak_bytes
 from peer.devices.parallel_replica import ShardedReplica
 from peer.devices.workers import Split
 from protocol.layout import model_layout, parameter_count
@@ -52,25 +51,26 @@ def measure(preset: str, context: int, processes: int) -> Row:
     try:
         replica.start()
         assert replica.crew is not None
-        base = max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+        base = most_of(replica)
         replica.load(grids)
         for step in range(STEPS):
             batch_SM = torch.randint(0, run.model.vocabulary, (run.inner.sequences, context + 1))
             replica.inner_step(batch_SM, step)
         held = [answer.sizes for answer in replica.crew.tell("held_bytes")]
         most = {kind: max(sizes[kind] for sizes in held) for kind in held[0]}
-        peak = max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+        peak = most_of(replica)
     finally:
         replica.stop()
     whole = 16 * parameter_count(run)  # weight, gradient, two moments, in fp32
     return Row(processes, **most, share=sum(most.values()) / whole, base=base, peak=peak)
 
 
-def peak_bytes(process: int) -> int:
-    """The most memory that a process has had; 0 where the system does not say."""
-    status = Path(f"/proc/{process}/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) * 1024 if found else 0
+def most_of(replica: ShardedReplica) -> int:
+    """The most memory that any of its workers has had; 0 where the system does not say."""
+    assert replica.crew is not None
+    with suppress(OSError):
+        return max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+    return 0
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Stages that compute: real weights, a batch that is always the same, and the daemon's pipeline between them."""
 
 import asyncio
-import re
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from bootstrap.genesis import basis, genesis_tensor
 from group.processes import hear, say
 from group.stage import place
+from peer.compute import capacity
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import Kind, StageTrainer
@@ -65,9 +67,9 @@ def peak_bytes(device: torch.device) -> int:
     kernel (Linux); 0 where neither is known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) * 1024 if found else 0
+    with suppress(OSError):
+        return capacity.peak_bytes(os.getpid())
+    return 0
 
 
 async def train(

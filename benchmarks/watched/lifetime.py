@@ -3,6 +3,7 @@ writes the first weights of the parts that it follows; `live FOLDER CASE` takes 
 took."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch import Tensor
 import peer.daemon  # what a peer's process has in memory at least
 from benchmarks.memory import Case
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.capacity import cores, give_large_blocks_back
+from peer.compute.capacity import cores, give_large_blocks_back, peak_bytes
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
 from peer.compute.schedule import least_depth
@@ -184,12 +185,6 @@ def stored(tensors: list[Tensor]) -> int:
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has had, by the kernel."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
 def main() -> None:
     """Do one of the two."""
     what, folder, case = sys.argv[1], Path(sys.argv[2]), Case(**json.loads(sys.argv[3]))
@@ -199,14 +194,15 @@ def main() -> None:
         print("{}")
         return
     give_large_blocks_back()
-    base = peak_bytes()
+    me = os.getpid()
+    base = peak_bytes(me)
     lifetime = Lifetime(case, folder)
     lifetime.begin()
-    begun = peak_bytes()
+    begun = peak_bytes(me)
     held = (0, 0)
     for number in range(1, ROUNDS + 1):
         held = lifetime.round(number)
-    print(json.dumps({"device": held[0], "host": held[1], "peak": peak_bytes(), "base": base, "begun": begun}))
+    print(json.dumps({"device": held[0], "host": held[1], "peak": peak_bytes(me), "base": base, "begun": begun}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -40,6 +41,16 @@ def find_device(name: DeviceName) -> torch.device:
 def resident_bytes() -> int:
     """Memory that this process has now, beside what it has on an accelerator."""
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes(process: int) -> int:
+    """The most memory that a process has had, by the kernel's count.
+
+    Raises:
+        OSError: it has ended, or this system does not say.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def family_bytes() -> int:

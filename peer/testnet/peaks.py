@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
+from peer.compute.capacity import peak_bytes
 from peer.compute.fitting import MemoryName
 from peer.planning.memory import Duty, memory_of
 from peer.telemetry.run_report import Peak
@@ -43,16 +43,6 @@ def memory_for(manifest: Manifest, swarm: Swarm, memory: MemoryName, observed: b
         f"not enough memory for this testnet: its {len(who)} processes take about {size(needed)} together, of "
         f"{size(free)} that are free it plans with {size(room)}; take fewer processes, more stages or a smaller preset"
     )
-
-
-def peak_bytes(process: int) -> int:
-    """The most memory that a process has had, by the kernel's count.
-
-    Raises:
-        OSError: it has ended, or this system does not say.
-    """
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 async def watch_peaks(
