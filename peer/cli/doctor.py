@@ -236,7 +236,8 @@ def of_stages(
     terminal: "Terminal",
 ) -> list["Finding"]:
     """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    from peer.compute.fitting import best_way
+    from peer.compute.capacity import free_bytes
+    from peer.compute.fitting import best_way, where_computed
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
     from peer.planning.memory import Duty, memory_of
@@ -248,8 +249,8 @@ def of_stages(
     rooms = []
     for stage in stages:
         way, lacking = best_way(manifest, Duty("volunteer", stage), device)
-        needed = memory_of(manifest, way).total
-        rooms.append(Room(needed, way.recompute, lacking.words if lacking is not None else ""))
+        needed = where_computed(memory_of(manifest, way), device)
+        rooms.append(Room(needed, free_bytes(device), way.recompute, lacking.words if lacking is not None else ""))
 
     def tell(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))

@@ -50,19 +50,21 @@ def best_way(
     return way, lacking
 
 
+def where_computed(needed: MemoryNeeds, device: torch.device) -> int:
+    """The bytes that are needed where a device computes: a CPU and Apple's GPUs do in the host's memory."""
+    return needed.device if device.type == "cuda" else needed.total
+
+
 def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None) -> Shortage | None:
-    """What is missing of the memory that is `needed`, and what would help; None: it fits. A CPU computes in the host's
-    memory, and so do Apple's GPUs."""
-    where = [(needed.total, CPU, "memory")]
-    if device.type == "cuda":
-        where = [(needed.device, device, f"{device}'s memory"), (needed.host, CPU, "memory")]
-    for takes, place, name in where:
-        if takes > (free := free_bytes(place)):
-            return Shortage(f"{size(takes)} of {name}, and {size(free)} are free", "end other programs")
-    takes = where[0][0]
+    """What is missing of the memory that is `needed`, and what would help; None: it fits."""
+    takes, name = where_computed(needed, device), f"{device}'s memory" if device.type == "cuda" else "memory"
+    beside = [(needed.host, CPU, "memory")] if device.type == "cuda" else []
+    for bytes, place, where in [(takes, device, name), *beside]:
+        if bytes > (free := free_bytes(place)):
+            return Shortage(f"{size(bytes)} of {where}, and {size(free)} are free", "end other programs")
     if most is not None and takes > most:
         return Shortage(
-            f"{size(takes)} of {where[0][2]}, and --max-memory gives {size(most)}",
+            f"{size(takes)} of {name}, and --max-memory gives {size(most)}",
             f"give --max-memory {megabytes_above(takes)}",
         )
     return None

@@ -61,10 +61,11 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of memory that a stage takes here, whether it has to compute activations again, and what is `lacking`, in
-    words; empty: it fits."""
+    """Bytes of memory that a stage takes where it is computed here, and that are free there; whether it has to compute
+    activations again; and what is `lacking`, in words; empty: it fits."""
 
     needed: int
+    free: int
     recompute: bool = False
     lacking: str = ""
 
@@ -97,9 +98,10 @@ def stages(
 
 
 def _too_large(stage: int, room: Room, any_fits: bool) -> Finding:
-    value = f"does not fit: takes {room.lacking}"
+    lacking = room.lacking or f"{size(room.needed)} of memory, and {size(room.free)} are free"
+    value = f"does not fit: takes {lacking}"
     advice = "Join with another stage" if any_fits else "End other programs, or use a machine with more memory"
-    numbers = {"memory": room.needed}
+    numbers = {"memory": room.needed, "free": room.free}
     return Finding(f"stage {stage}", value, "warning" if any_fits else "failure", advice, numbers)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from peer.compute import fitting
 from peer.compute.capacity import resident_bytes
-from peer.compute.fitting import best_way, microbatches_that_fit, require_memory, shortage
+from peer.compute.fitting import best_way, microbatches_that_fit, require_memory, shortage, where_computed
 from peer.planning.memory import Duty, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest, check_manifest
@@ -65,6 +65,7 @@ def test_on_a_card_of_its_own_the_device_and_the_host_are_looked_at_apart(monkey
         free(monkeypatch, host, device)
         lacking = shortage(needed, CUDA)
         assert (lacking is None) if words is None else (lacking is not None and lacking.words.startswith(words))
+    assert [where_computed(needed, each) for each in (CUDA, CPU, torch.device("mps"))] == [8, 9, 9]
     free(monkeypatch, 8)
     assert shortage(needed, CPU) is not None  # a CPU has both in one
     assert shortage(needed, torch.device("mps")) is not None

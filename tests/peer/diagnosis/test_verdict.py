@@ -8,8 +8,8 @@ from protocol.manifest import Manifest, check_manifest
 from protocol.wording import lasting
 
 MANIFEST = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
-ROOMY = Room(8 * 10**9)
-TIGHT = Room(8 * 10**9, lacking="8.0 GB of memory, and 4.0 GB are free")
+ROOMY = Room(8 * 10**9, 24 * 10**9)
+TIGHT = Room(8 * 10**9, 4 * 10**9, lacking="8.0 GB of memory, and 4.0 GB are free")
 GIGABIT = Volunteer(1.0, 1e9, 1e9, 0.01)
 HOME = Volunteer(1.0, 10e6, 100e6, 0.02)
 
@@ -75,7 +75,10 @@ def test_a_stage_that_does_not_fit_is_a_failure_only_if_none_does():
     found = stages(MANIFEST, [speed(4.0)] * 4, [TIGHT, ROOMY, ROOMY, TIGHT], GIGABIT, 0.0)
     assert [each.outcome for each in found] == ["warning", "ok", "ok", "warning"]
     assert "another stage" in found[0].advice
-    assert stages(MANIFEST, [None] * 4, [ROOMY] * 4, GIGABIT, 0.0)[0].outcome == "failure"
+    assert found[0].numbers == {"memory": 8 * 10**9, "free": 4 * 10**9}
+    unmeasured = stages(MANIFEST, [None] * 4, [ROOMY] * 4, GIGABIT, 0.0)[0]
+    assert unmeasured.outcome == "failure"
+    assert unmeasured.value == "does not fit: takes 8.0 GB of memory, and 24.0 GB are free"
 
 
 def test_without_a_link_only_the_device_is_judged():
