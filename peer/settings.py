@@ -9,12 +9,12 @@ import torch
 
 from peer.compute.arithmetic import Arithmetic, PrecisionName, precision_on
 from peer.compute.capacity import DeviceName
-from peer.compute.fitting import MemoryName, best_way
+from peer.compute.fitting import best_way
 from peer.devices.fit import workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
-from peer.planning.memory import Duty
+from peer.planning.memory import Duty, MemoryName
 from protocol import addresses
 from protocol.errors import FormatError, UserError
 from protocol.manifest import Manifest

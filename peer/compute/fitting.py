@@ -2,18 +2,14 @@
 free, and by what the peer's owner allows."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
 from peer.compute.capacity import free_bytes, resident_bytes
-from peer.planning.memory import Duty, MemoryNeeds, memory_of, microbatch_bytes
+from peer.planning.memory import Duty, MemoryName, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.manifest import Manifest
 from protocol.wording import megabytes_above, size
-
-MemoryName = Literal["auto", "recompute", "keep"]
-"""How the activations of layers are to be had in the backward pass: kept, computed again, or kept where they fit."""
 
 CPU = torch.device("cpu")
 

@@ -5,16 +5,12 @@ import sys
 import torch
 
 from peer.compute.capacity import free_bytes
-from peer.compute.fitting import MemoryName
-from peer.planning.memory import PROCESS_BYTES, microbatch_bytes, pass_bytes
+from peer.planning.memory import PROCESS_BYTES, TRAINED_BYTES, MemoryName, microbatch_bytes, pass_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout
 from protocol.manifest import Manifest
 from protocol.wording import size
-
-TRAINED_BYTES = 16
-"""A value, at the worker that has its row: weight, gradient and two moments in fp32."""
 
 TOGETHER_BYTES = 8
 """A value of what a worker has together at a time: weight and gradient."""

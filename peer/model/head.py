@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-SLICE_TOKENS = 1024
-"""Tokens whose logits exist together."""
+from peer.planning.memory import SLICE_TOKENS
 
 
 class Head(nn.Module):

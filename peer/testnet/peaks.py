@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from peer.compute.capacity import peak_bytes
-from peer.compute.fitting import MemoryName
-from peer.planning.memory import Duty, memory_of
+from peer.planning.memory import Duty, MemoryName, memory_of
 from peer.telemetry.run_report import Peak
 from peer.testnet.swarm import Swarm
 from protocol.errors import ResourceError

@@ -3,8 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from peer.planning.memory import MemoryName
 from protocol import manifest as manifests
 from protocol.model_sizes import PRESETS
 
@@ -34,7 +35,7 @@ class TestnetOptions:
     audit: bool = False
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
-    memory: Literal["auto", "recompute", "keep"] = "auto"
+    memory: MemoryName = "auto"
 
     __test__ = False
 
