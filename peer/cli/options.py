@@ -34,7 +34,7 @@ MemoryOption = Annotated[
     Literal["auto", "recompute", "keep"],
     typer.Option(
         help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
-        "quarter more time and a fraction of the memory. auto: recompute where they would not fit."
+        "third more time and a fraction of the memory. auto: recompute where they would not fit."
     ),
 ]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
