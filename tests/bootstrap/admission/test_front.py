@@ -225,6 +225,7 @@ def test_the_door_answers_so_many_calls_of_a_connection_at_once():
     async def scene(house: House) -> None:
         async with knock(f"127.0.0.1:{house.port}", OPERATOR.peer_id, ROOT) as channel:
             stub = run_pb2_grpc.RunStub(channel)
+            await stub.Describe(run_pb2.DescribeRequest(), timeout=20)  # from now on the caller knows the limit
             house.service.let_go.clear()
             calls = [stub.Describe(run_pb2.DescribeRequest(), timeout=20) for _ in range(2 * DOOR_STREAMS)]
             await until(lambda: house.service.open == DOOR_STREAMS)
