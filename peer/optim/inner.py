@@ -99,7 +99,7 @@ def resized(tensor: Tensor, columns: int) -> Tensor:
     return nn.functional.pad(tensor, (0, columns - tensor.shape[1]))
 
 
-def learning_rate(manifest: Manifest, step: int) -> float:
+def learning_rate(manifest: Manifest, step: float) -> float:
     """The rate of inner step `step`, counted from 0 over the whole run: linear warm-up, then cosine."""
     inner = manifest.inner
     total = manifest.outer.rounds * inner.steps

@@ -18,6 +18,9 @@ HALF = np.int64(2**15)
 
 INT32_MAX = 2**31 - 1
 
+LARGEST_FACTOR = 2**32
+"""What the sum of all weights times η in units of 2⁻¹⁶ may be: times a value it is below 2⁶³."""
+
 
 @compiled
 def decay_and_add(error: Units, delta: NDArray[np.float32], out: Units, beta: int) -> tuple[bool, bool]:
@@ -123,20 +126,27 @@ def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, pl
 
 
 def outer_term(
-    offsets: Sequence[Offsets], values: Units, grid: ChunkGrid, eta: int, replicas: int
+    offsets: Sequence[Offsets], values: Units, grid: ChunkGrid, eta: int, weights: Sequence[int], senders: bool
 ) -> tuple[Positions, Terms]:
     """F(S) of one tensor where anybody sent something: (distinct places, terms there). Elsewhere it is zero.
 
-    `values` are [M, kept], `eta` is in units of 2⁻¹⁶. Sums are divided by `replicas`, or if that is 0 by the senders of
-    each coordinate.
+    `values` are [M, kept], `eta` is in units of 2⁻¹⁶. Each value counts `weights` times; sums are divided by the sum of
+    all weights, or with `senders` by those of the senders of each coordinate.
+
+    Raises:
+        ValueError: a weight is not positive, or sums would not fit into 64 bits.
     """
+    total = sum(weights)
+    if min(weights, default=1) < 1 or total * eta > LARGEST_FACTOR:
+        raise ValueError(f"weights of {total} together are more than can be summed up exactly, or one is not positive")
     sent = sum(map(len, offsets))
     places, terms = np.empty(sent, np.int64), np.empty(sent, np.int64)
     if not sent:
         return places, terms
     size, width = max(grid.size, grid.tail), grid.shape[-1] if len(grid.shape) == 2 else grid.columns
     stacked = np.asarray(offsets, np.int16)
-    found = _term(stacked, values, grid.k, grid.rows, grid.columns, width, size, eta, replicas, places, terms)
+    counts, over = np.asarray(weights, np.int64), 0 if senders else total
+    found = _term(stacked, values, counts, grid.k, grid.rows, grid.columns, width, size, eta, over, places, terms)
     return places[:found], terms[:found]
 
 
@@ -144,17 +154,18 @@ def outer_term(
 def _term(
     offsets: Offsets,
     values: Units,
+    weights: Terms,
     k: int,
     rows: int,
     columns: int,
     width: int,
     size: int,
     eta: int,
-    replicas: int,
+    total: int,
     places: Positions,
     terms: Terms,
 ) -> int:
-    senders, totals, touched = np.zeros(size, np.int32), np.zeros(size, np.int64), np.empty(size, np.int64)
+    senders, totals, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
     across, found = width // columns, 0
     for start in range(0, offsets.shape[1], k):
         chunk, here = start // k, 0
@@ -165,11 +176,11 @@ def _term(
                 if senders[offset] == 0:
                     touched[here] = offset
                     here += 1
-                totals[offset] += values[one, i]
-                senders[offset] += 1
+                totals[offset] += weights[one] * np.int64(values[one, i])
+                senders[offset] += weights[one]
         for i in range(here):
             offset = touched[i]
-            over = np.int64(replicas if replicas > 0 else senders[offset]) << 16
+            over = np.int64(total if total > 0 else senders[offset]) << 16
             places[found] = corner + (offset if rows == 1 else offset // columns * width + offset % columns)
             terms[found] = _divide_half_even(int(totals[offset] * eta), int(over))
             found += 1

@@ -10,7 +10,7 @@ F is a function of the set S of contributions, and equal sets give equal bits. W
 `peer.optim.clipping` leaves of them, which is a function of the set as well.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,20 @@ Grid = dict[str, Tensor]
 
 Change = tuple[kernels.Positions, kernels.Terms]
 """Distinct row-major places of a tensor, and what is subtracted there."""
+
+
+Weigh = Callable[[Contribution], int]
+"""How often a contribution counts in F(S)."""
+
+
+def equally(contribution: Contribution) -> int:
+    """The paper's mean: each replica counts once."""
+    return 1
+
+
+def by_steps(contribution: Contribution) -> int:
+    """Each replica counts as often as it has taken inner steps."""
+    return contribution.steps
 
 
 @dataclass(slots=True)
@@ -101,13 +115,13 @@ class OuterState:
         for name, sparse in sent.tensors.items():
             subtract(self.error_feedback[name], SparseTensor(sparse.offsets, -sparse.values), self.manifest)
 
-    def replace(self, before: Sequence[Contribution], after: Sequence[Contribution]) -> None:
+    def replace(self, before: Sequence[Contribution], after: Sequence[Contribution], weigh: Weigh = equally) -> None:
         """A round's set has changed: θ ← θ + F(before) − F(after).
 
         Raises:
             DivergedError: a weight would leave the grid. Nothing is changed then.
         """
-        for name, change in _changes(self.grid, before, after, self.manifest).items():
+        for name, change in _changes(self.grid, before, after, self.manifest, weigh).items():
             self.grid[name] = _less(self.grid[name], change)
 
     def adopt(self, grid: Mapping[str, Tensor]) -> None:
@@ -171,22 +185,25 @@ def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
 
 
-def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
+def outer_term(
+    contributions: Sequence[Contribution], layout: Layout, manifest: Manifest, weigh: Weigh = equally
+) -> dict[str, Tensor]:
     """F(S): η · Σ Δ̂ / M, or over the senders of each coordinate, rounded half to even; int64.
 
-    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. `clip` changes
+    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. With weights, Δ̂ is
+    w Δ̂, and M or the number of senders is the sum of their weights. `clip` changes
     values before they are summed, never who sent them: what was clipped to zero has a sender still.
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        places, terms = _sparse_term(contributions, name, shape, manifest)
+        places, terms = _sparse_term(contributions, name, shape, manifest, weigh)
         term[name] = torch.zeros(shape, dtype=torch.int64)
         term[name].view(-1).numpy()[places] = terms
     return term
 
 
 def _sparse_term(
-    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
+    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest, weigh: Weigh = equally
 ) -> Change:
     """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
     if not contributions:
@@ -202,12 +219,17 @@ def _sparse_term(
         values,
         grid,
         round(outer.learning_rate * FACTOR_ONE),
-        0 if outer.aggregate == "senders" else len(contributions),
+        [weigh(each) for each in contributions],
+        outer.aggregate == "senders",
     )
 
 
 def _changes(
-    grid: Grid, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest
+    grid: Grid,
+    before: Sequence[Contribution],
+    after: Sequence[Contribution],
+    manifest: Manifest,
+    weigh: Weigh = equally,
 ) -> dict[str, Change]:
     """F(after) − F(before), of the tensors in which anybody sent something. Other coordinates are not visited.
 
@@ -216,7 +238,7 @@ def _changes(
     """
     changes: dict[str, Change] = {}
     for name, tensor in grid.items():
-        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest) for each in (before, after))
+        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest, weigh) for each in (before, after))
         places, terms = _difference(added, removed)
         if not kernels.fits(tensor.view(-1).numpy(), places, terms):
             raise DivergedError(f"{name} {OUT_OF_RANGE}")

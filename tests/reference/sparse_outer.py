@@ -63,12 +63,19 @@ def toward_zero(numerator: int, denominator: int) -> int:
     return numerator // denominator if numerator >= 0 else -(-numerator // denominator)
 
 
-def outer_term(sent: list[dict[tuple[int, ...], int]], shape: tuple[int, ...], eta: Fraction, aggregate: str) -> Grid:
-    """F(S) = η · Σ Δ̂ / M, or over the senders of each coordinate (HET, equation 2)."""
+def outer_term(
+    sent: list[dict[tuple[int, ...], int]],
+    shape: tuple[int, ...],
+    eta: Fraction,
+    aggregate: str,
+    weights: list[int] | None = None,
+) -> Grid:
+    """F(S) = η · Σ w Δ̂ / Σ w, over all or the senders of each coordinate; without weights HET's equation 2."""
+    weights = weights or [1] * len(sent)
     term = np.zeros(shape, np.int64)
     for where in np.ndindex(shape):
-        values = [each[where] for each in sent if where in each]
-        count = len(sent) if aggregate == "all" else len(values)
+        values = [weight * each[where] for each, weight in zip(sent, weights, strict=True) if where in each]
+        senders = [weight for each, weight in zip(sent, weights, strict=True) if where in each]
         if values:
-            term[where] = half_even(eta * sum(values) / count)
+            term[where] = half_even(eta * sum(values) / sum(weights if aggregate == "all" else senders))
     return term

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.grid import digest
-from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, decay_and_add, outer_term, top_k
+from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, by_steps, decay_and_add, equally, outer_term, top_k
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
@@ -48,23 +48,45 @@ def moved(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tenso
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 5), st.floats(0.01, 4), st.sampled_from(["all", "senders"]), st.integers(0, 99))
-def test_the_term_is_the_equation(replicas: int, eta: float, aggregate: str, seed: int):
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    st.booleans(),
+    st.floats(0.01, 4),
+    st.sampled_from(["all", "senders"]),
+    st.integers(0, 99),
+)
+def test_the_term_is_the_equation(steps: list[int], weighted: bool, eta: float, aggregate: str, seed: int):
     shape = (6, 9)
     run = manifest(learning_rate=eta, aggregate=aggregate)
     grid = chunk_grid(shape, 4, 2)
     random_values = np.random.default_rng(seed)
     contributions, sent = [], []
-    for number in range(replicas):
+    for number, count in enumerate(steps):
         values = random_values.integers(-(2**31) + 1, 2**31, shape)
         places = sparse_outer.top_k(values, 4, 2)
         picked = top_k(torch.from_numpy(values).to(torch.int32), grid)
         name = ContributionName(EMBEDDING, 1, PeerId(f"R{number + 1}"))
-        contributions.append(Contribution(RUN, name, 1, {"w": picked}))
+        contributions.append(Contribution(RUN, name, count, {"w": picked}))
         sent.append({place: int(values[place]) for place in places})
-    term = outer_term(contributions, {"w": shape}, run)["w"]
-    expected = sparse_outer.outer_term(sent, shape, Fraction(round(eta * FACTOR_ONE), FACTOR_ONE), aggregate)
+    term = outer_term(contributions, {"w": shape}, run, by_steps if weighted else equally)["w"]
+    factor = Fraction(round(eta * FACTOR_ONE), FACTOR_ONE)
+    expected = sparse_outer.outer_term(sent, shape, factor, aggregate, steps if weighted else None)
     assert (term.numpy() == expected).all()
+
+
+def test_weights_that_cannot_be_summed_up_exactly_are_refused():
+    run, shape = manifest(learning_rate=1.0), (6, 9)
+    picked = top_k(torch.ones(shape, dtype=torch.int32), chunk_grid(shape, 4, 2))
+
+    def term(*steps: int) -> int:
+        names = [ContributionName(EMBEDDING, 1, PeerId(f"R{number + 1}")) for number in range(len(steps))]
+        made = [Contribution(RUN, name, count, {"w": picked}) for name, count in zip(names, steps, strict=True)]
+        return int(outer_term(made, {"w": shape}, run, by_steps)["w"].max())
+
+    assert term(2**16) == term(2**15, 2**15) == 1
+    for steps in ((2**16 + 1,), (2**15, 2**15 + 1), (0, 1)):
+        with pytest.raises(ValueError, match="weights of"):
+            term(*steps)
 
 
 @pytest.mark.parametrize("values", ["bf16", "2bit"])
