@@ -209,8 +209,8 @@ class StageTrainer:
         """Σ g² of this stage in this inner step."""
         return inner.squared_norm(self.parameters)
 
-    def update(self, clip_factor: float, step: int) -> None:
-        """Take the AdamW step number `step` (from 0 over the whole run)."""
+    def update(self, clip_factor: float, step: float) -> None:
+        """Take the AdamW step number `step` (from 0 over the whole run; the lab has steps between two)."""
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner
 from peer.optim.grid import to_float, to_int32, to_units
-from peer.optim.outer import OuterState
+from peer.optim.outer import OuterState, by_steps, equally
 from peer.telemetry.events import Listener, StepDone
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
@@ -112,6 +112,10 @@ def chunks(grid: ChunkGrid) -> list[tuple[int, int]]:
     return [(grid.size, grid.k)] * grid.full + [(grid.tail, grid.tail_k)] * bool(grid.tail)
 
 
+WEIGHTS = {"equal": equally, "steps": by_steps}
+"""How often each contribution counts."""
+
+
 class Method(Protocol):
     """`sent_bytes`: what all replicas together have published so far."""
 
@@ -146,21 +150,26 @@ class SparseLoCo:
     def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
         sent: dict[Part, list[Contribution]] = {part: [] for part in bench.grids}
         before = self.waiting.get(round - 1, {})
-        for replica in bench.replicas:
-            ahead = {part: replica.outer[part].with_own(each[replica.slot]) for part, each in before.items()}
-            bench.inner_loop(replica, round, ahead, emit)
-            for part, moved in bench.workshop.wholes[replica.kind].moved().items():
-                sent[part].append(self._contribute(replica, part, round, moved))
+
+        def ahead(replica: LabReplica) -> Grids:
+            return {part: replica.outer[part].with_own(each[replica.slot]) for part, each in before.items()}
+
+        for trained in bench.trained(round, ahead, emit):
+            for part, moved in trained.moved.items():
+                sent[part].append(self._contribute(trained.replica, part, round, trained.steps[part], moved))
         self.waiting[round] = sent
         counts: dict[Part, int] = dict.fromkeys(bench.grids, 0)
         for due in self.manifest.outer.applied(round):
             for part, contributions in self.waiting.pop(due).items():
-                bench.replicas[0].outer[part].replace([], contributions)
-                counts[part] += len(contributions)
+                working = [each for each in contributions if each.steps]
+                bench.replicas[0].outer[part].replace([], working, WEIGHTS[self.switches.weights])
+                counts[part] += len(working)
         return counts
 
-    def _contribute(self, replica: LabReplica, part: Part, round: int, moved: Mapping[str, Tensor]) -> Contribution:
-        state, steps = replica.outer[part], self.manifest.inner.steps
+    def _contribute(
+        self, replica: LabReplica, part: Part, round: int, steps: int, moved: Mapping[str, Tensor]
+    ) -> Contribution:
+        state = replica.outer[part]
         if self.switches.values == "manifest" and self.switches.indices == "rice":
             blob, sent = state.contribute(self.run, round, replica.id, steps, moved)
             self.sent_bytes += len(blob)

@@ -159,10 +159,11 @@ def _tensors(lab: Lab) -> Iterator[tuple[str, Tensor]]:
             for round, parts in waiting.items():
                 for part, sent in parts.items():
                     for slot, contribution in enumerate(sent):
+                        where = f"waiting/{round}/{part}/{slot}"
+                        yield f"{where}/steps", torch.tensor(contribution.steps)
                         for name, sparse in contribution.tensors.items():
-                            where = f"waiting/{round}/{part}/{slot}/{name}"
-                            yield f"{where}/offsets", torch.from_numpy(sparse.offsets)
-                            yield f"{where}/values", torch.from_numpy(sparse.values)
+                            yield f"{where}/{name}/offsets", torch.from_numpy(sparse.offsets)
+                            yield f"{where}/{name}/values", torch.from_numpy(sparse.values)
         case DiLoCo(velocity=velocity):
             for part, tensors in velocity.items():
                 yield from _named(f"velocity/{part}/", tensors)
@@ -230,14 +231,13 @@ def _waiting(lab: Lab, method: SparseLoCo, tensors: Mapping[str, Tensor]) -> dic
     rounds = sorted({int(name.split("/")[1]) for name in tensors if name.startswith("waiting/")})
 
     def sent(round: int, part: Part, slot: int) -> Contribution:
+        own = _under(tensors, f"waiting/{round}/{part}/{slot}/")
         kept = {
-            name: SparseTensor(
-                *(tensors[f"waiting/{round}/{part}/{slot}/{name}/{what}"].numpy() for what in ("offsets", "values"))
-            )
+            name: SparseTensor(own[f"{name}/offsets"].numpy(), own[f"{name}/values"].numpy())
             for name in lab.bench.grids[part]
         }
         name = ContributionName(part, round, lab.bench.replicas[slot].id)
-        return Contribution(method.run, name, lab.bench.manifest.inner.steps, kept)
+        return Contribution(method.run, name, int(own["steps"]), kept)
 
     return {
         round: {part: [sent(round, part, replica.slot) for replica in lab.bench.replicas] for part in lab.bench.grids}

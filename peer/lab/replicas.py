@@ -6,7 +6,7 @@ What Subspace Networks (arXiv 2506.01260) do to a group's step, and the paper dr
 Letters of shapes: V vocabulary, d = D width of the residual stream, k dimensions of the subspace.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -22,13 +22,16 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import batch, in_turn
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
+from peer.lab.late import ClipFactors, LateGradients
+from peer.lab.paths import inner_steps, schedule
+from peer.lab.pool import PoolRound
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
 from peer.optim.inner import AdamW
 from peer.optim.muon import Muon, hidden
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
-from protocol.identity import Part, PeerId
+from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.manifest import Inner, Manifest
 
 WRITERS = ("o_proj.weight", "down_proj.weight")
@@ -158,6 +161,8 @@ class Workshop:
     device: torch.device
     wholes: dict[Kind, WholeReplica]
     group: GroupBoundaries | None
+    pool: list[WholeReplica] = field(default_factory=list)
+    """Where paths are loose, the weights of each group: all its members train at once."""
 
     @staticmethod
     def open(
@@ -168,15 +173,18 @@ class Workshop:
         if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
             own = group_design(manifest, switches, group)
+        pool: list[WholeReplica] = []
+        if switches.paths == "loose":
+            pool = [WholeReplica(manifest, "group", basis_DD, device, own) for _ in range(manifest.replicas.groups)]
         kinds: list[Kind] = []
-        if manifest.replicas.groups:
+        if manifest.replicas.groups and not pool:
             kinds.append("group")
         if manifest.replicas.datacenters:
             kinds.append("datacenter")
         wholes = {
             kind: WholeReplica(manifest, kind, basis_DD, device, own if kind == "group" else None) for kind in kinds
         }
-        return Workshop(manifest, switches, device, wholes, group)
+        return Workshop(manifest, switches, device, wholes, group, pool)
 
     @property
     def through(self) -> Design | None:
@@ -191,32 +199,37 @@ class Workshop:
         """Groups have the first slots, datacenters the last, as in a swarm. All share the grids of θ."""
         kind: Kind = "group" if slot < self.manifest.replicas.groups else "datacenter"
         name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
-        optimizers = [optimizer(stage, self.switches) for stage in self.wholes[kind].stages]
+        optimizers = [optimizer(stage, self.switches) for stage in self.weights(kind, slot).stages]
         outer = {
             part: OuterState(self.manifest, part, grid, {name: torch.zeros_like(each) for name, each in grid.items()})
             for part, grid in grids.items()
         }
         return LabReplica(name, slot, kind, optimizers, outer)
 
+    def weights(self, kind: Kind, slot: int) -> WholeReplica:
+        """Those of a kind, which replicas use in turn; or, in a pool, a group's own."""
+        return self.pool[slot] if self.pool and kind == "group" else self.wholes[kind]
+
     def seat(self, replica: LabReplica) -> WholeReplica:
-        """The weights of its kind, with its own optimizers."""
-        whole = self.wholes[replica.kind]
+        """The weights that a replica trains, with its own optimizers."""
+        whole = self.weights(replica.kind, replica.slot)
         for stage, own in zip(whole.stages, replica.optimizers, strict=True):
             stage.optimizer = own
         return whole
 
-    def inner_step(self, replica: LabReplica, batch_SM: Tensor, step: int) -> float:
-        """One inner step of the replica that is seated; its mean loss in nats per token."""
-        whole = self.wholes[replica.kind]
-        with self.computing():
-            loss = whole.inner_step(batch_SM, step)
-        if replica.kind == "group" and self.group is not None:
-            after_step(whole, self.switches, self.group.basis_dk)
-        return loss
+    def inner_loop(self, replica: LabReplica) -> "InnerLoop":
+        """An inner loop of the replica that is seated, which is to be loaded."""
+        late = LateGradients(self.wholes[replica.kind], self.switches.late, self.switches.lookahead)
+        return InnerLoop(self, replica, late)
+
+    @property
+    def clip(self) -> ClipFactors:
+        """By what gradients are multiplied."""
+        return ClipFactors(self.manifest.inner.clip, self.switches.clip == "stage")
 
     def compile(self) -> None:
         """Let torch compile every layer of every replica."""
-        for whole in self.wholes.values():
+        for whole in (*self.wholes.values(), *self.pool):
             whole.compile_layers()
 
     @contextmanager
@@ -231,6 +244,29 @@ class Workshop:
         return Arithmetic("bf16" if self.switches.precision == "bf16" else "exact")
 
 
+@dataclass(slots=True)
+class InnerLoop:
+    """One replica's inner loop: in numbers as the switches have them, with gradients that may be late."""
+
+    workshop: Workshop
+    replica: LabReplica
+    late: LateGradients
+
+    def step(self, batch_SM: Tensor, at: float) -> float:
+        """One batch, and the update that is due by now, `at` inner steps after the run's beginning; the batch's mean
+        loss in nats per token."""
+        workshop = self.workshop
+        with workshop.computing():
+            loss = self.late.step(batch_SM, at, workshop.clip)
+        if self.replica.kind == "group" and workshop.group is not None:
+            after_step(self.late.whole, workshop.switches, workshop.group.basis_dk)
+        return loss
+
+    def finish(self, at: float) -> None:
+        """The updates that are due still, at the rate of the last step."""
+        self.late.finish(at, self.workshop.clip)
+
+
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
     """A group's token embedding and boundaries under these switches."""
     vocabulary, basis_dk = manifest.model.vocabulary, group.basis_dk
@@ -243,6 +279,16 @@ def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries)
     return Design(embedding, group.boundaries, True, None if switches.anchor == "embedding" else basis_dk)
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a replica has done in a round: Δ of each part, to be used before others train, and the inner steps behind
+    it."""
+
+    replica: LabReplica
+    moved: Mapping[Part, Mapping[str, Tensor]]
+    steps: Mapping[Part, int]
+
+
 @dataclass(slots=True)
 class Bench:
     """What all methods of the lab work with: M replicas in turn, one `grids` of θ that they share, and the text. Each
@@ -253,16 +299,67 @@ class Bench:
     workshop: Workshop
     replicas: list[LabReplica]
     tokens: Text
+    lateness: list[int] = field(default_factory=list)
+    """By how many steps each gradient of a pool was late in the last round."""
 
-    def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> None:
-        """H inner steps of one replica from θ, or, of the parts in `ahead`, from there."""
-        steps = self.manifest.inner.steps
-        whole = self.workshop.seat(replica)
+    def trained(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> Iterator[Trained]:
+        """The inner loops of a round, one replica after another; those of a pool are all over before its first is
+        given. A replica starts from θ, or, of the parts in `ahead`, from there."""
+        pooled = self._pool_round(round, ahead, emit) if self.workshop.pool else []
+        yield from pooled
+        for replica in self.replicas[len(pooled) :]:
+            steps = self.inner_loop(replica, round, ahead(replica), emit)
+            moved = self.workshop.wholes[replica.kind].moved()
+            yield Trained(replica, moved, dict.fromkeys(moved, steps))
+
+    def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> int:
+        """The inner steps of one replica from θ, or, of the parts in `ahead`, from there; how many there were: H, or by
+        the replica's speed."""
+        whole, workshop = self.workshop.seat(replica), self.workshop
         whole.load(self.grids, ahead)
-        for step in range(steps):
-            loss = self.workshop.inner_step(replica, self.batch(round, step, replica.slot), (round - 1) * steps + step)
+        chunks = self.chunks(round, replica.slot)
+        loop = workshop.inner_loop(replica)
+        first, pace = (round - 1) * self.manifest.inner.steps, self.manifest.inner.steps / len(chunks)
+        for step, chunk in enumerate(chunks):
+            loss = loop.step(self.read(chunk), first + step * pace)
             emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
+        loop.finish(first + (len(chunks) - 1) * pace)
+        return len(chunks)
+
+    def chunks(self, round: int, slot: int) -> range:
+        """Which chunks of the text a replica reads in a round, one for each inner step."""
+        total, speeds = self.manifest.replicas.total, self.workshop.switches.speeds
+        steps = inner_steps(total * self.manifest.inner.steps, speeds or [1] * total)
+        first = in_turn(self.manifest, round, 0, 0) + sum(steps[:slot])
+        return range(first, first + steps[slot])
+
+    def read(self, chunk: int) -> Tensor:
+        """A chunk: [sequences, L + 1]."""
+        return torch.from_numpy(batch(self.tokens, self.manifest, chunk))
 
     def batch(self, round: int, step: int, slot: int) -> Tensor:
-        """What a replica reads in an inner step: [sequences, L + 1]."""
-        return torch.from_numpy(batch(self.tokens, self.manifest, in_turn(self.manifest, round, step, slot)))
+        """What a replica reads in an inner step where all take H of them: [sequences, L + 1]."""
+        return self.read(in_turn(self.manifest, round, step, slot))
+
+    def _pool_round(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> list[Trained]:
+        """A round of the groups' members, who take microbatches from each other as their speeds are."""
+        wholes, manifest = self.workshop.pool, self.manifest
+        members = self.replicas[: len(wholes)]
+        for replica, whole in zip(members, wholes, strict=True):
+            self.workshop.seat(replica)
+            whole.load(self.grids, ahead(replica))
+        chunks = range(self.chunks(round, 0).start, self.chunks(round, len(wholes) - 1).stop)
+        speeds = self.workshop.switches.speeds[: len(wholes)] or [1] * len(wholes)
+        total = len(chunks) * manifest.inner.microbatches
+        drawn = (each for chunk in chunks for each in self.read(chunk).split(manifest.inner.microbatch))
+        done = PoolRound.begin(wholes, drawn, total, round, self.workshop.clip, emit)
+        done.play(schedule([speeds] * manifest.replicas.stages, total))
+        self.lateness = done.lateness
+        return [
+            Trained(
+                replica,
+                whole.moved(),
+                {stage_part(stage): count for stage, count in enumerate(steps)} | {EMBEDDING: steps[0]},
+            )
+            for replica, whole, steps in zip(members, wholes, done.steps, strict=True)
+        ]

@@ -13,7 +13,20 @@ from protocol.manifest import Manifest
 from protocol.tensor_formats import FORMATS
 from protocol.toml_tables import Section, validated
 
-NOT_OF_GROUPS = {"method", "momentum", "optimizer", "values", "indices", "precision"}
+NOT_OF_GROUPS = {
+    "method",
+    "momentum",
+    "optimizer",
+    "late",
+    "lookahead",
+    "clip",
+    "speeds",
+    "paths",
+    "weights",
+    "values",
+    "indices",
+    "precision",
+}
 """Switches that change nothing in how a compressed group is built."""
 
 SCALE_BITS = 16
@@ -32,6 +45,22 @@ class Switches(Section):
     momentum: float = Field(0.9, ge=0, lt=1, description="of DiLoCo's Nesterov")
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="of inner steps; muon: for the matrices of the layers, and AdamW for the rest"
+    )
+    late: int = Field(
+        0, ge=0, le=64, description="inner steps by which gradients are late, as in a pipeline without a bubble"
+    )
+    lookahead: bool = Field(
+        False, description="late gradients are computed where the weights will be about when they are applied"
+    )
+    clip: Literal["replica", "stage"] = Field("replica", description="by whose norm gradients are clipped")
+    speeds: list[int] = Field(
+        [], description="of replicas, or of each stage's members: inner steps in this proportion, M H in all"
+    )
+    paths: Literal["chains", "loose"] = Field(
+        "chains", description="loose: each microbatch of the groups takes a member of each stage, whoever is soonest"
+    )
+    weights: Literal["equal", "steps"] = Field(
+        "equal", description="in the mean over replicas; steps: as many as each has taken"
     )
     values: Literal["manifest", "exact", "sign", "statistical"] = Field(
         "manifest", description="quantizer of contributions; manifest: outer.values"
@@ -87,11 +116,22 @@ class Switches(Section):
                 or self.grassmann > 0
                 or self.second_moment != "elements"
                 or free
+                or self.late > 0
+                or self.clip != "replica"
+                or bool(self.speeds)
             ),
             "optimizer = muon is for inner steps, which method = adamw has none of": self.method == "adamw"
             and self.optimizer != "adamw",
             "second_moment = columns is AdamW's: optimizer = muon has none": self.optimizer == "muon"
             and self.second_moment != "elements",
+            "lookahead is for late gradients": self.lookahead and not self.late,
+            "paths = loose clips by stage: say clip = stage": self.paths == "loose" and self.clip != "stage",
+            "paths = loose makes gradients late by itself": self.paths == "loose" and self.late > 0,
+            "paths = loose puts nothing back into the subspace after a step": self.paths == "loose"
+            and (self.embedding == "project" or self.weight_projection),
+            "paths and weights are SparseLoCo's": self.method != "sparseloco"
+            and (self.paths != "chains" or self.weights != "equal"),
+            "speeds are positive": any(speed < 1 for speed in self.speeds),
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():
@@ -121,7 +161,13 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if manifest.outer.clip != "none" and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
-    if not (manifest.replicas.groups and manifest.compressed):
+    if found.speeds and len(found.speeds) != manifest.replicas.total:
+        raise ManifestError(f"{source}: lab.speeds: {len(found.speeds)} speeds for {manifest.replicas.total} replicas")
+    if found.weights != "equal" and manifest.outer.clip != "none":
+        raise ManifestError(f"{source}: lab.weights: outer.clip knows no weights")
+    if not manifest.replicas.groups:
+        return found.without_groups.model_copy(update={"paths": "chains"})
+    if not manifest.compressed:
         return found.without_groups
     if found != found.without_groups and any(FORMATS[wire].step for wire in manifest.replicas.wires):
         raise ManifestError(f"{source}: replicas.wire: the lab's own boundaries send floats; say lab.payload")

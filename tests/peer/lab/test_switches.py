@@ -53,6 +53,19 @@ def manifest(**tables) -> Manifest:
         ),
         ({"method": "adamw", "optimizer": "muon"}, "optimizer = muon is for inner steps"),
         ({"optimizer": "muon", "second_moment": "columns"}, "second_moment = columns is AdamW's"),
+        *(
+            ({"method": "adamw"} | each, "method = adamw has no inner loop")
+            for each in ({"late": 1}, {"clip": "stage"}, {"speeds": [1, 1, 2]})
+        ),
+        ({"lookahead": True}, "lookahead is for late gradients"),
+        ({"paths": "loose"}, "paths = loose clips by stage"),
+        ({"paths": "loose", "clip": "stage", "late": 1}, "paths = loose makes gradients late by itself"),
+        ({"paths": "loose", "clip": "stage", "weight_projection": True}, "paths = loose puts nothing back"),
+        ({"paths": "loose", "clip": "stage", "embedding": "project"}, "paths = loose puts nothing back"),
+        ({"method": "diloco", "weights": "steps"}, "paths and weights are SparseLoCo's"),
+        ({"method": "diloco", "paths": "loose", "clip": "stage"}, "paths and weights are SparseLoCo's"),
+        ({"speeds": [1, 0, 1]}, "speeds are positive"),
+        ({"speeds": [1, 2]}, "lab.speeds: 2 speeds for 3 replicas"),
         ({"method": "diloco", "values": "sign"}, "values are SparseLoCo's"),
         ({"method": "adamw", "values": "exact"}, "values are SparseLoCo's"),
         ({"momentum": 1.0}, "lab.momentum"),
@@ -85,6 +98,13 @@ HEARD = [
     {"method": "diloco", "momentum": 0.5},
     {"method": "adamw"},
     {"optimizer": "muon"},
+    {"late": 1},
+    {"late": 2},
+    {"late": 1, "lookahead": True},
+    {"clip": "stage"},
+    {"speeds": (1, 1, 2)},
+    {"speeds": (1, 1, 2), "weights": "steps"},
+    {"clip": "stage", "paths": "loose"},
     {"values": "exact"},
     {"values": "sign"},
     {"values": "statistical"},
@@ -111,7 +131,8 @@ HEARD = [
 def outcome(**table: object) -> tuple[str, float, float]:
     """Digests after the last round, and the losses (plain) at the genesis and then."""
     run = manifest()
-    lab = small_lab(run, switches(table, run, ""))
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}
+    lab = small_lab(run, switches(lists, run, ""))
     _, before = lab.evaluator.evaluate(lab.bench.grids)
     digests = str(play(lab, ROUNDS))
     return digests, before, lab.evaluator.evaluate(lab.bench.grids)[1]
