@@ -34,18 +34,13 @@ patience = 100.0
 is slow is waited for: what is compared is the mathematics, on a machine however busy."""
 
 VARIANTS = {
-    "2-bit values over senders, eta 0.8": (
-        "compression = 4",
-        'values = "2bit"\naggregate = "senders"\nlearning_rate = 0.8',
+    "integers between stages, medians, a stage with most layers": (
+        'layers = [1, 3]\ncompression = 2\nwire = "int4"\ngradient_wire = "int8"',
+        'clip = "median"\naggregate = "senders"',
     ),
-    "other chunks, a stage with most layers": ("layers = [1, 3]", "chunk_side = 24\ntop_k = 7"),
-    "no compression, fp32": ('compression = 1\nwire = "fp32"', ""),
-    "integers between stages": ('compression = 2\nwire = "int4"\ngradient_wire = "int8"', ""),
-    "clipped to the medians": ("compression = 4", 'clip = "median"\naggregate = "senders"'),
-    "no datacenter, an observer evaluates": ("datacenters = 0", "beta = 0.5"),
-    "overlap": ("compression = 4", "overlap = true"),
     "overlap, an observer evaluates": ("datacenters = 0", 'overlap = true\nvalues = "2bit"'),
 }
+"""Each choice for itself: `tests/world/test_parity.py`, in virtual time."""
 
 
 def lab(descriptor: Descriptor, folder: Path) -> list[Event]:
