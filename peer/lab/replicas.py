@@ -328,7 +328,7 @@ class Bench:
 
     def chunks(self, round: int, slot: int) -> range:
         """Which chunks of the text a replica reads in a round, one for each inner step."""
-        total, speeds = self.manifest.replicas.total, self.workshop.switches.speeds
+        total, speeds = self.manifest.replicas.total, self.workshop.switches.shares
         steps = inner_steps(total * self.manifest.inner.steps, speeds or [1] * total)
         first = in_turn(self.manifest, round, 0, 0) + sum(steps[:slot])
         return range(first, first + steps[slot])
@@ -349,7 +349,7 @@ class Bench:
             self.workshop.seat(replica)
             whole.load(self.grids, ahead(replica))
         chunks = range(self.chunks(round, 0).start, self.chunks(round, len(wholes) - 1).stop)
-        speeds = self.workshop.switches.speeds[: len(wholes)] or [1] * len(wholes)
+        speeds = self.workshop.switches.shares[: len(wholes)] or [1] * len(wholes)
         total = len(chunks) * manifest.inner.microbatches
         drawn = (each for chunk in chunks for each in self.read(chunk).split(manifest.inner.microbatch))
         done = PoolRound.begin(wholes, drawn, total, round, self.workshop.clip, emit)

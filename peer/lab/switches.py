@@ -53,8 +53,10 @@ class Switches(Section):
         False, description="late gradients are computed where the weights will be about when they are applied"
     )
     clip: Literal["replica", "stage"] = Field("replica", description="by whose norm gradients are clipped")
-    speeds: list[int] = Field(
-        [], description="of replicas, or of each stage's members: inner steps in this proportion, M H in all"
+    speeds: str = Field(
+        "",
+        pattern=r"^([1-9][0-9]{0,3}(:[1-9][0-9]{0,3})*)?$",
+        description="of replicas, or of each stage's members, as in 1:1:2:4: they share a round's M H steps",
     )
     paths: Literal["chains", "loose"] = Field(
         "chains", description="loose: each microbatch of the groups takes a member of each stage, whoever is soonest"
@@ -131,7 +133,6 @@ class Switches(Section):
             and (self.embedding == "project" or self.weight_projection),
             "paths and weights are SparseLoCo's": self.method != "sparseloco"
             and (self.paths != "chains" or self.weights != "equal"),
-            "speeds are positive": any(speed < 1 for speed in self.speeds),
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():
@@ -143,6 +144,11 @@ class Switches(Section):
     def payloads(self) -> tuple[str, str]:
         """The number formats of activations and of gradients."""
         return self.payload, self.payload if self.gradient_payload == "same" else self.gradient_payload
+
+    @property
+    def shares(self) -> list[int]:
+        """The speed of each replica; none where all are equal."""
+        return [int(speed) for speed in self.speeds.split(":")] if self.speeds else []
 
     @property
     def without_groups(self) -> "Switches":
@@ -161,8 +167,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if manifest.outer.clip != "none" and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
-    if found.speeds and len(found.speeds) != manifest.replicas.total:
-        raise ManifestError(f"{source}: lab.speeds: {len(found.speeds)} speeds for {manifest.replicas.total} replicas")
+    if len(found.shares) not in (0, manifest.replicas.total):
+        raise ManifestError(f"{source}: lab.speeds: {len(found.shares)} speeds for {manifest.replicas.total} replicas")
     if found.weights != "equal" and manifest.outer.clip != "none":
         raise ManifestError(f"{source}: lab.weights: outer.clip knows no weights")
     if not manifest.replicas.groups:

@@ -144,7 +144,7 @@ def test_a_pool_of_one_member_a_stage_with_one_microbatch_in_flight_is_a_chain_t
 
 def test_a_pool_reads_what_chains_read_takes_steps_by_speed_and_says_how_late_gradients_were(monkeypatch):
     run = manifest(replicas={"groups": 3, "datacenters": 1, "stages": 3})
-    chosen = Switches(clip="stage", paths="loose", speeds=[1, 2, 3, 6], weights="steps")
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3:6", weights="steps")
     lab = small_lab(run, chosen)
     read, losses, was = [], [], Bench.read
     monkeypatch.setattr(Bench, "read", lambda self, chunk: read.append(chunk) or was(self, chunk))
@@ -163,7 +163,7 @@ def test_a_pool_reads_what_chains_read_takes_steps_by_speed_and_says_how_late_gr
 
 def test_a_pool_learns_and_its_state_is_what_its_seed_says():
     run = manifest(replicas={"groups": 3, "datacenters": 0, "stages": 3})
-    chosen = Switches(clip="stage", paths="loose", speeds=[1, 2, 4], weights="steps")
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:4", weights="steps")
     labs = [small_lab(run, chosen) for _ in range(2)]
     _, before = labs[0].evaluator.evaluate(labs[0].bench.grids)
     assert play(labs[0], 3) == play(labs[1], 3)
@@ -174,7 +174,7 @@ def test_a_pool_learns_and_its_state_is_what_its_seed_says():
 def test_in_the_mean_each_counts_once_or_as_often_as_it_has_taken_steps(weights):
     people = {"groups": 0, "datacenters": 3}
     run = manifest(replicas=people, inner={"steps": 3}, outer={"overlap": True, "beta": 1.0})
-    lab = small_lab(run, Switches(speeds=[1, 1, 7], weights=weights))
+    lab = small_lab(run, Switches(speeds="1:1:7", weights=weights))
     before = {part: dict(grid) for part, grid in lab.bench.grids.items()}
     lab.round(1, lambda event: None)
     assert isinstance(lab.method, SparseLoCo)

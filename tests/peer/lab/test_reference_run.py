@@ -191,7 +191,7 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({"method": "diloco"}, False),
         ({"optimizer": "muon"}, False),
         ({"late": 2, "lookahead": True}, False),
-        ({"paths": "loose", "clip": "stage", "speeds": [1, 2, 2], "weights": "steps"}, True),
+        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, True),
         ({"method": "adamw"}, False),
         ({"grassmann": 5}, False),
         ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, False),
