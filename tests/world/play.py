@@ -13,9 +13,11 @@ from peer import pausing
 from peer.telemetry.events import Event, RoundDone, to_line
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
+from tests.world.owners import Owner, Role
 from tests.world.properties import BACK_SECONDS, LATE_SECONDS, at_the_end, told_in_time
 from tests.world.schedule import Fault, Schedule
-from tests.world.world import CERTIFICATE_SECONDS, Owner, Role, World
+from tests.world.standing import standing
+from tests.world.world import CERTIFICATE_SECONDS, World
 
 MOST_STARTS = 12
 """So often somebody is started in one schedule, at most."""
@@ -79,7 +81,7 @@ def _play(outcome: Outcome, folder: Path, files: Path) -> None:
     schedule = outcome.schedule
     life = schedule.life or CERTIFICATE_SECONDS
     world = World(manifest_of(schedule), folder, schedule.seed, files, life)
-    with world.standing():
+    with standing(world):
         try:
             _tell(world, schedule, outcome)
         finally:

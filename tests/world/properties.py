@@ -22,7 +22,8 @@ from protocol.outer.data_plan import OWN_ORDER, chunks
 from protocol.trust.receipts import CountedReceipt
 from tests.reference import sparse_outer
 from tests.world.evidence import Chosen, Evidence, Held, PartHeld, integers, sparse
-from tests.world.world import Owner, Process, World
+from tests.world.owners import Owner, Process
+from tests.world.world import World
 
 PARTIAL = (".partial", ".part", ".tmp")
 """The endings of files that are being written."""

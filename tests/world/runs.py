@@ -15,7 +15,7 @@ from protocol.manifest import Manifest
 from tests.reference.processes import TEXT
 from tests.world.play import MEMORY, Outcome, manifest_of, play
 from tests.world.schedule import Schedule, draw, without
-from tests.world.world import drawn_keys
+from tests.world.standing import drawn_keys
 
 
 @cache

@@ -25,9 +25,11 @@ from protocol.manifest import Manifest
 from protocol.monitor import View
 from tests.reference.small_manifest import small_manifest
 from tests.world.loop import in_host
+from tests.world.owners import Owner
 from tests.world.play import folder_in_memory
 from tests.world.runs import files_of
-from tests.world.world import Owner, World
+from tests.world.standing import standing
+from tests.world.world import World
 
 MakeWorld = Callable[..., World]
 
@@ -40,7 +42,7 @@ def world() -> Iterator[MakeWorld]:
         def make(keeps_model: bool = False, **tables: dict[str, Any]) -> World:
             folder, files = stack.enter_context(folder_in_memory()), files_of(manifest(**tables))
             made = World(manifest(**tables), folder, 1, files, keeps_model=keeps_model)
-            stack.enter_context(made.standing())
+            stack.enter_context(standing(made))
             stack.callback(made.close)
             made.start(made.owners["node"])
             assert made.run_until(lambda: made.ticket is not None, 10)

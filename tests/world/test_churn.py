@@ -28,8 +28,9 @@ from protocol.codec.snapshot import Header, parse_header
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.run.run_files import TRAIN
+from tests.world.owners import Owner, Process
 from tests.world.test_cases import MakeWorld, all_end_well, join, told, world
-from tests.world.world import Owner, Process, World
+from tests.world.world import World
 
 __all__ = ["world"]  # the fixture
 

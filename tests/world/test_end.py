@@ -9,9 +9,10 @@ from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Finished, RoundDone
 from tests.world import test_cases
 from tests.world.loop import in_host
+from tests.world.owners import Owner, Process
 from tests.world.test_cases import MakeWorld, all_end_well, join, seen, told
 from tests.world.test_more_cases import group, until_step
-from tests.world.world import Owner, Process, World
+from tests.world.world import World
 
 world = test_cases.world
 

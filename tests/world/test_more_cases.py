@@ -18,8 +18,9 @@ from peer.telemetry.events import (
     StepDone,
 )
 from tests.world import test_cases
+from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, join, told
-from tests.world.world import Owner, World
+from tests.world.world import World
 
 world = test_cases.world
 

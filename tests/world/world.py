@@ -5,25 +5,14 @@ certificates, records, messages, contributions and states are real ones; folders
 """
 
 import asyncio
-import os
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
-from unittest import mock
+from typing import Any
 
-import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-
-import bootstrap.admission.front
-import peer.network.admission
-import peer.swarm.work
 from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.admission.operator_lists import invite
 from bootstrap.genesis import create_run
@@ -31,19 +20,15 @@ from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, as_operator, serve_node
 from peer.cli.bootstrap import _become_gateway
 from peer.cli.observer import keep_model
-from peer.compute.trainer import StageTrainer
 from peer.daemon import serve_as_guest
-from peer.network.reach.reach import Reach
 from peer.process import first_error
 from peer.settings import PeerSettings
 from peer.telemetry.events import Event, Finished
 from peer.telemetry.journal import Journal
-from peer.telemetry.status import EventStream, Status
+from peer.telemetry.status import EventStream
 from protocol import clock
 from protocol.errors import HetpeerError
 from protocol.manifest import Manifest
-from protocol.net import dht
-from protocol.net.tls_probe import TlsProbe
 from protocol.run.run_files import Descriptor
 from protocol.trust.keys import load_or_create
 from protocol.trust.ticket import Ticket
@@ -51,8 +36,9 @@ from tests.world.directory import Directory
 from tests.world.disk import Disk
 from tests.world.evidence import Evidence
 from tests.world.loop import HOST, Task, VirtualLoop, in_host
-from tests.world.network import Machine, Network
-from tests.world.rpc import Calling, Grid, Shown, dynamic, serving
+from tests.world.network import Network
+from tests.world.owners import Owner, Process, Program
+from tests.world.rpc import Grid
 
 EPOCH = 1_800_000_000.0
 """The time when every world begins, in seconds since 1970."""
@@ -64,76 +50,6 @@ STEP_SECONDS = 0.03
 
 CERTIFICATE_SECONDS = 3 * 86400.0
 """The life of certificates, where a world does not say another."""
-
-Role = Literal["volunteer", "datacenter", "observer"]
-Program = Role | Literal["node", "gateway"]
-
-
-@dataclass(eq=False, slots=True)
-class Process:
-    """A running program: the node, or a peer."""
-
-    name: str
-    machine: Machine
-    held: list[Any] | None = None
-    dead: bool = False
-    stop: asyncio.Event | None = None
-    task: asyncio.Task[None] | None = None
-    exit_code: int | None = None
-    started_at: float = 0.0
-    ended_at: float | None = None
-    """When it ended, or was killed."""
-    stops: list[list[float]] = field(default_factory=list)
-    """From when to when it was stopped."""
-    was_full: bool = False
-    """Its disk has been full."""
-    error: str = ""
-    events: list[tuple[float, Event]] = field(default_factory=list)
-    status: Status = field(default_factory=Status)
-
-    def stopped_between(self, begins: float, ends: float) -> float:
-        """The seconds of a time in which the process was stopped."""
-        return sum(max(0.0, min(until, ends) - max(since, begins)) for since, until in self.stops)
-
-
-@dataclass(eq=False, slots=True)
-class Owner:
-    """Somebody with a machine: what is started there, by the same command each time. `audits`: an observer that does;
-    `door`: whose ticket it has, the node's or a gateway's; `ticket`: the one that a gateway gives to others."""
-
-    name: str
-    machine: Machine
-    folder: Path
-    role: Program
-    stage: int | None = None
-    stays: bool = False
-    runs: list[Process] = field(default_factory=list)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the owner sets beside the usual: fields of `PeerSettings`."""
-    audits: bool = False
-    left: bool = False
-    """It comes back only after the run's end."""
-    door: str = "node"
-    ticket: Ticket | None = None
-
-    @property
-    def process(self) -> Process | None:
-        """What runs there now."""
-        return self.runs[-1] if self.runs and self.runs[-1].exit_code is None and not self.runs[-1].dead else None
-
-
-class Clocks:
-    """The clocks of the machine on which code runs."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-
-    def monotonic(self) -> float:
-        return self.loop.now
-
-    def time(self) -> float:
-        host = HOST.get()
-        return EPOCH + self.loop.now + (host.machine.skew if host is not None else 0.0)
 
 
 @dataclass(slots=True)
@@ -161,7 +77,6 @@ class World:
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.network = Network(self.loop)
-        self.clocks = Clocks(self.loop)
         self.grid = Grid(self.network, self.wall, self.failed)
         self.directory = Directory(self.network, self.wall)
         self.disk = Disk(self.random, self.loop.spend)
@@ -396,80 +311,3 @@ class World:
     def run_for(self, seconds: float) -> None:
         """Let so much time pass."""
         self.run_until(lambda: False, seconds)
-
-    @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Put this world in the place of the real one in the block."""
-        world = self
-
-        async def probe(address: str, seconds: float) -> TlsProbe:
-            host = HOST.get()
-            machine, server = world.network.listener(address)
-            if machine is None or not world.network.reachable(host.machine, machine):
-                await asyncio.sleep(seconds)
-                raise TimeoutError("timed out")
-            trip = 2 * world.network.latency(host.machine, machine)
-            await asyncio.sleep(2 * trip)
-            if server is None:
-                raise ConnectionRefusedError(111, "Connection refused")
-            leaf = x509.load_pem_x509_certificate(server.credentials.chain())
-            return TlsProbe(leaf.public_bytes(Encoding.DER), trip, trip)
-
-        @asynccontextmanager
-        async def opened(front: Any, host: str, port: int) -> AsyncIterator[int]:
-            machine = HOST.get().machine
-            machine.listeners[port] = machine.listeners[front.port]
-            try:
-                yield port
-            finally:
-                machine.listeners.pop(port, None)
-
-        async def find(wish: Any, ticket: Any, identity: Any, folder: Path, asks: bool = True) -> Reach:
-            host = HOST.get().machine.address
-            return Reach(host, 0, (host, None))
-
-        def measure(trainer: StageTrainer) -> float:
-            inner = trainer.manifest.inner
-            return inner.microbatch * trainer.manifest.model.context / (STEP_SECONDS * HOST.get().machine.speed)
-
-        with ExitStack() as stack:
-            put = stack.enter_context
-            put(clock.read_from(self.clocks))
-            put(mock.patch.object(grpc.aio, "server", self.grid.server))
-            put(mock.patch.object(grpc.aio, "secure_channel", self.grid.channel))
-            put(mock.patch.object(grpc, "ssl_channel_credentials", Calling))
-            put(mock.patch.object(grpc, "ssl_server_credentials", serving))
-            put(mock.patch.object(grpc, "dynamic_ssl_server_credentials", dynamic))
-            put(mock.patch.object(grpc, "ssl_server_certificate_configuration", Shown))
-            put(mock.patch.object(dht, "start", self.directory.start))
-            put(mock.patch.object(peer.network.admission, "probe", probe))
-            put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
-            put(mock.patch("peer.network.reach.reach.find", find))
-            put(mock.patch.object(os, "fsync", self.disk.sync))
-            put(mock.patch.object(os, "write", self.disk.write))
-            put(self.evidence.watching())
-            put(mock.patch.object(peer.swarm.work, "tokens_per_second", measure))
-            put(drawn_keys(self.random))
-            state = random.getstate()
-            random.seed(self.seed)
-            try:
-                yield
-            finally:
-                random.setstate(state)
-
-
-@contextmanager
-def drawn_keys(chance: random.Random) -> Iterator[None]:
-    """Draw new keys and the numbers of certificates from `chance` in the block."""
-
-    def key(curve: ec.EllipticCurve) -> ec.EllipticCurvePrivateKey:
-        return ec.derive_private_key(chance.getrandbits(250) + 1, curve)
-
-    def number() -> int:
-        return chance.getrandbits(150) | 1 << 150
-
-    with (
-        mock.patch.object(ec, "generate_private_key", key),
-        mock.patch.object(x509, "random_serial_number", number),
-    ):
-        yield
