@@ -200,7 +200,7 @@ class Reconciler:
                 return False
             followed = [part for part in self.intake.ledgers if follows(said.role, said.stage, part, self.manifest)]
             for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
-                self.intake.note_spoken(part, said.peer_id)
+                self.intake.note_spoken(part, said.peer_id, said.round)
             here = {(part, entry.key) for part in followed for entry in self.intake.ledgers[part].all_entries()}
             return here <= keys_of(told.parts)
         except PeerError as error:

@@ -77,6 +77,8 @@ class Intake:
     """Rounds up to this one are taken from others' word."""
     spoken: dict[Part, set[PeerId]] = field(default_factory=dict)
     """While catching up: who has named all that it has accepted."""
+    least: dict[Part, int] = field(default_factory=dict)
+    """The round that those have finished, at least, who may have spoken of all that counts, by part."""
     witnesses: dict[Part, int] = field(default_factory=dict)
     """The number of peers that must vouch for an entry, by part."""
     dropped: list[Entry] = field(default_factory=list)
@@ -309,9 +311,10 @@ class Intake:
 
     # Catching up
 
-    def catch_up(self, part: Part, target: int, witnesses: int) -> None:
+    def catch_up(self, part: Part, target: int, witnesses: int, least: int = 0) -> None:
         """Take rounds up to `target` from the word of others, `witnesses` at least, from now on: this peer was not
-        there."""
+        there. Who has not finished round `least` yet is none of them."""
+        self.least[part] = least
         self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
         self.vouched[part], self.spoken[part] = {}, set()
         self.words = Counter({key: count for key, count in self.words.items() if key[0] != part})
@@ -323,9 +326,11 @@ class Intake:
             self.words[part, peer] += peer not in vouchers
             vouchers.add(peer)
 
-    def note_spoken(self, part: Part, peer: PeerId) -> None:
-        """Note that a peer has named all that it has accepted of a part: what it has not named, it has not accepted."""
-        self.spoken.setdefault(part, set()).add(peer)
+    def note_spoken(self, part: Part, peer: PeerId, round: int) -> None:
+        """Note that a peer that has finished `round` has named all that it has accepted of a part: what it has not
+        named, it has not accepted."""
+        if round >= self.least.get(part, 0):
+            self.spoken.setdefault(part, set()).add(peer)
 
     def reconsider(self, part: Part) -> None:
         """Drop, after having been away, what this peer accepted by its old clock and enough others have not."""

@@ -24,6 +24,7 @@ from peer.telemetry.events import Listener, Progress
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.identity import Part
+from protocol.net.tasks import Children
 
 PULSE_SECONDS = 5.0
 """So often a peer says how it goes."""
@@ -119,6 +120,8 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
             await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
         if outer.finished and not (outer.told_over or node.settings.stay):
             await stay_until_known(outer, node.ask_finished)
+            if not outer.followed.is_settled(outer.last_settled):  # what came meanwhile, others have in their state
+                await outer.settle()
         if node.settings.stay and outer.finished and not outer.leaving:
             outer.tell_finished()
             outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
@@ -194,7 +197,8 @@ async def linger(outer: OuterLoop) -> None:
     while clock() < farewell:
         if all_at(outer.discovery.peers(), rounds) and waits_for_nobody():
             ended = ended or clock()
-            same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
+            async with _telling_a_long_wait(outer):
+                same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records
                 break
         others, missed = outer.discovery.others(), outer.discovery.missed()
@@ -202,7 +206,8 @@ async def linger(outer: OuterLoop) -> None:
         await outer.discovery.news.wait(1.0)
     else:
         await _have_all(outer)
-    await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
+    async with _telling_a_long_wait(outer):
+        await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
     await outer.settle()
 
 
@@ -249,6 +254,20 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
 def over(outer: OuterLoop) -> str:
     """Say that the run is over, in words."""
     return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
+
+
+@asynccontextmanager
+async def _telling_a_long_wait(outer: OuterLoop) -> AsyncIterator[None]:
+    """Say that this peer waits for the others if the block takes long: who does not answer is given time."""
+    rounds, seconds = outer.manifest.outer.rounds, max(FAREWELL_SECONDS, outer.pace.usual)
+
+    async def say() -> None:
+        await asyncio.sleep(LAST_STATE_SECONDS)
+        outer.emit(waits.for_the_end(outer.discovery.others(), outer.discovery.missed(), rounds, seconds))
+
+    async with Children() as children:
+        children.spawn(say())
+        yield
 
 
 async def _have_all(outer: OuterLoop) -> bool:

@@ -92,7 +92,9 @@ async def _catch_up(outer: OuterLoop) -> int:
             if sum(any(claim.folded >= oldest for claim in claims) for claims in told) < _witnesses(outer, part):
                 return target  # too few others say that they have closed that round
             raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
-        outer.reconciler.intake.catch_up(part, target, _witnesses(outer, part))
+        needed = _witnesses(outer, part)
+        least = target if len(_abreast(outer, part, target)) >= needed else 0  # one that says so alone may lie
+        outer.reconciler.intake.catch_up(part, target, needed, least)
     if lacks_holder(outer):
         return 0
     witnesses.follow()
@@ -240,11 +242,17 @@ def _witnesses(outer: OuterLoop, part: Part) -> int:
     return min(outer.manifest.outer.liars + 1, len(believed(outer, part)))
 
 
+def _abreast(outer: OuterLoop, part: Part, target: int) -> list[PeerRecord]:
+    """Who holds a part and says that it has finished round `target`: those behind have not accepted what counts in it,
+    and say nothing against it."""
+    return [peer for peer in believed(outer, part) if peer.round >= target]
+
+
 def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
-    """Whether nobody else who is there holds a part, and this peer has taken part in the rounds up to `target`: its own
-    folder is the last word on it then."""
+    """Whether nobody else who is there holds a part as it is after round `target`, and this peer has taken part in the
+    rounds up to it: its own folder is the last word on it then."""
     taken_part = outer.clock if outer.contributed else outer.clock - 1
-    return target <= taken_part and not believed(outer, part)
+    return target <= taken_part and not _abreast(outer, part, target)
 
 
 def lacks_holder(outer: OuterLoop) -> bool:

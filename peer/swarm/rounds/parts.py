@@ -111,6 +111,15 @@ class FollowedParts:
                 await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
         followed.digest = await self.torch_thread.run(digest, followed.state.grid)
 
+    def is_settled(self, last: int) -> bool:
+        """Whether every grid has what the ledgers say of rounds up to `last`."""
+        return all(
+            each.ledger.chosen(round) == each.settled.get(round, {})
+            for each in self.parts.values()
+            for round in {*each.ledger.open_rounds(), *each.settled}
+            if round <= last
+        )
+
     def in_grids(self) -> set[str]:
         """SHA-256 of the contributions to open rounds that are in the grids."""
         rounds = (settled for each in self.parts.values() for settled in each.settled.values())
