@@ -18,8 +18,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mistake's name or file; none: all")
     parser.add_argument("--list", action="store_true", help="name the mistakes, and try none out")
     parser.add_argument(
-        "--seeds", type=int, metavar="N", help="look for each with the first N seeds of the simulated world, instead"
+        "--seeds", type=int, metavar="N", help="look for each with N seeds of the simulated world, instead"
     )
+    parser.add_argument("--first-seed", type=int, default=0, metavar="SEED", help="the first of these seeds")
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     options = parser.parse_args()
     mistakes = [
@@ -33,7 +34,8 @@ def main() -> int:
         print("\n".join(f"{mistake.name}  ({mistake.file}; {mistake.killed_by})" for mistake in mistakes))
         return 0
     if options.seeds:
-        mistakes = [replace(each, killed_by=f"{WORLD}--schedules {options.seeds} --first") for each in mistakes]
+        played = f"{WORLD}--seed {options.first_seed} --schedules {options.seeds} --first"
+        mistakes = [replace(each, killed_by=played) for each in mistakes]
     found = try_out(mistakes, SECONDS_OF_A_SEED * (options.seeds or 0), quiet=options.json)
     if options.json:
         print(json.dumps([as_json(each) for each in found], indent=1))

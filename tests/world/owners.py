@@ -59,6 +59,8 @@ class Owner:
     audits: bool = False
     left: bool = False
     """It comes back only after the run's end."""
+    paused: float | None = None
+    """Since when it has been told to pause, if it is."""
     door: str = "node"
     ticket: Ticket | None = None
 

@@ -10,20 +10,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import pausing
-from peer.telemetry.events import Event, RoundDone, to_line
+from peer.telemetry.events import Event, Paused, PauseEnded, Progress, RoundDone, to_line
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
-from tests.world.owners import Owner, Role
-from tests.world.properties import BACK_SECONDS, LATE_SECONDS, at_the_end, told_in_time
+from tests.world.owners import Owner, Process, Role
+from tests.world.properties import BACK_SECONDS, LATE_SECONDS, MOST_SLOW, at_the_end, told_in_time
 from tests.world.schedule import Fault, Schedule
 from tests.world.standing import standing
 from tests.world.world import CERTIFICATE_SECONDS, World
 
 MOST_STARTS = 12
-"""So often somebody is started in one schedule, at most."""
+"""So often somebody is started again at most when nothing is broken any more."""
 
 END_SECONDS = 600.0
 """The time within which a run has to end from which on nothing is broken any more."""
+
+MOMENTS_SECONDS = 200.0
+"""So long the moments of faults may take to come when the others have happened."""
+
+GOING_SECONDS = 45.0
+"""Within this time who is told to stop, or to pause, has gone: after 30 it is cut short."""
+
+NOTICED_SECONDS = 10.0
+"""Within this time who is told to pause says so: it looks every second."""
+
+AGAIN_SECONDS = 0.5
+"""So often somebody looks whether what is to be started again has ended."""
 
 KNOWN_SECONDS = 15.0
 """Within this time after the end the node has looked at all who have finished."""
@@ -97,27 +109,33 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
         owner.machine.speed = each.speed
         owner.audits, owner.door = each.audits, each.door
         world.at(each.at, lambda owner=owner: None if owner.process else world.start(owner))
-    for fault in schedule.faults:
-        world.at(fault.at, lambda fault=fault: _do(world, fault))
-    last = max((each.at for each in (*schedule.members, *schedule.faults)), default=0.0)
+    timed = [fault for fault in schedule.faults if fault.after is None]
+    for fault in timed:
+        world.at(fault.at, lambda fault=fault: _do(world, fault, outcome))
+    last = max((each.at for each in (*schedule.members, *timed)), default=0.0)
+    coming = _await_moments(world, outcome)
     world.run_for(last + 0.5)
-    world.network.partition(())
     servers = [owner for owner in world.owners.values() if owner.role in ("node", "gateway")]
     peers = [owner for owner in world.owners.values() if owner not in servers]
+    if coming:
+        world.run_until(lambda: not coming or all(owner.process is None for owner in peers), MOMENTS_SECONDS)
+        coming.clear()
+        last = world.loop.now
+    world.network.partition(())
     world.disk.full.clear()
     world.disk.slow.clear()
     for owner in world.owners.values():
-        pausing.resume(owner.folder)
+        _resume(owner)
         if owner.process is not None and owner.process.held is not None:
             world.thaw(owner.process)
     gone = [owner for owner in peers if owner.left]
-    begun = world.loop.now
+    begun, starts = world.loop.now, {owner.name: len(owner.runs) for owner in peers}
 
     def over() -> bool:
         for owner in world.owners.values():  # whoever has been stopped is started again
             ended_well = owner in gone or (owner.runs and owner.runs[-1].exit_code == 0 and owner not in servers)
             if owner.process is None and not ended_well:
-                if len(owner.runs) > MOST_STARTS:
+                if len(owner.runs) - starts.get(owner.name, 0) > MOST_STARTS:
                     return True
                 world.start(owner)
         return all(owner.process is None for owner in peers)
@@ -147,20 +165,39 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
         outcome.objections.append(f"{failure.process}: {failure.error!r}")
 
 
+def _await_moments(world: World, outcome: Outcome) -> set[Fault]:
+    """Have faults happen after their moments. Returns those that have not happened yet; whoever takes one out keeps it
+    from happening."""
+    coming = {fault for fault in outcome.schedule.faults if fault.after is not None}
+
+    def act(fault: Fault) -> None:
+        if fault in coming:
+            coming.discard(fault)
+            _do(world, fault, outcome)
+
+    for fault in [each for each in outcome.schedule.faults if each in coming]:
+        assert fault.after is not None
+        world.when(fault.after.is_come, lambda fault=fault: world.at(world.loop.now + fault.at, lambda: act(fault)))
+    return coming
+
+
 def _come_late(world: World, peers: list[Owner], gone: list[Owner], outcome: Outcome) -> None:
     """After the run's end: who has left before it comes back, and so does one that has finished; and a stranger."""
     world.run_for(KNOWN_SECONDS)
     schedule = outcome.schedule
     role: Role = "volunteer" if schedule.groups else "datacenter"
     newcomer = world.add("latecomer", role, 0 if schedule.groups else None)
-    back = random.Random(f"hetpeer world late {schedule.seed}").choice([each for each in peers if each not in gone])
+    back = random.Random(f"hetpeer world late {schedule.seed}").choice(
+        [each for each in peers if each not in gone and each.machine.speed <= MOST_SLOW]
+    )
     for owner in (newcomer, *gone, back):
-        outcome.objections += told_in_time(world, owner, LATE_SECONDS if owner is newcomer else BACK_SECONDS)
+        slowness = max(1.0, owner.machine.speed / MOST_SLOW)
+        outcome.objections += told_in_time(world, owner, LATE_SECONDS if owner is newcomer else slowness * BACK_SECONDS)
         late = owner.runs[-1]
         outcome.story += [_line(world, owner, len(owner.runs) - 1, at, event) for at, event in late.events]
 
 
-def _do(world: World, fault: Fault) -> None:
+def _do(world: World, fault: Fault, outcome: Outcome) -> None:
     """Do one thing of a schedule."""
     if fault.kind in ("cut", "heal"):
         world.network.partition(fault.names)
@@ -178,10 +215,19 @@ def _do(world: World, fault: Fault) -> None:
             world.kill(process)
             shutil.rmtree(owner.folder)
             owner.folder.mkdir()
+            owner.paused = None
         case "interrupt" if process is not None:
             world.interrupt(process)
+            world.at(world.loop.now + GOING_SECONDS, lambda: _has_gone(owner, process, outcome))
+        case "again" if process is not None:
+            world.at(world.loop.now + AGAIN_SECONDS, lambda: _do(world, fault, outcome))
+        case "again" if not owner.left:
+            world.start(owner)
         case "leave" if process is not None and any(isinstance(event, RoundDone) for _, event in process.events):
             world.interrupt(process)
+            owner.left = True
+        case "lose" if process is not None and any(isinstance(event, RoundDone) for _, event in process.events):
+            world.kill(process)
             owner.left = True
         case "full":
             world.fill(owner)
@@ -197,8 +243,49 @@ def _do(world: World, fault: Fault) -> None:
             world.thaw(process)
         case "pause":
             pausing.pause(owner.folder)
+            owner.paused = since = owner.paused if owner.paused is not None else world.loop.now
+            world.at(world.loop.now + NOTICED_SECONDS, lambda: _has_noticed(owner, since, outcome))
+            world.at(world.loop.now + GOING_SECONDS, lambda: _has_paused(owner, since, outcome))
         case "resume":
-            pausing.resume(owner.folder)
+            _resume(owner)
+
+
+def _resume(owner: Owner) -> None:
+    pausing.resume(owner.folder)
+    owner.paused = None
+
+
+def _has_gone(owner: Owner, process: Process, outcome: Outcome) -> None:
+    """See that a process has ended that was told to, unless it was stopped meanwhile."""
+    if process is owner.process and not process.stops:
+        outcome.objections.append(f"{owner.name} was told to stop, and goes on after {GOING_SECONDS:.0f} s")
+
+
+def _is_told_to_pause(owner: Owner, since: float) -> bool:
+    """Whether somebody who was told to pause then has been told so all the time, and was not started or stopped
+    meanwhile."""
+    process = owner.process
+    return process is not None and process.started_at <= since and not process.stops and owner.paused == since
+
+
+def _has_noticed(owner: Owner, since: float, outcome: Outcome) -> None:
+    """See that somebody who is told to pause says that it does, or that it leaves first."""
+    process = owner.process
+    if process is None or not _is_told_to_pause(owner, since):
+        return
+    leaves = False
+    for _, event in process.events:
+        if isinstance(event, Paused | PauseEnded):
+            leaves = isinstance(event, Paused)
+        leaves |= isinstance(event, Progress) and event.doing.startswith("leaving")
+    if not leaves:
+        outcome.objections.append(f"{owner.name} was told to pause, and goes on after {NOTICED_SECONDS:.0f} s")
+
+
+def _has_paused(owner: Owner, since: float, outcome: Outcome) -> None:
+    """See that somebody serves nobody who has been told to pause."""
+    if _is_told_to_pause(owner, since) and owner.machine.listeners:
+        outcome.objections.append(f"{owner.name} was told to pause, and serves after {GOING_SECONDS:.0f} s")
 
 
 def _write(world: World, outcome: Outcome) -> None:

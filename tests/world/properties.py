@@ -40,6 +40,9 @@ THERE_SECONDS = 60.0
 OVER_SECONDS = 16.0
 """By so much a wait may last longer than it was told to last at most: at its end the others are looked at once more."""
 
+MOST_SLOW = 3.0
+"""Whose machine is so many times slower keeps these times; who is slower still has more of it."""
+
 LATE_SECONDS = 10.0
 """Within this time a stranger who comes after the end is told so, and ends."""
 
@@ -103,7 +106,8 @@ def _misses(peers: list[Owner], quiet_since: float) -> Iterable[str]:
     ends = [at for owner in peers for run in owner.runs for at, event in run.events if isinstance(event, Finished)]
     for owner in peers:
         run = owner.runs[-1]
-        there = min(ends, default=0.0) - max(run.started_at, quiet_since) >= THERE_SECONDS
+        slowness = max(1.0, owner.machine.speed / MOST_SLOW)
+        there = min(ends, default=0.0) - max(run.started_at, quiet_since) >= slowness * THERE_SECONDS
         if there and run.exit_code == 0 and not any(isinstance(event, Finished) for _, event in run.events):
             yield f"{owner.name} was there all the time, and goes without the last state"
 
@@ -125,7 +129,8 @@ def _files(peers: list[Owner]) -> Iterable[str]:
 def _silences(world: World, peers: list[Owner]) -> Iterable[str]:
     for owner in peers:
         for run in owner.runs:
-            yield from _silence(run, run.ended_at if run.ended_at is not None else world.loop.now)
+            slowness = max(1.0, owner.machine.speed / MOST_SLOW)
+            yield from _silence(run, run.ended_at if run.ended_at is not None else world.loop.now, slowness)
 
 
 def is_progress(event: Event) -> bool:
@@ -133,13 +138,14 @@ def is_progress(event: Event) -> bool:
     return type(event).__name__ not in ("Pulse", "Credited", "Refused", "Avoided", "Waiting")
 
 
-def _silence(run: Process, ends: float) -> Iterable[str]:
-    """Where a process has done nothing for long, and not said what it waits for, or waited longer than it said."""
+def _silence(run: Process, ends: float, slowness: float) -> Iterable[str]:
+    """Where a process has done nothing for long, and not said what it waits for, or waited longer than it said. A
+    machine that is so many times slower than slow may take so much longer."""
     status, acted = Status(), run.started_at
     for at, event in [*run.events, (ends, None)]:
         told = status.waiting is not None or status.state == "paused"
         silent = at - acted - run.stopped_between(acted, at)
-        if silent > (DOING_SECONDS if status.doing else SILENT_SECONDS) and not told:
+        if silent > slowness * (DOING_SECONDS if status.doing else SILENT_SECONDS) and not told:
             yield (
                 f"{run.name} was silent for {silent:.0f} s, from {acted:.1f} s on: {status.state}, {status.doing!r}, "
                 f"round {status.round}"
@@ -148,7 +154,7 @@ def _silence(run: Process, ends: float) -> Iterable[str]:
         wait = status.waiting
         if wait is not None and wait.most_seconds is not None:
             waited = at - status.waits_since - run.stopped_between(status.waits_since, at)
-            if waited > wait.most_seconds + OVER_SECONDS:
+            if waited > wait.most_seconds + slowness * OVER_SECONDS:
                 yield f"{run.name} waited {waited:.0f} s, and said {wait.most_seconds:.0f}, for {wait.waits_for!r}"
         if event is None:
             return

@@ -723,3 +723,9 @@ class Grid:
 
     def channel(self, target: str, credentials: Calling, options: Any = None, **_: Any) -> Channel:
         return Channel(self, target, credentials, options)
+
+
+def is_of_grpc(task: Any) -> bool:
+    """Whether a task stands for what gRPC does by itself, on threads of its own: it opens a connection for a call that
+    has been given up already, say."""
+    return task.get_coro().cr_code.co_filename == __file__

@@ -13,8 +13,9 @@ from bootstrap.genesis import create_run
 from peer.compute.calibration import warm_up
 from protocol.manifest import Manifest
 from tests.reference.processes import TEXT
+from tests.world.families import draw
 from tests.world.play import MEMORY, Outcome, manifest_of, play
-from tests.world.schedule import Schedule, draw, without
+from tests.world.schedule import Schedule, without
 from tests.world.standing import drawn_keys
 
 

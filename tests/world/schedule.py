@@ -1,13 +1,14 @@
-"""Schedules: who is in a run, and what happens to whom at which time. A seed draws one; a schedule is its own text.
+"""Schedules: who is in a run, and what happens to whom at which time. A schedule is its own text.
 
 What a schedule breaks, it mends: whoever was stopped is started again by the same command, and the network is whole
 again. From then on the run has to end by itself.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from peer.telemetry.events import Event
 
 Kind = Literal[
     "start",
@@ -26,15 +27,11 @@ Kind = Literal[
     "room",
     "slow",
     "fast",
+    "again",
+    "lose",
 ]
-"""What can happen. `leave`: by Ctrl-C, and back only after the run's end; `full` and `room`, `slow` and `fast`: of the
-disk."""
-
-MORE = 1_000_000
-"""From this seed on schedules have more: a second family, so that the first stays as it was."""
-
-QUIET_SECONDS = 40.0
-"""From the first start to the last fault."""
+"""What can happen. `leave`: by Ctrl-C, and back only after the run's end; `lose`: by SIGKILL, and back only then;
+`full` and `room`, `slow` and `fast`: of the disk; `again`: it is started once it has ended, however long that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +52,33 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """When somebody first tells an event of this class: `name`, or anybody; of `round` or a later one, if it has a
+    round."""
+
+    event: Literal["GroupFormed", "StepDone", "Contributed", "RoundDone", "Finished"]
+    round: int = 0
+    name: str = ""
+
+    def is_come(self, name: str, event: Event) -> bool:
+        """Whether it has come when `name` tells an event."""
+        told = type(event).__name__ == self.event and self.name in ("", name)
+        return told and getattr(event, "round", self.round) >= self.round
+
+    def __str__(self) -> str:
+        of = f" of round {self.round}" if self.round else ""
+        return f"after {self.name or 'somebody'}'s first {self.event}{of}"
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens at `at` seconds, to one process, or, where the network is cut, to several machines."""
+    """Something that happens at `at` seconds, of the story or `after` a moment of it, to one process, or, where the
+    network is cut, to several machines. A moment that does not come does nothing."""
 
     at: float
     kind: Kind
     names: tuple[str, ...]
+    after: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,119 +113,10 @@ class Schedule:
                 f"  {each.at:6.2f} s  {each.name} starts: {place}, {each.speed:.1f} times slower, "
                 f"{1000 * each.latency:.0f} ms away, clock {each.skew:+.1f} s"
             )
-        said += [f"  {each.at:6.2f} s  {each.kind} {', '.join(each.names)}" for each in self.faults]
+        for fault in self.faults:
+            after = f" {fault.after}" if fault.after is not None else ""
+            said.append(f"  {fault.at:6.2f} s{after}  {fault.kind} {', '.join(fault.names)}")
         return said
-
-
-def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
-    chance = random.Random(f"hetpeer world {seed}")
-    stages = chance.choice((2, 2, 2, 3))
-    groups, datacenters = chance.choice(((1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (0, 2), (0, 3)))
-    members: list[Member] = []
-
-    def join(name: str, role: Literal["volunteer", "datacenter", "observer"], stage: int | None = None) -> None:
-        late = chance.random() < 0.2
-        members.append(
-            Member(
-                name,
-                role,
-                stage,
-                at=round(chance.uniform(0, 25.0) if late else chance.uniform(0, 2.0), 2),
-                speed=chance.choice((1.0, 1.0, 1.0, 1.5, 3.0)),
-                latency=chance.choice((0.005, 0.02, 0.08)),
-                skew=chance.choice((0.0, 0.0, 0.0, -2.0, 3.0)),
-            )
-        )
-
-    for group in range(groups):
-        for stage in range(stages):
-            join(f"volunteer-{stage}-{group}", "volunteer", stage)
-    for number in range(datacenters):
-        join(f"datacenter-{number}", "datacenter")
-    spares = chance.choice((0, 0, 1, 2)) if groups else 0
-    for number in range(spares):
-        stage = chance.randrange(stages)
-        join(f"spare-{stage}-{number}", "volunteer", stage)
-    if chance.random() < 0.5:
-        join("observer", "observer")
-    while len(members) < 5:
-        join(f"observer-{len(members)}", "observer")
-    faults = _faults(chance, members)
-    overlap = chance.random() < 0.2
-    drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
-    return _with_more(drawn, random.Random(f"hetpeer world more {seed}")) if seed >= MORE else drawn
-
-
-def _with_more(drawn: Schedule, chance: random.Random) -> Schedule:
-    """The same schedule with more of what there is: rounds that are closed, certificates that end, an observer that
-    audits, a gateway, disks that are full or slow, and who comes back only after the end."""
-    members, faults = list(drawn.members), list(drawn.faults)
-    rounds, grace, liars = drawn.rounds, None, None
-    if chance.random() < 0.6:
-        rounds, grace, liars = rounds + 4, 2, chance.choice((0, 1))
-    life = chance.choice((None, None, 20.0, 40.0))
-    if chance.random() < 0.4:
-        members = [each for each in members if each.name != "observer"]
-        members.append(Member("observer", "observer", at=round(chance.uniform(0, 5.0), 2), audits=True))
-
-    def at(kind: Kind, when: float, name: str) -> None:
-        faults.append(Fault(round(when, 2), kind, (name,)))
-
-    if chance.random() < 0.35:
-        members = [replace(each, door=chance.choice(("node", "gateway"))) for each in members]
-        members.append(Member("gateway", "gateway", at=0.0, latency=chance.choice((0.005, 0.02, 0.08))))
-        when = chance.uniform(4.0, QUIET_SECONDS - 20)
-        at("kill", when, "node")
-        at("start", when + chance.choice((5.0, 20.0, 40.0)), "node")
-    for _ in range(chance.choice((0, 0, 1, 1, 2))):
-        name, when = chance.choice(drawn.members).name, chance.uniform(1.0, QUIET_SECONDS - 10)
-        away = chance.choice((0.1, 1.0, 3.0, 8.0, 20.0))
-        if chance.random() < 0.6:
-            at("full", when, name)
-            at("room", when + away, name)
-            at("start", when + away + 0.5, name)
-        else:
-            at("slow", when, name)
-            at("fast", when + away, name)
-    spared = [each.name for each in members if each.role == "observer" or each.name.startswith("spare")]
-    others = drawn.datacenters + drawn.groups > 1
-    spared += [each.name for each in members if others and each.role == "datacenter"]
-    if spared and chance.random() < 0.4:
-        at("leave", chance.uniform(QUIET_SECONDS - 20, QUIET_SECONDS), chance.choice(spared))
-    faults.sort(key=lambda each: each.at)
-    more = replace(drawn, members=tuple(members), faults=tuple(faults), rounds=rounds, grace=grace, liars=liars)
-    return replace(more, life=life)
-
-
-def _faults(chance: random.Random, members: Sequence[Member]) -> tuple[Fault, ...]:
-    """What happens, and how each is mended."""
-    faults: list[Fault] = []
-
-    def at(kind: Kind, when: float, *names: str) -> None:
-        faults.append(Fault(round(when, 2), kind, names))
-
-    cut_until = 0.0
-    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 5))):
-        when = chance.uniform(1.0, QUIET_SECONDS - 10)
-        name = chance.choice((*(each.name for each in members), "node"))
-        away = chance.choice((0.1, 1.0, 3.0, 8.0, 20.0))
-        kind = chance.choice(("kill", "power", "wipe", "interrupt", "freeze", "pause", "cut"))
-        if kind == "cut" and when > cut_until:
-            size = chance.randint(1, max(1, len(members) // 2))
-            at("cut", when, *chance.sample([each.name for each in members], size))
-            cut_until = when + away
-            at("heal", cut_until)
-        elif kind == "freeze":
-            at("freeze", when, name)
-            at("thaw", when + away, name)
-        elif kind == "pause" and name != "node":
-            at("pause", when, name)
-            at("resume", when + away, name)
-        elif kind in ("kill", "power", "wipe", "interrupt"):
-            at("kill" if name == "node" and kind != "interrupt" else kind, when, name)  # type: ignore[arg-type]
-            at("start", when + away, name)
-    return tuple(sorted(faults, key=lambda each: each.at))
 
 
 def without(schedule: Schedule, faults: Sequence[Fault]) -> Schedule:

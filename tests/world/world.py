@@ -38,7 +38,7 @@ from tests.world.evidence import Evidence
 from tests.world.loop import HOST, Task, VirtualLoop, in_host
 from tests.world.network import Network
 from tests.world.owners import Owner, Process, Program
-from tests.world.rpc import Grid
+from tests.world.rpc import Grid, is_of_grpc
 
 EPOCH = 1_800_000_000.0
 """The time when every world begins, in seconds since 1970."""
@@ -84,6 +84,8 @@ class World:
         self.owners: dict[str, Owner] = {}
         self._invited: dict[str, Ticket] = {}
         """The tickets that make gateways of those who have them."""
+        self._awaited: list[tuple[Callable[[str, Event], bool], Callable[[], object]]] = []
+        """What happens when somebody tells such an event, once."""
         self.failures: list[Failure] = []
         self.ticket: Ticket | None = None
         self.monitor: Monitor | None = None
@@ -165,6 +167,7 @@ class World:
             code = 1
         process.exit_code, process.ended_at = code, self.loop.now
         left = [each for each in self.loop.tasks.get(process, []) if not each.done() and each is not process.task]
+        left = [each for each in left if not is_of_grpc(each)]
         if left:
             self.failures.append(Failure(process.name, f"tasks are left: {left}"))
         self.network.died(process)
@@ -210,7 +213,13 @@ class World:
         return work
 
     def _teller(self, process: Process) -> Callable[[Event], None]:
-        return lambda event: process.events.append((self.loop.now, event))
+        def tell(event: Event) -> None:
+            process.events.append((self.loop.now, event))
+            for due in [each for each in self._awaited if each[0](process.name, event)]:
+                self._awaited.remove(due)
+                due[1]()
+
+        return tell
 
     async def _hold(self, process: Process, owner: Owner, stop: asyncio.Event, held: Callable[[], None]) -> None:
         """What the process does that holds the model beside the node: here, in the node's own."""
@@ -287,6 +296,10 @@ class World:
     def at(self, seconds: float, act: Callable[[], object]) -> None:
         """Let something happen at a time, in no process."""
         self.loop.call_at(seconds, act, context=self.network.kernel)
+
+    def when(self, told: Callable[[str, Event], bool], act: Callable[[], object]) -> None:
+        """Do something as soon as an owner, by its name, tells such an event."""
+        self._awaited.append((told, act))
 
     def close(self) -> None:
         """Forget everything that still runs: what would clean up after itself finds that nothing happens any more."""
