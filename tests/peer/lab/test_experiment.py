@@ -145,8 +145,8 @@ def test_every_example_can_be_run_at_both_scales(path: Path):
     assert hours < 2.5
 
 
-SCREENINGS = {("boundary", "small"), ("outer", "small")}
-"""What only looks for what to run with three seeds: `boundary-best.toml` and `outer-best.toml`."""
+SCREENINGS = {("boundary", "small"), ("outer", "small"), ("muon-rates", "small"), ("loose", "small")}
+"""What only looks for what to run with three seeds, as `boundary-best.toml` and `outer-best.toml` were."""
 
 SMALL_TOKENS_PER_HOUR = 60e6
 """Of the `mini` model on two cores; only to keep the examples honest about "about an hour"."""
