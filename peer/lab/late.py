@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from peer.compute.replica import WholeReplica
 from peer.optim.inner import clip_factor
 
-Gradients = list[list[Tensor]]
+StageGradients = list[list[Tensor]]
 """One for each parameter of each stage."""
 
 
@@ -31,8 +31,8 @@ class LateGradients:
     whole: WholeReplica
     by: int
     lookahead: bool
-    due: deque[Gradients] = field(default_factory=deque)
-    change: Gradients | None = None
+    due: deque[StageGradients] = field(default_factory=deque)
+    change: StageGradients | None = None
     """What the last update has added to each parameter."""
 
     def step(self, batch_SM: Tensor, at: float, clip: "ClipFactors") -> float:

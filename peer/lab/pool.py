@@ -20,7 +20,7 @@ from peer.telemetry.events import Listener, StepDone
 
 
 @dataclass(slots=True)
-class Member:
+class PoolMember:
     """One member of one stage, within a round: its steps so far, how many microbatches have come back through it since
     the last, and after how many steps it saw each microbatch first."""
 
@@ -36,7 +36,7 @@ class PoolRound:
     """A round of a pool. `members[m][s]` is member m of stage s, loaded and with its optimizer; `drawn` gives the
     microbatches [b, L + 1], of `total`, in the order in which they are drawn."""
 
-    members: list[list[Member]]
+    members: list[list[PoolMember]]
     drawn: Iterator[Tensor]
     total: int
     round: int
@@ -63,7 +63,7 @@ class PoolRound:
     ) -> "PoolRound":
         """A round in which `wholes[m].stages[s]` is member m of stage s."""
         return PoolRound(
-            [[Member(stage) for stage in whole.stages] for whole in wholes], drawn, total, round, clip, emit
+            [[PoolMember(stage) for stage in whole.stages] for whole in wholes], drawn, total, round, clip, emit
         )
 
     def play(self, passes: Sequence[Pass]) -> None:
@@ -86,7 +86,7 @@ class PoolRound:
         """How many inner steps member m of stage s has taken: steps[m][s]."""
         return [[each.steps for each in of] for of in self.members]
 
-    def _forward(self, member: Member, each: Pass) -> None:
+    def _forward(self, member: PoolMember, each: Pass) -> None:
         """A pass forward, of which nothing is kept but what has come in."""
         entered = self.entered[each.microbatch, each.stage] = self.payloads[each.microbatch]
         with torch.no_grad():
@@ -95,7 +95,7 @@ class PoolRound:
         self.payloads[each.microbatch] = sent
         member.begun[each.microbatch] = member.steps
 
-    def _backward(self, member: Member, each: Pass) -> None:
+    def _backward(self, member: PoolMember, each: Pass) -> None:
         """Both passes of the last stage; or at another one the pass forward once more, and the pass back."""
         trainer, came = member.trainer, self.payloads.pop(each.microbatch, None)
         entered = came if trainer.last else self.entered.pop((each.microbatch, each.stage))
@@ -109,7 +109,7 @@ class PoolRound:
         if member.back == trainer.manifest.inner.microbatches:
             self._step(member, self.back[each.stage] - member.back)
 
-    def _step(self, member: Member, back: int) -> None:
+    def _step(self, member: PoolMember, back: int) -> None:
         """An inner step of a member, at the rate of the share of the round that is behind its stage: `back` of all
         microbatches."""
         trainer, inner = member.trainer, member.trainer.manifest.inner
