@@ -135,8 +135,8 @@ def trained(change: Change, rounds: int = 3) -> tuple[Lab, Grids, dict[Part, lis
     method = lab.method
     honest = method._contribute
 
-    def contribute(replica, part, round, moved):
-        made = honest(replica, part, round, moved)
+    def contribute(replica, part, round, steps, moved):
+        made = honest(replica, part, round, steps, moved)
         made = change(made) if replica.slot == 0 else made
         sets.setdefault(part, []).append(made)
         return made

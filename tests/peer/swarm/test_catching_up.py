@@ -111,9 +111,9 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch, newcomer: LoopbackPeer, answe
     begin, compare = Intake.catch_up, Reconciler.compare
     asking: list[Part] = []
 
-    def catch_up(self: Intake, part: Part, target: int, witnesses: int) -> None:
+    def catch_up(self: Intake, part: Part, target: int, witnesses: int, least: int) -> None:
         asking.append(part)
-        begin(self, part, target, witnesses)
+        begin(self, part, target, witnesses, least)
 
     async def compare_with(self: Reconciler, peer: PeerRecord, whole: bool = False) -> bool:
         mine = self is newcomer.outer.reconciler
