@@ -250,3 +250,16 @@ def test_the_word_of_others_is_for_rounds_that_are_over_and_given_anew_each_time
             assert bool(b.intake.ledgers[EMBEDDING].chosen(1)) == taken
 
     play(tmp_path, "abcd", scene)
+
+
+def test_who_has_not_finished_a_round_has_not_spoken_of_what_counts_in_it(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        peer, *others = made.peers
+        peer.intake.catch_up(EMBEDDING, 5, 2, least=5)
+        for other, round in zip(others, (4, 5, 5), strict=True):
+            assert not peer.intake.caught_up(EMBEDDING)
+            peer.intake.note_spoken(EMBEDDING, PeerId(other.id), round)
+        assert peer.intake.caught_up(EMBEDDING)
+        assert peer.intake.spoken[EMBEDDING] == {PeerId(other.id) for other in others[1:]}
+
+    play(tmp_path, "abcd", scene)
