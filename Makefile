@@ -15,7 +15,7 @@ ARGS =
 NONE_CHOSEN = 5
 QUICK_TESTS = $(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS)
 ALL_TESTS = { $(QUICK_TESTS) || [ $$? = $(NONE_CHOSEN) ]; } && \
-	{ $(BIN)/pytest -n 2 --dist loadfile tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
+	{ $(BIN)/pytest -n 3 --dist loadfile tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
 
 TIME = 600
 READER =
@@ -35,7 +35,7 @@ install: $(INSTALLED) ## Install hetpeer and everything it needs into .venv
 testnet: install ## Train a whole swarm on this machine and watch it
 	$(BIN)/hetpeer testnet --rounds 12 $(ARGS)
 
-test: lint packages ## Check everything: lint, the quick tests side by side, then those with real processes in two lanes
+test: lint packages ## Check everything: lint, the quick tests side by side, then those with real processes in three lanes
 	$(if $(findstring tests/,$(ARGS)),$(BIN)/pytest $(ARGS),$(ALL_TESTS))
 
 lint: install ## Check style, types, and who imports whom
