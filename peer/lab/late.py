@@ -40,6 +40,9 @@ class LateGradients:
         the update in the run, counted from 0."""
         with self._ahead():
             loss = self.whole.gradients(batch_SM)
+        if not self.by:
+            self._update(at, clip)
+            return loss
         self.due.append([[taken(parameter) for parameter in stage.parameters] for stage in self.whole.stages])
         if len(self.due) > self.by:
             self._apply(at, clip)
@@ -54,6 +57,9 @@ class LateGradients:
         for stage, gradients in zip(self.whole.stages, self.due.popleft(), strict=True):
             for parameter, gradient in zip(stage.parameters, gradients, strict=True):
                 parameter.grad = gradient
+        self._update(at, clip)
+
+    def _update(self, at: float, clip: "ClipFactors") -> None:
         before = [copies(stage.parameters) for stage in self.whole.stages] if self.lookahead else []
         for stage, factor in zip(self.whole.stages, clip(self.whole), strict=True):
             stage.update(factor, at)
@@ -66,14 +72,13 @@ class LateGradients:
     @contextmanager
     def _ahead(self) -> Iterator[None]:
         """Within the block, the weights are where the next updates are expected to take them."""
-        pending = len(self.due) if self.lookahead and self.change is not None else 0
-        if not pending or self.change is None:
+        if self.change is None or not self.due:
             yield
             return
         before = [copies(stage.parameters) for stage in self.whole.stages]
         with torch.no_grad():
             for stage, changes in zip(self.whole.stages, self.change, strict=True):
-                torch._foreach_add_([*stage.parameters], changes, alpha=pending)
+                torch._foreach_add_([*stage.parameters], changes, alpha=len(self.due))
         yield
         with torch.no_grad():
             for stage, old in zip(self.whole.stages, before, strict=True):
