@@ -191,8 +191,8 @@ def outer_term(
     """F(S): η · Σ Δ̂ / M, or over the senders of each coordinate, rounded half to even; int64.
 
     `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. With weights, Δ̂ is
-    w Δ̂, and M or the number of senders is the sum of their weights. `clip` changes
-    values before they are summed, never who sent them: what was clipped to zero has a sender still.
+    w Δ̂, and M or the number of senders is the sum of their weights. `clip` changes values before they are summed, never
+    who sent them: what was clipped to zero has a sender still.
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():

@@ -14,7 +14,7 @@ from peer.telemetry.events import Event, Paused, PauseEnded, Progress, RoundDone
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.owners import Owner, Process, Role
-from tests.world.properties import BACK_SECONDS, LATE_SECONDS, MOST_SLOW, at_the_end, told_in_time
+from tests.world.properties import BACK_SECONDS, LATE_SECONDS, MOST_SLOW, at_the_end, slowness, told_in_time
 from tests.world.schedule import Fault, Schedule
 from tests.world.standing import standing
 from tests.world.world import CERTIFICATE_SECONDS, World
@@ -191,8 +191,9 @@ def _come_late(world: World, peers: list[Owner], gone: list[Owner], outcome: Out
         [each for each in peers if each not in gone and each.machine.speed <= MOST_SLOW]
     )
     for owner in (newcomer, *gone, back):
-        slowness = max(1.0, owner.machine.speed / MOST_SLOW)
-        outcome.objections += told_in_time(world, owner, LATE_SECONDS if owner is newcomer else slowness * BACK_SECONDS)
+        outcome.objections += told_in_time(
+            world, owner, LATE_SECONDS if owner is newcomer else slowness(owner) * BACK_SECONDS
+        )
         late = owner.runs[-1]
         outcome.story += [_line(world, owner, len(owner.runs) - 1, at, event) for at, event in late.events]
 

@@ -101,13 +101,17 @@ def _in_few_hands(world: World, peers: list[Owner], part: Part) -> bool:
     return any(len(each) <= outer.liars for each in authors.values())
 
 
+def slowness(owner: Owner) -> float:
+    """How much more time than others somebody has: none but where its machine is slower than slow."""
+    return max(1.0, owner.machine.speed / MOST_SLOW)
+
+
 def _misses(peers: list[Owner], quiet_since: float) -> Iterable[str]:
     """Who was there, undisturbed, for long before the first peer went, and goes without the last state."""
     ends = [at for owner in peers for run in owner.runs for at, event in run.events if isinstance(event, Finished)]
     for owner in peers:
         run = owner.runs[-1]
-        slowness = max(1.0, owner.machine.speed / MOST_SLOW)
-        there = min(ends, default=0.0) - max(run.started_at, quiet_since) >= slowness * THERE_SECONDS
+        there = min(ends, default=0.0) - max(run.started_at, quiet_since) >= slowness(owner) * THERE_SECONDS
         if there and run.exit_code == 0 and not any(isinstance(event, Finished) for _, event in run.events):
             yield f"{owner.name} was there all the time, and goes without the last state"
 
@@ -129,8 +133,7 @@ def _files(peers: list[Owner]) -> Iterable[str]:
 def _silences(world: World, peers: list[Owner]) -> Iterable[str]:
     for owner in peers:
         for run in owner.runs:
-            slowness = max(1.0, owner.machine.speed / MOST_SLOW)
-            yield from _silence(run, run.ended_at if run.ended_at is not None else world.loop.now, slowness)
+            yield from _silence(run, run.ended_at if run.ended_at is not None else world.loop.now, slowness(owner))
 
 
 def is_progress(event: Event) -> bool:
@@ -138,14 +141,14 @@ def is_progress(event: Event) -> bool:
     return type(event).__name__ not in ("Pulse", "Credited", "Refused", "Avoided", "Waiting")
 
 
-def _silence(run: Process, ends: float, slowness: float) -> Iterable[str]:
+def _silence(run: Process, ends: float, more: float) -> Iterable[str]:
     """Where a process has done nothing for long, and not said what it waits for, or waited longer than it said. A
     machine that is so many times slower than slow may take so much longer."""
     status, acted = Status(), run.started_at
     for at, event in [*run.events, (ends, None)]:
         told = status.waiting is not None or status.state == "paused"
         silent = at - acted - run.stopped_between(acted, at)
-        if silent > slowness * (DOING_SECONDS if status.doing else SILENT_SECONDS) and not told:
+        if silent > more * (DOING_SECONDS if status.doing else SILENT_SECONDS) and not told:
             yield (
                 f"{run.name} was silent for {silent:.0f} s, from {acted:.1f} s on: {status.state}, {status.doing!r}, "
                 f"round {status.round}"
@@ -154,7 +157,7 @@ def _silence(run: Process, ends: float, slowness: float) -> Iterable[str]:
         wait = status.waiting
         if wait is not None and wait.most_seconds is not None:
             waited = at - status.waits_since - run.stopped_between(status.waits_since, at)
-            if waited > wait.most_seconds + slowness * OVER_SECONDS:
+            if waited > wait.most_seconds + more * OVER_SECONDS:
                 yield f"{run.name} waited {waited:.0f} s, and said {wait.most_seconds:.0f}, for {wait.waits_for!r}"
         if event is None:
             return
