@@ -166,6 +166,15 @@ class Outer(Section):
             raise ValueError(f"top_k = {self.top_k} is more than a chunk of {self.chunk_side**2} holds")
         return self
 
+    @model_validator(mode="after")
+    def grace_fits_overlap(self) -> "Outer":
+        """With overlap the others may be a round ahead of whoever still makes its contribution to this one: with less
+        grace it would be too late for everybody, and where that meets most of them, all would wait for what is out of
+        nobody's hands."""
+        if self.overlap and self.grace < 3:
+            raise ValueError(f"grace = {self.grace} is too little with overlap; give grace = 3 or more")
+        return self
+
     @property
     def delay(self) -> int:
         """Rounds between a contribution and its effect: 0, or 1 with `overlap`."""

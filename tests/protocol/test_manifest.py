@@ -119,6 +119,7 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
             "multiple of inner.microbatch",
         ),
         ({"model": {"preset": "nano"}, "outer": {"top_k": 99, "chunk_side": 8}}, "more than a chunk of 64"),
+        ({"model": {"preset": "nano"}, "outer": {"overlap": True, "grace": 2}}, "give grace = 3 or more"),
         ({"model": {"preset": "nano"}, "outer": {"rounds": 0}}, "outer.rounds"),
         ({"model": {"preset": "nano", "d": 4096}, "inner": {"sequences": 2**10, "microbatch": 2**10}}, "at most 1 GiB"),
         ({"model": {"preset": "nano"}, "inner": {"sequences": 2**14, "microbatch": 2**14}}, "more than 1048576 tokens"),

@@ -41,7 +41,7 @@ def dense(drawn: Schedule, chance: random.Random) -> Schedule:
     seconds, and rounds that are closed before the end."""
     grace, liars, rounds = None, None, drawn.rounds
     if chance.random() < 0.35:
-        rounds, grace, liars = rounds + 4, 2, chance.choice((0, 1))
+        rounds, grace, liars = rounds + 4, 2 + drawn.overlap, chance.choice((0, 1))
     members = _with_a_slow_one(drawn, chance)
     faults = _faults(replace(drawn, rounds=rounds, members=members), chance)
     life = chance.choice((None, None, 20.0))

@@ -66,7 +66,7 @@ def _with_more(drawn: Schedule, chance: random.Random) -> Schedule:
     members, faults = list(drawn.members), list(drawn.faults)
     rounds, grace, liars = drawn.rounds, None, None
     if chance.random() < 0.6:
-        rounds, grace, liars = rounds + 4, 2, chance.choice((0, 1))
+        rounds, grace, liars = rounds + 4, 2 + drawn.overlap, chance.choice((0, 1))
     life = chance.choice((None, None, 20.0, 40.0))
     if chance.random() < 0.4:
         members = [each for each in members if each.name != "observer"]

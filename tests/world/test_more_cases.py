@@ -4,7 +4,7 @@ away."""
 from typing import Any
 
 from peer import pausing
-from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.decisions import EndedEarly, NotCounted
 from peer.telemetry.events import (
     Contributed,
     Finished,
@@ -258,3 +258,11 @@ def test_volunteers_that_compute_in_other_numbers_and_with_less_memory_end_with_
         for part, digest in told(owner, Finished)[-1].digests.items():
             digests.setdefault(part, set()).add(digest)
     assert {part: len(each) for part, each in digests.items()} == {"embedding": 1, "stage-0": 1, "stage-1": 1}
+
+
+def test_with_overlap_slow_datacenters_are_a_round_behind_and_all_that_they_do_counts(world: MakeWorld):
+    run = world(replicas={"groups": 0, "datacenters": 4}, outer={"rounds": 6, "overlap": True, "grace": 3, "liars": 0})
+    peers = [join(run, f"datacenter-{each}", "datacenter", speed=each) for each in (1.0, 1.1, 3.0, 3.1)]
+    all_end_well(run, *peers, seconds=200)
+    assert [told(each, NotCounted) for each in peers] == [[]] * 4
+    assert [event.round for each in peers for event in told(each, Contributed)] == [*range(1, 7)] * 4

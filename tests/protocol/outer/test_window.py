@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.manifest import Outer
 from protocol.outer.window import SKEW, Window
 
 windows = st.builds(Window, st.integers(SKEW, 9), st.integers(0, 9))
@@ -25,6 +26,14 @@ def test_who_hears_of_it_a_message_later_needs_at_most_one_receipt_more(window: 
 @given(windows, st.integers(1, 1000), st.integers(0, SKEW))
 def test_what_an_honest_author_publishes_in_its_round_needs_no_receipt_a_message_later(window: Window, round, message):
     assert window.receipts_needed(round + message, round) == 0
+
+
+@given(st.integers(1, 1000))
+def test_with_overlap_an_author_is_in_time_where_the_others_are_a_round_ahead(round):
+    least = Outer(overlap=True, grace=SKEW + 1)
+    assert Window(least.grace, least.liars).receipts_needed(round + least.delay + SKEW, round) == 0
+    with pytest.raises(ValueError, match="give grace"):
+        Outer(overlap=True, grace=SKEW)
 
 
 @given(windows, st.integers(1, 1000))
