@@ -313,15 +313,17 @@ class Intake:
 
     def catch_up(self, part: Part, target: int, witnesses: int, least: int = 0) -> None:
         """Take rounds up to `target` from the word of others, `witnesses` at least, from now on: this peer was not
-        there. Who has not finished round `least` yet is none of them."""
+        there. Who has not finished round `least` yet is none of them: it may have accepted by a clock that stood
+        still."""
         self.least[part] = least
         self.catching_up[part], self.witnesses[part] = target, max(1, witnesses)
         self.vouched[part], self.spoken[part] = {}, set()
         self.words = Counter({key: count for key, count in self.words.items() if key[0] != part})
 
-    def vouch(self, part: Part, key: bytes, peer: PeerId) -> None:
-        """Note that a peer says it has accepted an entry."""
-        if part in self.catching_up and self.words[part, peer] < KEYS_NAMED:
+    def vouch(self, part: Part, key: bytes, peer: PeerId, round: int) -> None:
+        """Note that a peer that has finished `round` says it has accepted an entry."""
+        abreast = round >= self.least.get(part, 0)
+        if part in self.catching_up and abreast and self.words[part, peer] < KEYS_NAMED:
             vouchers = self.vouched[part].setdefault(key, set())
             self.words[part, peer] += peer not in vouchers
             vouchers.add(peer)
@@ -340,16 +342,22 @@ class Intake:
         vouched = [each for each in before if len(words.get(each.key, ())) >= enough]
         ledger.reconsider({(each.name, each.sha256) for each in vouched})
         for entry in before:
-            dropped = entry.sha256 not in ledger.versions(entry.name)
-            if dropped and entry.name.author != ledger.me:  # its own it may need for the error feedback
+            if entry.sha256 not in ledger.versions(entry.name):
                 self.dropped.append(entry)
 
     def discard_dropped(self, settled: Collection[str]) -> None:
-        """Forget the bytes of dropped entries, unless they are in a grid, or have been accepted again."""
+        """Forget dropped entries, unless they are in a grid, or have been accepted again. Of this peer's own the bytes
+        stay, for the error feedback; what is on disk without its proof is not taken for accepted after a restart."""
         still = [entry for entry in self.dropped if entry.sha256 in settled]
         for entry in self.dropped:
-            if entry not in still and entry.sha256 not in self.ledgers[entry.name.part].versions(entry.name):
+            ledger = self.ledgers[entry.name.part]
+            if entry in still or entry.sha256 in ledger.versions(entry.name):
+                continue
+            if entry.name.author != ledger.me:
                 self.contribution_store.discard(entry)
+            elif self.contribution_store.lookup(entry.sha256) is not None:
+                blob = self.contribution_store.read(entry.sha256)
+                self.contribution_store.put(replace(entry, proof=b"", receipts={}), blob)
         self.dropped = still
 
     def caught_up(self, part: Part) -> bool:

@@ -97,7 +97,7 @@ class Learner:
                 if (ledger := self.intake.ledgers.get(part)) is None:
                     continue
                 for key in keys if self.believes(peer.peer_id, part) else ():
-                    self.intake.vouch(part, key, peer.peer_id)
+                    self.intake.vouch(part, key, peer.peer_id, peer.round)
                 taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
         finally:
             self.asking[peer.peer_id] -= 1

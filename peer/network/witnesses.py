@@ -52,6 +52,12 @@ class Witnesses:
         to ask again, and for nothing more."""
         return not self.most_shown() and any(peer.round and may_author(peer) for peer in self.discovery.others())
 
+    def were_ahead(self, clock: int) -> bool:
+        """Whether more authors than may lie, here or not, have signed contributions to rounds further ahead of this
+        peer's `clock` than messages take, while those that are here do not show it: the run may be over."""
+        ahead = sum(round >= clock + SKEW for round in self.intake.shown.values())
+        return ahead > self.discovery.manifest.outer.liars and self.shown_at() < clock + SKEW
+
     def contributing(self) -> set[PeerId]:
         """The peers of which a contribution of late counts here."""
         return set().union(*(each.counted_since(each.begun - LATELY) for each in self.intake.ledgers.values()))

@@ -19,11 +19,12 @@ from peer.swarm.rounds.catch_up import catch_up, compare_with_all, lacks_holder,
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
-from peer.telemetry.decisions import Pulse
+from peer.telemetry.decisions import Pulse, Waiting
 from peer.telemetry.events import Listener, Progress
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.identity import Part
+from protocol.limits import CALL_SECONDS
 from protocol.net.tasks import Children
 
 PULSE_SECONDS = 5.0
@@ -131,7 +132,8 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
             async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                 await earned.ask()
         discovery.tell(gone=True, replica="")
-        await reconciler.hand_out()
+        async with _telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
+            await reconciler.hand_out()
         await discovery.publish()
         for task in keeping:
             task.cancel()
@@ -184,7 +186,8 @@ async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
 async def linger(outer: OuterLoop) -> None:
     """Serve until every peer has finished the last round and all hold the same: what one has heard last, the others
     hear from it. Who does not answer, and has not said goodbye, may be cut off: it is waited for as well, for a while.
-    Who was killed at the end and is back has met nobody yet, and looks for others first: they may hold more.
+    Who was killed at the end and is back has met nobody yet, and looks for others first: they may hold more. A peer
+    that its owner stops meanwhile goes at once, and does the same when it is started again.
     """
     clock, rounds = asyncio.get_running_loop().time, outer.manifest.outer.rounds
     farewell = clock() + max(FAREWELL_SECONDS, outer.pace.usual)  # who is slow may be in its last step for so long
@@ -194,21 +197,23 @@ async def linger(outer: OuterLoop) -> None:
     def waits_for_nobody() -> bool:
         return clock() >= met and (not outer.discovery.missed() or clock() >= patience)
 
-    while clock() < farewell:
+    while clock() < farewell and not outer.leaving:
         if all_at(outer.discovery.peers(), rounds) and waits_for_nobody():
             ended = ended or clock()
-            async with _telling_a_long_wait(outer):
+            async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
                 same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records
                 break
-        others, missed = outer.discovery.others(), outer.discovery.missed()
-        outer.emit(waits.for_the_end(others, missed, rounds, max(FAREWELL_SECONDS, outer.pace.usual)))
+        outer.emit(_of_the_end(outer))
         await outer.discovery.news.wait(1.0)
     else:
+        if outer.leaving:
+            return
         await _have_all(outer)
-    async with _telling_a_long_wait(outer):
+    async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
         await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
     await outer.settle()
+    outer.compared = True
 
 
 async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
@@ -222,15 +227,17 @@ async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
 
 
 async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = unix_time) -> None:
-    """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, and while
-    nobody else trains here. A peer that has others to train with sees by them how far the run is."""
+    """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, while nobody
+    else trains here, and while those that were rounds ahead are gone. A peer that has others to train with sees by them
+    how far the run is."""
     asked = looked = clock()
     while not outer.over:
         await asyncio.sleep(LOOK_SECONDS)
         now = clock()
         slept, looked = now - looked > LOOK_SECONDS + SLEPT_SECONDS, now
         alone = all(peer.role == "observer" for peer in outer.discovery.others())
-        if slept or (alone and now - asked >= ASK_SECONDS):
+        left = alone or outer.reconciler.witnesses.were_ahead(outer.clock)
+        if slept or (left and now - asked >= ASK_SECONDS):
             await ask_whether_over(outer, ask)
             asked = now
 
@@ -246,6 +253,7 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         if not outer.finished:
             outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, most_seconds))
             await outer.discovery.news.wait(1.0)
+    outer.compared = outer.finished
     if not outer.finished:
         here = f"{outer.folder} has the one after round {outer.clock - 1}"
         outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {here}"))
@@ -256,14 +264,18 @@ def over(outer: OuterLoop) -> str:
     return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
 
 
+def _of_the_end(outer: OuterLoop) -> Waiting:
+    seconds = max(FAREWELL_SECONDS, outer.pace.usual)
+    return waits.for_the_end(outer.discovery.others(), outer.discovery.missed(), outer.manifest.outer.rounds, seconds)
+
+
 @asynccontextmanager
-async def _telling_a_long_wait(outer: OuterLoop) -> AsyncIterator[None]:
-    """Say that this peer waits for the others if the block takes long: who does not answer is given time."""
-    rounds, seconds = outer.manifest.outer.rounds, max(FAREWELL_SECONDS, outer.pace.usual)
+async def _telling_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> AsyncIterator[None]:
+    """Say what this peer waits for if the block takes long: who does not answer is given time."""
 
     async def say() -> None:
         await asyncio.sleep(LAST_STATE_SECONDS)
-        outer.emit(waits.for_the_end(outer.discovery.others(), outer.discovery.missed(), rounds, seconds))
+        emit(wait())
 
     async with Children() as children:
         children.spawn(say())

@@ -75,6 +75,17 @@ def for_a_member(member: PeerId, stage: int, round: int, ended: bool) -> Waiting
     return Waiting(f"peer {member[-8:]}, stage {stage} of its group", ends, round=round)
 
 
+def for_a_neighbour(peer: PeerId, stage: int, step: int) -> Waiting:
+    """The wait of a stage for what the one beside it computes in inner step `step` (from 0), where that takes long."""
+    what = f"what peer {peer[-8:]}, stage {stage} of its group, computes in step {step + 1}"
+    return Waiting(what, "it comes, or the group's leader calls the step off")
+
+
+def for_the_group(step: int) -> Waiting:
+    """The wait of a stage that has done its part of inner step `step` (from 0), where the others' takes long."""
+    return Waiting(f"the other stages of its group to end step {step + 1}", "they do, or the leader calls the step off")
+
+
 def for_contributions(
     round: int,
     awaited: Collection[PeerId],
@@ -119,6 +130,12 @@ def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seco
     else:
         what, ends = "the others to say that they hold the run's last state", "all hold the same"
     return Waiting(what, ends, here, needed, most_seconds)
+
+
+def for_hearers(peers: Peers, most_seconds: float) -> Waiting:
+    """The wait of a peer that leaves, until others have what it has made: who does not answer is given time."""
+    names = _names(peer.peer_id for peer in peers)
+    return Waiting(f"others to take what this peer has made: {names}", "they have it", most_seconds=most_seconds)
 
 
 def for_the_last_state(rounds: int, most_seconds: float | None) -> Waiting:

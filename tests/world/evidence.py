@@ -136,7 +136,7 @@ class Evidence:
 
     def _finish(self, original: Any) -> Any:
         def tell_finished(outer: OuterLoop) -> None:
-            if outer.finished and not outer.told_finished:
+            if outer.finished and outer.compared and not outer.told_finished:
                 self.held.append(self._hold(outer))
             original(outer)
 

@@ -126,6 +126,8 @@ class PipelineStage:
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     waiting: Link | None = None
     """Whose frame is due now, while this stage has nothing to do."""
+    passed: bool = False
+    """This stage has passed all microbatches of the step, and the group has not agreed on its end yet."""
 
     async def run(self, round: int, step: int, batch: Batch | None, control: Control) -> Agreed:
         """Take inner step `step` (from 0) of `round` (from 1). `batch` [sequences, L + 1] is stage 0's.
@@ -141,7 +143,9 @@ class PipelineStage:
         seconds = monotonic() - begun
         squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
         loss = sum(losses) / len(losses) if losses else None
+        self.passed = True
         agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.passes, seconds))
+        self.passed = False
         overall = (round - 1) * manifest.inner.steps + step
         await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
         return agreed

@@ -11,6 +11,7 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
 from peer.network.receipt_exchange import Earned
+from peer.swarm import waits
 from peer.swarm.group.control import Agreed, Control
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage
@@ -28,6 +29,9 @@ from protocol.outer.data_plan import Spans
 
 LOOK_SECONDS = 1.0
 """So often whoever watches a step looks at it."""
+
+LONG_SECONDS = 10.0
+"""A step that has lasted so long is worth a word about whom it waits for."""
 
 
 @dataclass(slots=True)
@@ -179,6 +183,8 @@ class StageRound:
         def look() -> None:
             nonlocal looking, looks
             looking, looks = loop.call_later(LOOK_SECONDS, look), looks + 1
+            if looks * LOOK_SECONDS >= LONG_SECONDS:
+                self._tell_a_long_step()
             self.overdue(looks * LOOK_SECONDS)
 
         try:
@@ -186,6 +192,15 @@ class StageRound:
         finally:
             looking.cancel()
         self.pace.remember(loop.time() - began)
+
+    def _tell_a_long_step(self) -> None:
+        """Say whom a step waits for, if that is not this peer itself."""
+        assert self.pipeline is not None
+        if self.pipeline.waiting is not None:
+            stage = self.trainer.index + (1 if self.pipeline.waiting is self.pipeline.downstream else -1)
+            self.outer.emit(waits.for_a_neighbour(self.pipeline.waiting.peer, stage, self.steps))
+        elif self.pipeline.passed:
+            self.outer.emit(waits.for_the_group(self.steps))
 
     def hang_up(self) -> None:
         """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""

@@ -250,8 +250,9 @@ def _abreast(outer: OuterLoop, part: Part, target: int) -> list[PeerRecord]:
 
 def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
     """Whether nobody else who is there holds a part as it is after round `target`, and this peer has taken part in the
-    rounds up to it: its own folder is the last word on it then."""
-    taken_part = outer.clock if outer.contributed else outer.clock - 1
+    rounds up to it: its own folder is the last word on it then. Not in a round that others have finished while this
+    peer was away: what counts in it is what they had."""
+    taken_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
     return target <= taken_part and not _abreast(outer, part, target)
 
 

@@ -84,6 +84,8 @@ class OuterLoop:
     """This peer had finished the last round before its process began."""
     told_over: bool = False
     """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
+    compared: bool = False
+    """This peer has looked, after the last round, whether the others hold what it holds."""
     told_finished: bool = False
 
     @property
@@ -143,8 +145,9 @@ class OuterLoop:
         self.discovery.news.ring()
 
     def tell_finished(self) -> None:
-        """Say once that the run is over, unless this peer leaves it early, or has missed its end."""
-        if self.finished and not self.told_finished:
+        """Say once that the run is over, unless this peer leaves before it has compared its last state with the
+        others', or has missed the end."""
+        if self.finished and self.compared and not self.told_finished:
             self.told_finished = True
             self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
 
@@ -182,6 +185,8 @@ class OuterLoop:
         self.optimizer = optimizer
         self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
+        if self.told_over:  # meanwhile: nobody is to have it who would have to do without the others' last word on it
+            return
         for part, blob in blobs.items():
             await self.reconciler.publish(part, round, blob)
         await self.discovery.publish()

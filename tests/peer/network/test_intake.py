@@ -227,11 +227,29 @@ def test_after_having_been_away_one_peers_word_keeps_nothing(tmp_path: Path):
             b.intake.ledgers[EMBEDDING].advance(6)  # too late for it by now, without receipts
             b.intake.catch_up(EMBEDDING, 5, 2)
             for peer in (c, d) if enough else (c, c):
-                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id))
+                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id), 0)
             b.intake.reconsider(EMBEDDING)
             assert bool(b.intake.ledgers[EMBEDDING].chosen(1)) == enough
 
     play(tmp_path, "abcd", scene)
+
+
+def test_an_own_contribution_that_the_others_have_not_accepted_stays_dropped_after_a_restart(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        a = made.peers[0]
+        entry = await written(a, 1)
+        blob = a.intake.contribution_store.read(entry.sha256)
+        assert await a.intake.own(EMBEDDING, 1, blob)
+        a.intake.ledgers[EMBEDDING].advance(6)  # the others have gone on without it
+        a.intake.catch_up(EMBEDDING, 5, 2)
+        a.intake.reconsider(EMBEDDING)
+        a.intake.discard_dropped(())
+        made.cut(a)
+        again = await made.start("a")
+        assert not again.intake.ledgers[EMBEDDING].chosen(1)
+        assert again.intake.contribution_store.read(entry.sha256) == blob  # for the error feedback
+
+    play(tmp_path, "ab", scene)
 
 
 def test_the_word_of_others_is_for_rounds_that_are_over_and_given_anew_each_time(tmp_path: Path):
@@ -243,7 +261,7 @@ def test_the_word_of_others_is_for_rounds_that_are_over_and_given_anew_each_time
             b.intake.ledgers[EMBEDDING].advance(6)
             b.intake.catch_up(EMBEDDING, target, 2)
             for peer in (c, d)[:words]:
-                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id))
+                b.intake.vouch(EMBEDDING, entry.key, PeerId(peer.id), 0)
             if again:
                 b.intake.catch_up(EMBEDDING, target, 2)
             await b.intake.take(entry.proof, [], a.outer.discovery.record)
@@ -260,6 +278,9 @@ def test_who_has_not_finished_a_round_has_not_spoken_of_what_counts_in_it(tmp_pa
             assert not peer.intake.caught_up(EMBEDDING)
             peer.intake.note_spoken(EMBEDDING, PeerId(other.id), round)
         assert peer.intake.caught_up(EMBEDDING)
+        for other, round in zip(others, (4, 4, 5), strict=True):
+            peer.intake.vouch(EMBEDDING, b"an entry", PeerId(other.id), round)
+        assert peer.intake.vouched[EMBEDDING] == {b"an entry": {PeerId(others[2].id)}}
         assert peer.intake.spoken[EMBEDDING] == {PeerId(other.id) for other in others[1:]}
 
     play(tmp_path, "abcd", scene)

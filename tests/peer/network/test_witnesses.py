@@ -197,3 +197,21 @@ def test_who_may_have_slept_gives_no_receipts_until_it_has_caught_up(tmp_path: P
             assert hidden.id not in asleep.intake.ledgers[EMBEDDING].chosen(2)
 
     play(tmp_path, "sabh", scene)
+
+
+def test_whoever_was_ahead_and_has_gone_is_remembered_if_more_said_so_than_may_lie(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        behind, a, b = made.peers
+        witnesses = behind.outer.reconciler.witnesses
+        made.cut(behind)
+        for gone, ahead in ((a, False), (b, True)):
+            assert not witnesses.were_ahead(1)
+            behind.intake.shown[gone.outer.discovery.record.peer_id] = 1 + SKEW
+            assert witnesses.were_ahead(1) == ahead
+        assert not witnesses.were_ahead(2)  # a round less is no more than a message takes
+        for one in (a, b):
+            one.outer.discovery.tell(round=1 + SKEW)
+            behind.outer.discovery.meet(one.outer.discovery.record, in_person=True)
+        assert not witnesses.were_ahead(1)  # they are here, and show it themselves
+
+    play(tmp_path, "zab", scene)

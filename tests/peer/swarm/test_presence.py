@@ -9,7 +9,7 @@ import torch
 from peer.swarm import presence
 from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, stay_until_known, take_last_state
 from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Progress
+from peer.telemetry.events import Finished, Progress
 from protocol.codec.contribution import digest
 from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
@@ -114,6 +114,62 @@ def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, mo
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+def test_who_has_contributed_to_the_last_round_and_slept_over_its_end_does_not_take_what_it_has_of_it_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(presence, "LAST_STATE_SECONDS", 0.01)
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "b", "asleep") as made:
+            neighbour = await made.join("neighbour", stage=1)  # holds the embedding, and not stage 0
+            a, b, asleep = made.peers[:3]
+            for round in (1, 2):
+                await made.round(round, made.peers[:3])
+            await asleep.contribute(3, 9)
+            await made.calm()
+            made.cut(asleep)
+            made.peers = [a, b, neighbour]
+            await made.round(3, [a, b])
+            await made.leave(a)
+            await made.leave(b)
+            made.peers = [neighbour, asleep]
+            made.introduce()
+            await ask_whether_over(asleep.outer, finished)
+            await take_last_state(asleep.outer)
+            assert not asleep.outer.finished
+            asleep.outer.tell_finished()
+            assert not any(isinstance(each, Finished) for each in asleep.said)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_whoever_is_stopped_before_it_has_compared_the_last_state_goes_at_once_and_does_not_say_that_it_has(
+    tmp_path: Path,
+):
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "late") as made:
+            a, late = made.peers
+            for round in (1, 2):
+                await made.round(round, made.peers)
+            await a.contribute(3, 1)
+            await a.at(3)
+            leaving = asyncio.create_task(linger(a.outer))
+            while not any(isinstance(each, Waiting) for each in a.said):
+                await a.outer.discovery.news.wait(0.05)
+            a.outer.asked_to_leave.set()
+            a.outer.discovery.news.ring()
+            await leaving
+            a.outer.tell_finished()
+            assert not any(isinstance(each, Finished) for each in a.said)
+            a.outer.asked_to_leave.clear()  # started again, it does it now
+            await made.leave(late)
+            await linger(a.outer)
+            a.outer.tell_finished()
+            assert isinstance(a.said[-1], Finished)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_who_comes_back_to_the_end_looks_for_others_first(tmp_path: Path):
     """It was killed before a last contribution came, and has met nobody when it starts again."""
 
@@ -183,6 +239,21 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
             await asking
             assert asked[2] - asked[1] == 5.0  # alone
             assert a.outer.told_over
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.001)
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "slow", "spare", "a", "b") as made:
+            slow, _, a, b = made.peers
+            slow.intake.shown |= {a.outer.discovery.record.peer_id: 3, b.outer.discovery.record.peer_id: 3}
+            await made.leave(a)
+            await made.leave(b)
+            await keep_asking_whether_over(slow.outer, finished)
+            assert slow.outer.told_over
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 

@@ -178,3 +178,13 @@ def test_a_state_is_lost_where_who_serves_its_stage_came_too_late_and_nobody_els
     for holder in (on_its_way, peer("there", round=3), peer("observer", "observer", round=3)):
         assert waits.for_a_lost_state((late, ahead, holder), planned()) is None
     assert waits.for_a_lost_state((ahead,), planned()) is None  # nobody serves stage 0: who comes may have it
+
+
+def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who_hear_it():
+    assert waits.for_a_neighbour(PeerId("the-slow1"), 2, 0).waits_for == (
+        "what peer he-slow1, stage 2 of its group, computes in step 1: "
+        "it comes, or the group's leader calls the step off"
+    )
+    assert waits.for_the_group(3).what == "the other stages of its group to end step 4"
+    wait = waits.for_hearers((peer("b"), peer("a")), 30.0)
+    assert (wait.what, wait.most_seconds) == ("others to take what this peer has made: a, b", 30.0)
