@@ -14,7 +14,7 @@ SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "5"))
 MORE_SCHEDULES = 1
 """So many of the second family are played as well."""
 
-DENSE_COUNTEREXAMPLES = (2_000_004, 2_000_030)
+DENSE_COUNTEREXAMPLES = (2_000_004, 2_000_102)
 """Seeds of the third family, which have found something wrong."""
 
 COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003)

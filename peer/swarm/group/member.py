@@ -14,6 +14,7 @@ from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
+from protocol.outer.window import SKEW
 from protocol.schemas import group_pb2 as pb
 
 ORDER_SECONDS = 3.0
@@ -100,7 +101,8 @@ class Member:
         return waits.for_a_seat(peers, outer.discovery.record, outer.manifest, outer.begun)
 
     async def _next_order(self, reports: Reports, leader: PeerId) -> pb.Order:
-        """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken."""
+        """What the leader orders next. It may have to wait for others: what a leaver offers meanwhile is taken, and the
+        rounds that the others finish go on here, too, where the leader is slow to end them."""
         outer, handover = self.here.outer, self.here.handover
         news, asked = outer.discovery.news, monotonic()
         async with Children() as children:
@@ -115,8 +117,18 @@ class Member:
                     wait = waits.for_orders(peers, me, outer.manifest, outer.begun, leader)
                     lost = outer.lost_state if monotonic() - asked >= LOST_SECONDS else None
                     outer.emit(lost or wait)
-                await (handover.inherit() if handover.due else news.wait(1.0))
+                if self._is_left_behind():
+                    await self.here.finish()
+                else:
+                    await (handover.inherit() if handover.due else news.wait(1.0))
             return receiving.result()
+
+    def _is_left_behind(self) -> bool:
+        """Whether the others have finished the round that this peer works on, and nothing of it is in hand here; or
+        have gone on so far that what is in hand would come too late if it waited longer for the leader's word. Not
+        while its links are open: the leader has been told that this peer is ready."""
+        outer = self.here.outer
+        return self.here.pipeline is None and outer.others_at() >= outer.clock + (SKEW - 1 if self.here.steps else 0)
 
     def _notice(self, said: pb.Order | HetpeerError) -> None:
         """The leader has called the step off, or is gone: do not wait for neighbours."""
