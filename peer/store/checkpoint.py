@@ -67,12 +67,14 @@ class CheckpointState(BaseModel):
 
 class Settled(BaseModel):
     """`settled.json`, for who reads this folder while its peer is at work, or after: the last round this peer has
-    finished, and the digests (part → hex) that its outer state had then. What is late changes it, as everywhere."""
+    finished, and the digests (part → hex) that its outer state had then. What is late changes it, as everywhere.
+    `compared`: it was the last round, and this peer has looked whether the others hold what it holds."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     round: int = Field(ge=0)
     digests: dict[str, str]
+    compared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +150,14 @@ def _blobs(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
             yield f"{part}.contribution", each.contribution
 
 
-def note_settled(folder: Path, round: int, digests: Mapping[str, str]) -> None:
-    """Write down which round the outer state is of, with its digests.
+def note_settled(folder: Path, round: int, digests: Mapping[str, str], compared: bool = False) -> None:
+    """Write down which round the outer state is of, with its digests, and whether it was `compared` after the last.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.
     """
-    write_atomically(folder / SETTLED, Settled(round=round, digests=dict(digests)).model_dump_json().encode())
+    settled = Settled(round=round, digests=dict(digests), compared=compared)
+    write_atomically(folder / SETTLED, settled.model_dump_json().encode())
 
 
 def last_settled(folder: Path) -> Settled | None:

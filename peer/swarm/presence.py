@@ -23,7 +23,7 @@ from peer.telemetry.decisions import Pulse, Waiting
 from peer.telemetry.events import Listener, Progress
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
-from protocol.identity import Part
+from protocol.identity import Part, PeerId
 from protocol.limits import CALL_SECONDS
 from protocol.net.tasks import Children
 
@@ -212,8 +212,19 @@ async def linger(outer: OuterLoop) -> None:
         await _have_all(outer)
     async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
         await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
+    outer.compared |= _has_met_who_knows(outer)
     await outer.settle()
-    outer.compared = True
+    if not outer.compared:
+        outer.emit(Progress(f"{over(outer)}; nobody is here any more with whom its last state could be compared"))
+
+
+def _has_met_who_knows(outer: OuterLoop) -> bool:
+    """Whether this peer has trained with the others to the end; or, where it has come back to it, there is somebody
+    who has finished the run, or nobody else ever had a part in what this peer holds."""
+    rounds, me = outer.manifest.outer.rounds, outer.followed.me
+    authors = set[PeerId]().union(*(each.ledger.counted_since(1) for each in outer.followed.parts.values()))
+    finished = any(peer.round >= rounds for peer in outer.discovery.others())
+    return not outer.ended_before or finished or authors <= {me}
 
 
 async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
@@ -253,8 +264,10 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         if not outer.finished:
             outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, most_seconds))
             await outer.discovery.news.wait(1.0)
-    outer.compared = outer.finished
-    if not outer.finished:
+    if outer.finished:
+        outer.compared = True
+        await outer.settle()
+    else:
         here = f"{outer.folder} has the one after round {outer.clock - 1}"
         outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {here}"))
 

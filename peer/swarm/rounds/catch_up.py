@@ -36,6 +36,7 @@ async def resume(outer: OuterLoop) -> None:
     ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
     closed = (each.ledger.folded for each in followed.parts.values())
     outer.begin_after(max(outer.clock - 1, ended, *closed))
+    outer.compared = settled is not None and bool(ended) and settled.compared
     for part, each in followed.parts.items():
         each.ledger.advance(outer.clock)
         was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
@@ -101,7 +102,7 @@ async def _catch_up(outer: OuterLoop) -> int:
     caught_up = False
     for _ in range(TRIES):
         await compare_with_all(outer)
-        shared = [part for part in outer.followed.parts if not _is_alone_with(outer, part, target)]
+        shared = [part for part in outer.followed.parts if not _stands_by(outer, part, target)]
         caught_up = all(map(outer.reconciler.intake.caught_up, shared))
         if caught_up:
             break
@@ -248,12 +249,13 @@ def _abreast(outer: OuterLoop, part: Part, target: int) -> list[PeerRecord]:
     return [peer for peer in believed(outer, part) if peer.round >= target]
 
 
-def _is_alone_with(outer: OuterLoop, part: Part, target: int) -> bool:
-    """Whether nobody else who is there holds a part as it is after round `target`, and this peer has taken part in the
-    rounds up to it: its own folder is the last word on it then. Not in a round that others have finished while this
-    peer was away: what counts in it is what they had."""
+def _stands_by(outer: OuterLoop, part: Part, target: int) -> bool:
+    """Whether this peer has taken part in the rounds of a part up to `target`, and nobody, or, where it was there all
+    the time, fewer than could outvote it hold the part as it is after that round: what it has accepted is the last word
+    on them then. Not in a round that others have finished while it was away: what counts in it is what they had."""
     taken_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
-    return target <= taken_part and not _abreast(outer, part, target)
+    most = 0 if outer.ended_before else _witnesses(outer, part) - 1
+    return target <= taken_part and len(_abreast(outer, part, target)) <= most
 
 
 def lacks_holder(outer: OuterLoop) -> bool:

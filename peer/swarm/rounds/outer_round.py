@@ -85,7 +85,7 @@ class OuterLoop:
     told_over: bool = False
     """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
     compared: bool = False
-    """This peer has looked, after the last round, whether the others hold what it holds."""
+    """This peer has looked, after the last round, whether the others hold what it holds; in an earlier process, too."""
     told_finished: bool = False
 
     @property
@@ -263,7 +263,8 @@ class OuterLoop:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
         self.reconciler.intake.discard_dropped(self.followed.in_grids())
-        await asyncio.to_thread(checkpoint.note_settled, self.folder, self.clock - 1, self.followed.digests)
+        told = self.clock - 1, self.followed.digests, self.compared
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, *told)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:
