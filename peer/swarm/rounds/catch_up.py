@@ -254,7 +254,7 @@ def _stands_by(outer: OuterLoop, part: Part, target: int) -> bool:
     the time, fewer than could outvote it hold the part as it is after that round: what it has accepted is the last word
     on them then. Not in a round that others have finished while it was away: what counts in it is what they had."""
     taken_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
-    most = 0 if outer.ended_before else _witnesses(outer, part) - 1
+    most = 0 if outer.ended_before else max(0, _witnesses(outer, part) - 1)
     return target <= taken_part and len(_abreast(outer, part, target)) <= most
 
 

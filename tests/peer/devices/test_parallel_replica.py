@@ -198,47 +198,37 @@ def test_a_gradient_that_is_no_number_is_said_as_in_one_process(pair: ShardedRep
         pair.inner_step(batches(pair.manifest, 1)[0], 2)
 
 
-def test_a_killed_process_is_named_and_the_round_begins_again_with_the_same_losses():
-    run, said = manifest(4, 2), []
+def test_a_killed_process_is_named_and_the_round_begins_again_with_the_moments_and_the_losses_that_it_had():
+    run, said, undisturbed = manifest(4, 2), [], WholeReplica(manifest(4, 2), "datacenter", None, CPU)
     replica = sharded(run, said=said)
+    *rounds, evaluated = batches(run, 4)
     try:
+        for each in (replica, undisturbed):
+            each.load(genesis(run))
+            each.inner_step(rounds[0], 0)
+        replica.optimizer_tensors()  # as at a round's end
         replica.load(genesis(run))
-        first = [replica.inner_step(batch, step) for step, batch in enumerate(batches(run, 3))]
+        first = [replica.inner_step(batch, 1 + step) for step, batch in enumerate(rounds[1:])]
         before = processes(replica)
         before[1].kill()
         with pytest.raises(LostMemberError, match=rf"^worker 1 \(process {before[1].pid}\) was killed by SIGKILL$"):
-            replica.inner_step(batches(run, 1)[0], 3)
+            replica.inner_step(rounds[0], 3)
         assert not any(each.is_running() for each in before)
         with pytest.raises(LostMemberError, match="started again"):
-            replica.inner_step(batches(run, 1)[0], 3)
-        replica.load(genesis(run))
-        assert [replica.inner_step(batch, step) for step, batch in enumerate(batches(run, 3))] == first
-    finally:
-        replica.stop()
-    assert said == ["starting 2 processes that compute on cpu"] * 2
-
-
-def test_moments_are_those_of_the_last_round_where_processes_were_lost():
-    run = manifest(4, 2)
-    replica, undisturbed = sharded(run), WholeReplica(run, "datacenter", None, CPU)
-    first, second = batches(run, 2)
-    try:
-        for each in (replica, undisturbed):
-            each.load(genesis(run))
-            each.inner_step(first, 0)
-        replica.optimizer_tensors()
-        processes(replica)[0].kill()
-        held_out_EM = batches(run, 1)[0]
+            replica.inner_step(rounds[0], 3)
         basis = orthonormal(32)
-        assert replica.evaluate(genesis(run), held_out_EM, basis) == pytest.approx(
-            Evaluator(run, basis, held_out_EM, CPU).evaluate(genesis(run)), abs=1e-5
+        assert replica.evaluate(genesis(run), evaluated, basis) == pytest.approx(
+            Evaluator(run, basis, evaluated, CPU).evaluate(genesis(run)), abs=1e-5
         )
         for each in (replica, undisturbed):
             each.load(genesis(run))
-            each.inner_step(second, 1)
+        assert [replica.inner_step(batch, 1 + step) for step, batch in enumerate(rounds[1:])] == first
+        for step, batch in enumerate(rounds[1:]):
+            undisturbed.inner_step(batch, 1 + step)
         assert_close(replica.optimizer_tensors(), undisturbed.optimizer_tensors())
     finally:
         replica.stop()
+    assert said == ["starting 2 processes that compute on cpu"] * 2
 
 
 def test_a_process_that_ends_while_nobody_waits_for_it_is_noticed_and_one_that_hangs_too(

@@ -202,17 +202,15 @@ def rest(lab: Lab, rounds: int) -> list[object]:
     ids=str,
 )
 def test_going_on_from_disk_changes_no_bit(tmp_path: Path, switches: dict[str, object], overlap: bool):
-    manifest = small_manifest(outer={"rounds": 4, "overlap": overlap}, inner={"learning_rate": 1e-2, "warmup": 2})
+    manifest = small_manifest(outer={"rounds": 3, "overlap": overlap}, inner={"learning_rate": 1e-2, "warmup": 2})
     descriptor = opened(tmp_path, manifest)
     chosen = Switches.model_validate(switches)
-    straight = rest(Lab.open(descriptor, tmp_path / "run", CPU, chosen), 4)
-
-    first = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
-    until = rest(first, 2)
-    save_lab(first, tmp_path / "state", {"seen": 2})
-    second = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
-    assert load_lab(second, tmp_path / "state") == {"seen": 2}
-    assert until + rest(second, 4) == straight
+    straight = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
+    rest(straight, 1)
+    save_lab(straight, tmp_path / "state", {"seen": 1})
+    again = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
+    assert load_lab(again, tmp_path / "state") == {"seen": 1}
+    assert rest(again, 3) == rest(straight, 3)
 
 
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path):

@@ -101,32 +101,42 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
 
 
 WRITER = """
-import sys
+import os, sys
+from itertools import count
 from pathlib import Path
 from peer.store.checkpoint import write_checkpoint
 from tests.peer.store.test_checkpoint import checkpoint
-round = 0
-while True:
-    round += 1
-    write_checkpoint(Path(sys.argv[1]), checkpoint(round, 700))
-    print(round, flush=True)
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        for round in count(1):
+            write_checkpoint(Path(folder), checkpoint(round, 700))
+            print(os.getpid(), round, flush=True)
+    os.wait()
 """
+"""One after the other, writes checkpoints into each folder until it is killed: in processes of their own, which need
+not import everything again."""
 
 
 def test_kill_9_at_any_moment_leaves_a_whole_one(tmp_path: Path):
     """The last that was said to be written, or the one after it."""
     chance = random.Random(2)
-    for number in range(12):
-        folder = tmp_path / str(number)
+    folders = [tmp_path / str(number) for number in range(12)]
+    for folder in folders:
         folder.mkdir()
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WRITER, *map(str, folders)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(chance.uniform(0, 0.03))  # where the kill falls is the test's chance, not its synchronisation
-        os.kill(process.pid, signal.SIGKILL)
-        said += [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        process.stdout.close()
+        said: dict[int, list[int]] = {}
+        for line in process.stdout:
+            writer, round = map(int, line.split())
+            said.setdefault(writer, []).append(round)
+            if round == 2:
+                time.sleep(
+                    chance.uniform(0, 0.03)
+                )  # where the kill falls is the test's chance, not its synchronisation
+                os.kill(writer, signal.SIGKILL)
+    assert process.returncode == 0
+    for folder, rounds in zip(folders, said.values(), strict=True):
         found = candidates(folder)[0]
-        assert found.contributed in (said[-1], said[-1] + 1)
+        assert found.contributed in (rounds[-1], rounds[-1] + 1)
         assert same(found, checkpoint(found.contributed, 700))
