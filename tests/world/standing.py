@@ -23,8 +23,8 @@ from peer.network.reach.reach import Reach
 from protocol import clock
 from protocol.net import dht
 from protocol.net.tls_probe import TlsProbe
+from tests.world.certificates import Calling, Shown, dynamic, serving
 from tests.world.loop import HOST, VirtualLoop
-from tests.world.rpc import Calling, Shown, dynamic, serving
 from tests.world.world import EPOCH, STEP_SECONDS, World
 
 
