@@ -15,7 +15,7 @@ def test_text_is_read_from_disk_and_from_a_mirror_at_the_speed_of_training():
     sizes = ["--tokens", "1000000", "--steps", "20", "--speeds", "100000", "--seconds", "3"]
     words = [sys.executable, "benchmarks/data.py", *sizes, "--round-trip", "20", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480, check=True)
     found = json.loads(done.stdout)
     assert found["disk"]["tokens_per_second"] > 0
     assert found["disk"]["steps"] == 20

@@ -19,7 +19,7 @@ def test_each_of_two_processes_holds_half_of_what_one_does():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=True,
     )
     one, two = json.loads(done.stdout)["rows"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SECONDS = 240
+SECONDS = 480
 
 
 @pytest.fixture(scope="module")

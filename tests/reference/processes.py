@@ -16,7 +16,7 @@ from protocol.trust.ticket import Ticket, parse_ticket
 from tests.reference.forked import Forked
 
 HETPEER = [sys.executable, "-m", "peer.cli"]
-SECONDS = 240
+SECONDS = 480
 
 TEXT = "\n\n".join(
     f"{number} volunteers walked to the {place} of the village, and {number + 1} of them came back {how}."

@@ -25,7 +25,7 @@ from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer, events,
 
 ROUNDS = 12
 UNEVEN = RUN.replace("layers = 2", "layers = 3").replace("[replicas]", "[replicas]\nlayers = [1, 2]")
-TINY = UNEVEN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds = {ROUNDS}\n"
+TINY = UNEVEN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds = {ROUNDS}\npatience = 100.0\n"
 PROMPT = "7 volunteers walked to the"
 
 
