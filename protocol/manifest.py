@@ -169,8 +169,8 @@ class Outer(Section):
     @model_validator(mode="after")
     def grace_fits_overlap(self) -> "Outer":
         """With overlap the others may be a round ahead of whoever still makes its contribution to this one: with less
-        grace it would be too late for everybody, and where that meets most of them, all would wait for what is out of
-        nobody's hands."""
+        grace it would be too late for everybody, and where that meets most of them, all would wait for contributions
+        that nobody publishes."""
         if self.overlap and self.grace < 3:
             raise ValueError(f"grace = {self.grace} is too little with overlap; give grace = 3 or more")
         return self

@@ -111,16 +111,15 @@ class Intake:
         this peer has now. A contribution on trial is kept to be looked at."""
         entry = sign_contribution(self.signer, part, round, digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
-            if (
-                self.contribution_store.lookup(entry.sha256) is None
-            ):  # for the error feedback; no proof that it would be valid by
-                await asyncio.to_thread(self.contribution_store.put, replace(entry, proof=b""), blob)
+            if self.contribution_store.lookup(entry.sha256) is None:
+                await asyncio.to_thread(self.contribution_store.put_unproven, entry, blob)
             return None
         await asyncio.to_thread(self.contribution_store.put, entry, blob)
         if read_trial(entry.proof, self.signer.authority) is not None:
             return entry
         entry = read_entry(entry.proof, [], self.signer.authority)  # as others see it: by whose card it is signed
         if self.ledgers[part].take(entry) is not Standing.ACCEPTED:
+            await asyncio.to_thread(self.contribution_store.put_unproven, entry, blob)
             return None
         self.news.ring()
         return entry
@@ -347,7 +346,7 @@ class Intake:
 
     def discard_dropped(self, settled: Collection[str]) -> None:
         """Forget dropped entries, unless they are in a grid, or have been accepted again. Of this peer's own the bytes
-        stay, for the error feedback; what is on disk without its proof is not taken for accepted after a restart."""
+        stay, for the error feedback."""
         still = [entry for entry in self.dropped if entry.sha256 in settled]
         for entry in self.dropped:
             ledger = self.ledgers[entry.name.part]
@@ -356,8 +355,7 @@ class Intake:
             if entry.name.author != ledger.me:
                 self.contribution_store.discard(entry)
             elif self.contribution_store.lookup(entry.sha256) is not None:
-                blob = self.contribution_store.read(entry.sha256)
-                self.contribution_store.put(replace(entry, proof=b"", receipts={}), blob)
+                self.contribution_store.put_unproven(entry, self.contribution_store.read(entry.sha256))
         self.dropped = still
 
     def caught_up(self, part: Part) -> bool:

@@ -13,7 +13,7 @@ receipt, before the receipt goes out: others rely on it.
 import hashlib
 import mmap
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,6 +74,11 @@ class ContributionStore:
         self._write(path, signed + blob)
         if blob:
             self.slices[entry.sha256] = Slice(path, len(signed), len(blob))
+
+    def put_unproven(self, entry: Entry, blob: bytes) -> None:
+        """Keep a contribution of this peer's own for its error feedback alone: without the proof by which it would be
+        taken for accepted after a restart."""
+        self.put(replace(entry, proof=b"", receipts={}), blob)
 
     def lookup(self, sha256: str) -> Slice | None:
         """Where the bytes with this hash lie, for the blob service; None: they are not here."""

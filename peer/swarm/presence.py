@@ -190,7 +190,7 @@ async def linger(outer: OuterLoop) -> None:
     that its owner stops meanwhile goes at once, and does the same when it is started again.
     """
     clock, rounds = asyncio.get_running_loop().time, outer.manifest.outer.rounds
-    farewell = clock() + max(FAREWELL_SECONDS, outer.pace.usual)  # who is slow may be in its last step for so long
+    farewell = clock() + _farewell_seconds(outer)
     patience, ended = clock() + LOST_SECONDS, 0.0
     met = clock() + (LAST_STATE_SECONDS if outer.ended_before else 0.0)
 
@@ -277,9 +277,15 @@ def over(outer: OuterLoop) -> str:
     return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
 
 
+def _farewell_seconds(outer: OuterLoop) -> float:
+    """The time for which a peer serves the others after the last round: who is slow may be in a step for so long."""
+    return max(FAREWELL_SECONDS, outer.pace.usual)
+
+
 def _of_the_end(outer: OuterLoop) -> Waiting:
-    seconds = max(FAREWELL_SECONDS, outer.pace.usual)
-    return waits.for_the_end(outer.discovery.others(), outer.discovery.missed(), outer.manifest.outer.rounds, seconds)
+    """The wait of this peer, which has finished the last round, for the others."""
+    others, missed = outer.discovery.others(), outer.discovery.missed()
+    return waits.for_the_end(others, missed, outer.manifest.outer.rounds, _farewell_seconds(outer))
 
 
 @asynccontextmanager

@@ -136,9 +136,10 @@ class Evidence:
 
     def _finish(self, original: Any) -> Any:
         def tell_finished(outer: OuterLoop) -> None:
-            if outer.finished and outer.compared and not outer.told_finished:
-                self.held.append(self._hold(outer))
+            told = outer.told_finished
             original(outer)
+            if outer.told_finished and not told:
+                self.held.append(self._hold(outer))
 
         return tell_finished
 

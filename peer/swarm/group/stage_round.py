@@ -30,7 +30,7 @@ from protocol.outer.data_plan import Spans
 LOOK_SECONDS = 1.0
 """So often whoever watches a step looks at it."""
 
-LONG_SECONDS = 10.0
+LONG_STEP_SECONDS = 10.0
 """A step that has lasted so long is worth a word about whom it waits for."""
 
 
@@ -183,7 +183,7 @@ class StageRound:
         def look() -> None:
             nonlocal looking, looks
             looking, looks = loop.call_later(LOOK_SECONDS, look), looks + 1
-            if looks * LOOK_SECONDS >= LONG_SECONDS:
+            if looks * LOOK_SECONDS >= LONG_STEP_SECONDS:
                 self._tell_a_long_step()
             self.overdue(looks * LOOK_SECONDS)
 

@@ -185,7 +185,7 @@ class OuterLoop:
         self.optimizer = optimizer
         self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
-        if self.told_over:  # meanwhile: nobody is to have it who would have to do without the others' last word on it
+        if self.told_over:  # while it was saved: the others have gone, and would never hear of it
             return
         for part, blob in blobs.items():
             await self.reconciler.publish(part, round, blob)

@@ -234,13 +234,19 @@ def test_after_having_been_away_one_peers_word_keeps_nothing(tmp_path: Path):
     play(tmp_path, "abcd", scene)
 
 
-def test_an_own_contribution_that_the_others_have_not_accepted_stays_dropped_after_a_restart(tmp_path: Path):
+@pytest.mark.parametrize("late", [False, True])
+def test_an_own_contribution_that_the_others_have_not_accepted_stays_dropped_after_a_restart(
+    tmp_path: Path, late: bool
+):
     async def scene(made: Village) -> None:
         a = made.peers[0]
         entry = await written(a, 1)
         blob = a.intake.contribution_store.read(entry.sha256)
-        assert await a.intake.own(EMBEDDING, 1, blob)
+        if not late:
+            assert await a.intake.own(EMBEDDING, 1, blob)
         a.intake.ledgers[EMBEDDING].advance(6)  # the others have gone on without it
+        if late:
+            assert await a.intake.own(EMBEDDING, 1, blob) is None
         a.intake.catch_up(EMBEDDING, 5, 2)
         a.intake.reconsider(EMBEDDING)
         a.intake.discard_dropped(())

@@ -2,14 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from peer.swarm import presence
 from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, stay_until_known, take_last_state
+from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Finished, Progress
+from peer.telemetry.events import Contributed, Finished, Progress
 from protocol.codec.contribution import digest
 from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
@@ -139,6 +141,26 @@ def test_who_has_contributed_to_the_last_round_and_slept_over_its_end_does_not_t
             assert not asleep.outer.finished
             asleep.outer.tell_finished()
             assert not any(isinstance(each, Finished) for each in asleep.said)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_who_is_told_that_the_run_is_over_while_it_saves_its_contribution_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a", "slow") as made:
+            slow, save = made.peers[1], OuterLoop.save
+
+            async def saved(outer: OuterLoop, *given: Any) -> None:
+                await save(outer, *given)
+                outer.hear_that_it_is_over()
+
+            monkeypatch.setattr(OuterLoop, "save", saved)
+            await slow.contribute(1, 5)
+            await made.calm()
+            assert [peer.intake.ledgers[EMBEDDING].chosen(1) for peer in made.peers] == [{}, {}]
+            assert not any(isinstance(each, Contributed) for each in slow.said)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
