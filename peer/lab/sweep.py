@@ -4,12 +4,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +38,7 @@ class Running:
     """A process and the run in it."""
 
     case: Case
-    process: SpawnProcess
+    process: BaseProcess
     messages: Connection
     ended: Ended | None = None
 
@@ -112,7 +114,11 @@ def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> lis
 
 
 def _start(case: Case, setting: Setting) -> Running:
-    context = multiprocessing.get_context("spawn")
+    """Begin a run: where that is safe as a fork of a process that has imported what runs need, which takes seconds."""
+    context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["peer.lab.sweep_worker"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(case, setting, theirs), daemon=True)
     process.start()

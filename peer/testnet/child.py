@@ -13,6 +13,7 @@ from typing import IO, Literal
 
 from peer.process import INTERRUPTED, LINE_BYTES
 from peer.telemetry.events import Event, Failed, Joined, Progress, to_line
+from peer.testnet.forks import ForkedProcess, can_fork
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import HetpeerError, LostMemberError, ResourceError, UnreachableError
@@ -67,20 +68,20 @@ def arguments(
     return ["replica", ticket, *common]
 
 
-async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process:
+async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process | ForkedProcess:
     """Start a process that keeps its things in `folder`, says its events on standard output, and ends with us."""
+    command = [*command, "--dir", str(folder), "--json", "--until-stdin-closes"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if can_fork(command):
+        return await ForkedProcess.start(command, errors.fileno(), environment)
     return await asyncio.create_subprocess_exec(
         *command,
-        "--dir",
-        str(folder),
-        "--json",
-        "--until-stdin-closes",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
         limit=LINE_BYTES,
         start_new_session=True,  # the terminal's Ctrl-C is for the testnet, which stops its children
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=environment,
     )
 
 
@@ -109,7 +110,7 @@ class Child:
     """One process of the testnet. `fate` is what chaos did to it, `returns` whether it will be started again."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | ForkedProcess
     log: Path
     failed: Failed | None = None
     finished: bool = False
@@ -217,6 +218,12 @@ def to_blame(ended: Sequence[Child]) -> Child:
     left = [child for child in ended if not child.ended_as_meant and not child.succeeded]
     by_itself = [child for child in left if child.process.returncode not in CONSEQUENCES]
     return [*from_outside, *by_itself, *left, *ended][0]
+
+
+def found_the_run_over(child: Child, all_started: Sequence[Child]) -> bool:
+    """Whether chaos had started it again, and it ended well without the last round: the others had gone by then."""
+    first = next(each for each in all_started if each.name == child.name)
+    return child is not first and child.process.returncode == 0 and not child.succeeded
 
 
 def came_too_late(trainees: Sequence[Child], all_started: Sequence[Child]) -> bool:

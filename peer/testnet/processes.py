@@ -34,6 +34,7 @@ from peer.testnet.child import (
     attacker_command,
     came_too_late,
     ended_from_outside,
+    found_the_run_over,
     spawn,
     to_blame,
     two_free_ports,
@@ -296,6 +297,8 @@ class Testnet:
                 return
             if child is None:
                 self._give_up(patience or 0.0)
+            elif found_the_run_over(child, self.children):
+                child.fate = "left"
             elif not child.ended_as_meant and (child.name == BOOTSTRAP or not child.succeeded):
                 raise TestnetError((await self._culprit(child)).obituary())
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def measured() -> dict[str, Any]:
     """Three steps of each side that count. A torchtitan that is installed is not run: it may want a GPU."""
     sides = ["replica", "replica-recompute", "stages", "pipeline"]
-    small = ["--presets", "pico", "--sequences", "4", "--turns", "3", "--device", "cpu"]
+    small = ["--presets", "pico", "--sequences", "4", "--turns", "3", "--device", "cpu", "--threads", "1"]
     done = subprocess.run(
         [sys.executable, "benchmarks/device.py", *small, "--json", "--sides", *sides],
         cwd=ROOT,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LEAST = "--repeat 1 --preset nano --steps 2 --rounds 2 --microbatches 2 --seconds 0.1 --json"
+LEAST = "--repeat 1 --preset pico --steps 2 --rounds 2 --microbatches 2 --seconds 0.1 --json"
 
 
 def test_what_was_said_stands_beside_what_was_measured():

@@ -13,7 +13,7 @@ SECONDS = 480
 def measured() -> dict[str, dict[str, float]]:
     """One step of each side that counts, of a small model. `hivemind.moe` is left out: it forks for minutes."""
     sides = ["one process", "pipeline", "without TLS", "unary"]
-    small = ["--preset", "nano", "--sequences", "4", "--turns", "1"]
+    small = ["--preset", "pico", "--sequences", "4", "--turns", "1"]
     command = [sys.executable, "benchmarks/pipeline.py", *small, "--json", "--sides", *sides]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)

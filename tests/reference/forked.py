@@ -1,48 +1,44 @@
-"""Processes of `hetpeer` that begin with their modules imported: forks of a process that has imported them and does
-nothing else. A replica takes 1.4 seconds of CPU time until it joins, where `python -m peer.cli replica` takes 4.0.
-
-From a request on, such a process is as any other: of its own id, memory, files, environment and signals. Its command
-line in `ps` is its parent's, and it hashes as the other forks of its parent do: there are two parents, of which each
-has every other fork.
+"""Processes of `hetpeer` that begin with their modules imported (`peer/testnet/forks.py`), and commands run so. A
+replica takes 1.4 seconds of CPU time until it joins, where `python -m peer.cli replica` takes 4.0.
 """
 
 import atexit
-import gc
-import json
 import os
-import random
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import count
+from pathlib import Path
 
-REQUEST_BYTES = 2**17
-"""More than arguments and an environment take; less than a socket's buffer."""
+from peer.testnet.forks import ask, open_parent
+
+SECONDS = 480
 
 PARENTS = 2
-"""Processes that hash differently find what depends on the order of a set."""
+"""Processes that hash differently find what depends on the order of a set: every other fork is of another parent."""
+
+HETPEER = [sys.executable, "-m", "peer.cli"]
 
 _numbers = count()
 
 
 class Forked:
-    """A process, as far as the tests use a `subprocess.Popen` in text mode. Its standard error is that of the test."""
+    """A process, as far as the tests use a `subprocess.Popen` in text mode. Its standard error is that of the test, or
+    joins its standard output."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], inside: Sequence[str] = (), errors_join_output: bool = False) -> None:
         stdin, ours = os.pipe()
         theirs, stdout = os.pipe()
-        self._news, news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"arguments": [*arguments], "environment": dict(os.environ), "folder": os.getcwd()}
-        parent = _parent(next(_numbers) % PARENTS)
-        socket.send_fds(parent, [json.dumps(request).encode()], [stdin, stdout, 2, news.fileno()])
+        streams = stdin, stdout, stdout if errors_join_output else 2
+        self._news = ask(_parent(next(_numbers) % PARENTS), [*inside, *HETPEER, *arguments], streams, dict(os.environ))
         for each in (stdin, stdout):
             os.close(each)
-        news.close()
         self.stdin, self.stdout = os.fdopen(ours, "w"), os.fdopen(theirs)
         self.returncode: int | None = None
         self.pid = int(self._news.recv(64))
@@ -88,13 +84,26 @@ class Forked:
         self.wait()
 
 
+def hetpeer(*arguments: str, folder: Path | None = None, timeout: float = SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run a command that needs no input to its end."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
+        parent = _parent(next(_numbers) % PARENTS)
+        streams = [each.fileno() for each in (nothing, output, errors)]
+        with ask(parent, [*HETPEER, *arguments], streams, dict(os.environ), folder=folder) as news:
+            process = int(news.recv(64))
+            if not select.select([news], [], [], timeout)[0]:
+                os.kill(process, signal.SIGKILL)
+                raise subprocess.TimeoutExpired("hetpeer", timeout)
+            code = int(news.recv(64))
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(["hetpeer", *arguments], code, output.read(), errors.read())
+
+
 @cache
 def _parent(number: int) -> socket.socket:
     """The connection to a parent of forks, which ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "tests.reference.forked", str(theirs.fileno())]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-    theirs.close()
+    ours, process = open_parent()
 
     def end() -> None:
         ours.close()
@@ -102,57 +111,3 @@ def _parent(number: int) -> socket.socket:
 
     atexit.register(end)
     return ours
-
-
-def main(requests: socket.socket) -> None:
-    """Import, and then fork for each request; a fork returns from here with the request's arguments."""
-    gc.disable()
-    import peer.cli.__main__
-
-    for each in ("peer.daemon", "bootstrap.node", "uvloop"):
-        __import__(each)
-    gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
-    while True:
-        request, files, *_ = socket.recv_fds(requests, REQUEST_BYTES, 4)
-        if not request:
-            return
-        if os.fork() == 0:
-            requests.close()
-            break
-        for each in files:
-            os.close(each)
-    asked = json.loads(request)
-    if not _kept(files):
-        os._exit(0)
-    random.seed()
-    os.chdir(asked["folder"])
-    os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.argv[1:] = asked["arguments"]
-    peer.cli.__main__.main()
-
-
-def _kept(files: list[int]) -> bool:
-    """Fork once more: whether this is the process that was asked for. The other tells of its id and its end."""
-    *streams, news = files
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    process = os.fork()
-    if process == 0:
-        os.close(news)
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return True
-    for stream in (*streams, 0, 1, 2):
-        os.close(stream)
-    with suppress(BrokenPipeError):
-        os.write(news, str(process).encode())
-        os.write(news, str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])).encode())
-    return False
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))

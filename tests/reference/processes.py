@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from peer.telemetry.events import Event, Serving, from_line
+from peer.testnet.forks import can_fork
 from protocol.trust.ticket import Ticket, parse_ticket
-from tests.reference.forked import Forked
-
-HETPEER = [sys.executable, "-m", "peer.cli"]
-SECONDS = 480
+from tests.reference.forked import HETPEER, SECONDS, Forked, hetpeer
 
 TEXT = "\n\n".join(
     f"{number} volunteers walked to the {place} of the village, and {number + 1} of them came back {how}."
@@ -47,16 +44,16 @@ Started = subprocess.Popen[str] | Forked
 
 
 def start(*arguments: str, inside: Sequence[str] = (), forked: bool = True) -> Started:
-    """A process that prints its events and stops when its standard input closes. `inside`: a command that runs it; it
-    and what is not `forked` begins by the command line that a person types. It computes in fp32, as the lab does,
-    whatever the CPU is good at. A node does not take the model at the end, unless it is told to: that is a process
-    more."""
+    """A process that prints its events and stops when its standard input closes. `inside`: what goes before it, so that
+    it runs in another network namespace. What is not `forked` begins by the command line that a person types. It
+    computes in fp32, as the lab does, whatever the CPU is good at. A node does not take the model at the end, unless it
+    is told to: that is a process more."""
     more = ["--precision", "fp32"] if arguments[0] in ("join", "replica") else []
     if arguments[0] == "bootstrap" and "--keep-model" not in arguments:
         more = ["--no-keep-model"]
     own = [*arguments, *more, "--json", "--until-stdin-closes"]
-    if forked and not inside and sys.platform == "linux":
-        return Forked(own)
+    if forked and can_fork(HETPEER):
+        return Forked(own, inside)
     return subprocess.Popen([*inside, *HETPEER, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -174,16 +171,16 @@ class Outcome:
         return found
 
 
-def swarm_command(directory: Path, *arguments: str) -> list[str]:
-    """The command line of a testnet in `directory` on `TEXT`, which is in its `village.txt`."""
+def swarm_arguments(directory: Path, *arguments: str) -> list[str]:
+    """What `hetpeer` is given for a testnet of the smallest model in `directory` on `TEXT`, its `village.txt`."""
     (directory / "village.txt").write_text(TEXT)
     where = ["--dir", str(directory / "net"), "--report", str(directory / "report.json")]
-    return [*HETPEER, "testnet", *where, "--data", str(directory / "village.txt"), *arguments]
+    return ["testnet", *where, "--data", str(directory / "village.txt"), "--preset", "pico", *arguments]
 
 
 def completed_swarm(directory: Path, *arguments: str) -> Outcome:
     """A testnet that ran to its end, and was a success."""
-    done = subprocess.run(swarm_command(directory, *arguments), capture_output=True, text=True, timeout=SECONDS)
+    done = hetpeer(*swarm_arguments(directory, *arguments))
     assert done.returncode == 0, done.stdout + done.stderr
     log = [json.loads(line) for line in (directory / "net" / "events.jsonl").read_text().splitlines()]
     return Outcome(json.loads((directory / "report.json").read_text()), log, done.stdout)

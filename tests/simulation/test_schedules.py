@@ -10,7 +10,7 @@ from tests.simulation.schedule import LIAR, STRANGERS, Event, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.world import World
 
-SCHEDULES = int(os.environ.get("HETPEER_SCHEDULES", "3000"))
+SCHEDULES = int(os.environ.get("HETPEER_SCHEDULES", "1500"))
 PARTS = 10
 
 

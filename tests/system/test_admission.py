@@ -5,7 +5,6 @@ import base64
 import os
 import signal
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from bootstrap.admission.operator_lists import ID_BYTES
 from peer.telemetry.decisions import Tried
 from peer.telemetry.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
 from protocol.trust import ticket as tickets
-from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
+from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 
 LONG_RUN = RUN.format(datacenters=1, sequences=2) + "steps = 6\n[outer]\nrounds = 5000\n"
 
@@ -72,12 +71,7 @@ def test_certificates_are_renewed_twice_in_a_run_that_does_not_notice(
         assert len(set(renewals(peer))) >= 2  # rounds ended between them
         assert not any(isinstance(event, GroupBroken) for event in peer.said)
         assert not any("cannot be renewed" in event.doing for event in peer.said if isinstance(event, Progress))
-    log = subprocess.run(
-        [*HETPEER, "admin", "log", "--dir", str(tmp_path / "operator"), "--last", "500", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    ).stdout
+    log = hetpeer("admin", "log", "--dir", str(tmp_path / "operator"), "--last", "500", "--json").stdout
     assert log.count('"renewed"') >= 6
     for peer in peers.values():
         peer.leave()
@@ -170,12 +164,7 @@ def test_a_closed_run_is_joined_by_invitation_alone_whose_secret_stays_in_the_ti
     assert len({secret, another, b""}) == 3
 
     plain = (tmp_path / "operator" / "ticket").read_text().strip()
-    refused = subprocess.run(
-        [*HETPEER, "join", plain, "--stage", "0", "--dir", str(tmp_path / "stranger")],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    refused = hetpeer("join", plain, "--stage", "0", "--dir", str(tmp_path / "stranger"))
     assert refused.returncode == 6, refused.stderr
     (line,) = refused.stderr.strip().splitlines()
     assert "this run is closed, and this ticket has no invitation to it; ask its operator for one" in line
@@ -190,11 +179,7 @@ def test_a_closed_run_is_joined_by_invitation_alone_whose_secret_stays_in_the_ti
     lines = command_lines()
     assert len(lines) > 2 * len(peers)  # each has a child for libp2p
     assert not any(has(line, each) for line in lines.values() for each in (secret, another))
-    log = subprocess.run(
-        [*HETPEER, "admin", "log", "--dir", str(tmp_path / "operator"), "--json"],
-        capture_output=True,
-        timeout=SECONDS,
-    ).stdout
+    log = hetpeer("admin", "log", "--dir", str(tmp_path / "operator"), "--json").stdout.encode()
     assert log.count(b"admitted") >= len(peers)
     assert not has(log, secret)
     assert not has(log, another)

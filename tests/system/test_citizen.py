@@ -1,7 +1,6 @@
 """A volunteer that pauses and goes on in the midst of a run, as its owner says: nothing is lost or runs on."""
 
 import signal
-import subprocess
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from peer.telemetry.events import (
 )
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
-from tests.reference.processes import HETPEER, Peer, serving
+from tests.reference.processes import Peer, hetpeer, serving
 
 RUN = """
 [model]
@@ -39,7 +38,7 @@ NOWHERE = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:9",), ())
 
 
 def tell(command: str, folder: Path) -> None:
-    subprocess.run([*HETPEER, command, "--dir", str(folder)], check=True, capture_output=True, timeout=60)
+    hetpeer(command, "--dir", str(folder)).check_returncode()
 
 
 def between(said: list[Event], first: Event, last: Event) -> list[Event]:

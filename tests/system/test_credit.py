@@ -1,17 +1,16 @@
 """A real group of two stages: what each did is signed by the other, and a third party checks it without asking."""
 
 import json
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from peer.telemetry.events import Credited, Finished, Joined, StepDone
-from tests.reference.processes import HETPEER, Peer, serving
+from tests.reference.processes import Peer, hetpeer, serving
 
 RUN = """
 [model]
-preset = "nano"
+preset = "pico"
 layers = 2
 [replicas]
 groups = 1
@@ -27,7 +26,7 @@ rounds = 3
 
 def credit(*arguments: str) -> tuple[int, dict[str, Any]]:
     """The exit code of `hetpeer credit --json`, and what it said."""
-    done = subprocess.run([*HETPEER, "credit", *arguments, "--json"], capture_output=True, text=True, timeout=120)
+    done = hetpeer("credit", *arguments, "--json")
     return done.returncode, json.loads(done.stdout)
 
 

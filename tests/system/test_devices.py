@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from peer.telemetry.decisions import Audited
 from peer.telemetry.events import Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
 from protocol.trust.ticket import Ticket
-from tests.reference.processes import HETPEER, RUN, SECONDS, Peer, serving
+from tests.reference.processes import RUN, Peer, hetpeer, serving
 
 ROUNDS = """steps = 6
 [outer]
@@ -48,8 +47,8 @@ def datacenter(ticket: Ticket, tmp_path: Path) -> Peer:
 def lab(tmp_path: Path) -> list[dict[str, float]]:
     """The rounds of the same run in one process, which nothing disturbs."""
     files = [str(tmp_path / "run" / "run.toml"), "--data", str(tmp_path / "run" / "text.txt")]
-    command = [*HETPEER, "lab", *files, "--device", "cpu", "--threads", "1", "--report", str(tmp_path / "lab.json")]
-    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+    report = ["--report", str(tmp_path / "lab.json")]
+    hetpeer("lab", *files, "--device", "cpu", "--threads", "1", *report).check_returncode()
     rounds: list[dict[str, float]] = json.loads((tmp_path / "lab.json").read_text())["rounds"]
     return rounds
 
@@ -136,7 +135,6 @@ def test_no_worker_outlives_its_daemon_and_who_leaves_contributes_first(
 
 
 def test_a_number_of_processes_that_cannot_be_is_one_clear_line(ticket: Ticket, tmp_path: Path):
-    command = [*HETPEER, "replica", str(ticket), "--nproc", "3", "--dir", str(tmp_path / "peer"), "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = hetpeer("replica", str(ticket), "--nproc", "3", "--dir", str(tmp_path / "peer"), "--device", "cpu")
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.endswith("4 sequences, which 3 processes cannot share evenly; take 2 or 4\n")

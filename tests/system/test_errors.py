@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.trust.ticket import Ticket
-from tests.reference.processes import HETPEER, RUN, serving
-
-SECONDS = 90
+from tests.reference.processes import HETPEER, RUN, SECONDS, hetpeer, serving
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +22,18 @@ def ticket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ticket]:
 
 @pytest.fixture
 def fails(tmp_path: Path) -> Callable[..., str]:
-    """Run a command that fails; what it says, which is one line."""
+    """Run a command that fails; what it says, which is one line. `as_typed`: begun as a person begins it, so that what
+    it imports may speak too."""
 
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
 
-    def run(*arguments: str, code: int) -> str:
-        folder = ["--dir", str(tmp_path / "peer")] if arguments[0] != "testnet" else []
-        done = subprocess.run(
-            [*HETPEER, *arguments, *folder], capture_output=True, text=True, timeout=SECONDS, env=environment
-        )
+    def run(*arguments: str, code: int, as_typed: bool = False) -> str:
+        given = [*arguments, *(["--dir", str(tmp_path / "peer")] if arguments[0] != "testnet" else [])]
+        if as_typed:
+            command = [*HETPEER, *given]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+        else:
+            done = hetpeer(*given)
         assert done.returncode == code, done.stdout + done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         return done.stderr
@@ -50,7 +51,7 @@ def test_a_bootstrap_node_that_is_not_there(fails: Callable[..., str], ticket: T
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-    said = fails("join", str(replace(ticket, doors=(address,))), code=5)
+    said = fails("join", str(replace(ticket, doors=(address,))), code=5, as_typed=True)
     assert f"the run's bootstrap node at {address} does not answer: is it up" in said
     assert "refused" in said
 
@@ -85,7 +86,7 @@ def test_a_port_that_is_taken(fails: Callable[..., str], ticket: Ticket):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = fails("join", str(ticket), "--stage", "1", "--listen", address, code=4)
+        said = fails("join", str(ticket), "--stage", "1", "--listen", address, code=4, as_typed=True)
     assert f"cannot listen on {address}: the port is taken" in said
 
 

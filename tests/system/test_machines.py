@@ -12,12 +12,12 @@ import pytest
 
 from peer.telemetry.events import Failed, Finished, Progress, RoundDone, StepDone
 from protocol.identity import Part
-from tests.reference.processes import HETPEER, Peer, serving
+from tests.reference.processes import Peer, hetpeer, serving
 from tests.system.test_devices import gone, workers
 
 RUN = """
 [model]
-preset = "nano"
+preset = "pico"
 layers = 2
 [replicas]
 groups = 0
@@ -141,6 +141,6 @@ def test_a_first_machine_that_waits_for_the_others_leaves_when_it_is_told(tmp_pa
     ],
 )
 def test_what_a_machine_lacks_is_one_clear_line(more: list[str], words: str, tmp_path: Path):
-    done = subprocess.run([*HETPEER, *WAITING, *more], capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    done = hetpeer(*WAITING, *more, folder=tmp_path)
     assert done.returncode in (2, 4), done.stdout + done.stderr
     assert words in done.stderr.splitlines()[-1]

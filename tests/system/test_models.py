@@ -1,9 +1,7 @@
 """A model leaves a run of real processes in the format everyone uses, and begins another run where it stopped."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +19,13 @@ from peer.model.language_model import LanguageModel
 from peer.telemetry.events import Finished, RoundDone, Serving
 from protocol.errors import ResourceError
 from protocol.run.hugging_face import open_checkpoint
-from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer, events, finish, serving, start
+from tests.reference import processes
+from tests.reference.processes import RUN, SECONDS, TEXT, Peer, events, finish, serving, start
 
 ROUNDS = 12
-UNEVEN = RUN.replace("layers = 2", "layers = 3").replace("[replicas]", "[replicas]\nlayers = [1, 2]")
+UNEVEN = (
+    RUN.replace("nano", "pico").replace("layers = 2", "layers = 3").replace("[replicas]", "[replicas]\nlayers = [1, 2]")
+)
 TINY = UNEVEN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds = {ROUNDS}\npatience = 100.0\n"
 PROMPT = "7 volunteers walked to the"
 
@@ -44,8 +45,7 @@ def export(*arguments: str) -> dict[str, Any]:
 
 def export_live(ticket: str, out: Path) -> dict[str, Any]:
     """From the swarm, by a process of its own."""
-    command = [*HETPEER, "export", ticket, "--out", str(out), "--threads", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    done = processes.hetpeer("export", ticket, "--out", str(out), "--threads", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -116,9 +116,7 @@ def test_from_the_swarm_it_is_the_state_of_the_round_it_names(run: Ended):
 
 def test_a_swarm_of_nobody_has_no_model(run: Ended, tmp_path: Path):
     with serving(TINY, tmp_path / "run") as ticket:
-        command = [*HETPEER, "export", str(ticket), "--out", str(tmp_path / "m")]
-        home = os.environ | {"HETPEER_HOME": str(tmp_path / "home")}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=home)
+        done = processes.hetpeer("export", str(ticket), "--out", str(tmp_path / "m"))
     assert (done.returncode, "nobody is in the run now" in done.stderr) == (5, True)
     assert not (tmp_path / "m").exists()
 

@@ -13,7 +13,7 @@ from tests.reference.processes import finish, serving, start
 
 RUN = """
 [model]
-preset = "nano"
+preset = "pico"
 kv_heads = 2
 [replicas]
 groups = 1
@@ -21,7 +21,7 @@ stages = 2
 {replicas}
 [inner]
 steps = 4
-sequences = 16
+sequences = 6
 microbatch = 2
 learning_rate = 3e-3
 warmup = 4

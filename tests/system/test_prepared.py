@@ -1,7 +1,6 @@
 """A swarm on prepared text has the lab's losses and digests, wherever its blocks come from."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
 from peer.telemetry.events import Evaluated, Event, Progress, RoundDone
 from tests.reference.mirror import mirror
-from tests.reference.processes import HETPEER, SECONDS, TEXT, Peer, finish, serving, start
+from tests.reference.processes import TEXT, Peer, finish, hetpeer, serving, start
 
 RUN = """
 [model]
-preset = "nano"
+preset = "pico"
 layers = 2
 context = 64
 [replicas]
@@ -97,8 +96,7 @@ def test_an_export_from_the_swarm_is_evaluated_on_held_out_text_that_a_node_give
         own = ["--dir", str(tmp_path / "datacenter"), "--device", "cpu", "--threads", "1"]
         with Peer("replica", str(ticket), *own) as replica:
             replica.wait_for(Evaluated, lambda event: event.round == 2)
-            command = [*HETPEER, "export", str(ticket), "--out", str(tmp_path / "model"), "--evaluate", "--json"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+            done = hetpeer("export", str(ticket), "--out", str(tmp_path / "model"), "--evaluate", "--json")
             assert done.returncode == 0, done.stdout + done.stderr
             row = json.loads(done.stdout.splitlines()[-1])
             evaluated = replica.wait_for(Evaluated, lambda event: event.round == row["round"])

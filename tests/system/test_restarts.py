@@ -118,7 +118,7 @@ def test_everything_killed_again_and_again_goes_on_from_the_last_state(
     """The operator's node too. Nobody waits for anybody else to be back."""
     chance = random.Random(9)
     with ExitStack() as stack:
-        run = Run(tmp_path, stack, datacenters=1, steps=3, rounds=6 * KILLS + 10)
+        run = Run(tmp_path, stack, datacenters=1, steps=3, rounds=5 * KILLS + 5)
         names = ["center", "stage-0", "stage-1"]
         finished: dict[str, int] = {}
         for kill in range(KILLS + 1):

@@ -12,13 +12,13 @@ from protocol.monitor import View
 from protocol.trust.ticket import Ticket
 from tests.fuzz.material import OPERATOR
 from tests.fuzz.material import RUN as RUN_ID
-from tests.reference.processes import HETPEER, RUN, TEXT, Peer, serving
+from tests.reference.processes import HETPEER, RUN, TEXT, Peer, hetpeer, serving
 
 SECONDS = 60
 
 
 def asked(ticket: str, *more: str) -> str:
-    done = subprocess.run([*HETPEER, "status", ticket, *more], capture_output=True, text=True, timeout=SECONDS)
+    done = hetpeer("status", ticket, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -81,7 +81,7 @@ def test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses
         assert member_id[-8:] in shown
         assert "contributions" in shown
 
-        subprocess.run([*HETPEER, "pause", "--dir", str(tmp_path / "center")], check=True, capture_output=True)
+        hetpeer("pause", "--dir", str(tmp_path / "center")).check_returncode()
         view = seen(ticket, lambda view: any(each.state == "paused" for each in view.peers))
         (paused,) = [each for each in view.peers if each.state == "paused"]
         assert paused.id == center_id
@@ -92,7 +92,7 @@ def test_who_asks_a_node_that_is_not_there_is_told_so(tmp_path: Path):
     ticket = tmp_path / "ticket"
 
     ticket.write_text(str(Ticket(RUN_ID, OPERATOR.public, ("127.0.0.1:1",), ())))
-    done = subprocess.run([*HETPEER, "status", str(ticket)], capture_output=True, text=True, timeout=SECONDS)
+    done = hetpeer("status", str(ticket))
     assert done.returncode != 0
     assert "bootstrap node at 127.0.0.1:1 does not answer" in " ".join((done.stdout + done.stderr).split())
 

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from peer.lab.results import read_records
+from tests.reference.forked import Forked, hetpeer
 
 EXPERIMENT = """
 title = "small"
@@ -53,24 +53,31 @@ def command(tmp_path: Path, text: Path, rounds: int, *more: str) -> list[str]:
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(EXPERIMENT.replace("ROUNDS", str(rounds)))
     where = ["--data", str(text), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    return [sys.executable, "-m", "peer.cli", "lab", "sweep", str(experiment), *where, *more]
+    return ["lab", "sweep", str(experiment), *where, *more]
 
 
 def losses(tmp_path: Path) -> dict[str, float]:
     return {record.id: record.loss("replicas") for record in read_records(tmp_path / "out")}
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(arguments: list[str]) -> Forked:
+    return Forked(arguments, errors_join_output=True)
+
+
+def done(arguments: list[str]) -> str:
+    """What a sweep says that ends well."""
+    ended = hetpeer(*arguments)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_twice(tmp_path: Path, text: Path):
-    first = subprocess.run(command(tmp_path, text, 2), capture_output=True, text=True, check=True)
-    assert "3 of 3 runs" in first.stdout
+    first = done(command(tmp_path, text, 2))
+    assert "3 of 3 runs" in first
     assert len(losses(tmp_path)) == 3
     assert "| uniform |" in (tmp_path / "out" / "experiment-paper" / "results.md").read_text()
-    again = subprocess.run(command(tmp_path, text, 2, "--json"), capture_output=True, text=True, check=True)
-    assert not [line for line in again.stdout.splitlines() if json.loads(line)["event"] in ("Started", "Ended")]
+    again = done(command(tmp_path, text, 2, "--json"))
+    assert not [line for line in again.splitlines() if json.loads(line)["event"] in ("Started", "Ended")]
     assert len(read_records(tmp_path / "out")) == 3
 
 
@@ -85,16 +92,14 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on_to_the_same_results(tmp_pa
     assert stopped.returncode == 130
     started = [
         json.loads(line)
-        for line in subprocess.run(
-            command(tmp_path, text, rounds, *saving), capture_output=True, text=True, check=True
-        ).stdout.splitlines()
+        for line in done(command(tmp_path, text, rounds, *saving)).splitlines()
         if json.loads(line)["event"] == "Started"
     ]
     assert started[0]["done"] >= 4
     assert not list((tmp_path / "out" / "runs").iterdir())
     interrupted = losses(tmp_path)
     (tmp_path / "out").rename(tmp_path / "before")
-    subprocess.run(command(tmp_path, text, rounds), capture_output=True, check=True)
+    done(command(tmp_path, text, rounds))
     assert losses(tmp_path) == interrupted
 
 
@@ -114,10 +119,10 @@ def test_a_run_whose_process_is_killed_is_named_and_the_others_end(tmp_path: Pat
 
 
 def test_results_of_another_text_are_not_mixed_in(tmp_path: Path, text: Path):
-    subprocess.run(command(tmp_path, text, 1), capture_output=True, check=True)
+    done(command(tmp_path, text, 1))
     other = tmp_path / "other.txt"
     other.write_text(text.read_text())
-    refused = subprocess.run(command(tmp_path, other, 1), capture_output=True, text=True)
+    refused = hetpeer(*command(tmp_path, other, 1))
     assert refused.returncode != 0
     assert "give another folder with --out" in refused.stdout + refused.stderr
 
@@ -127,7 +132,7 @@ def test_experiments_that_share_a_folder_share_their_runs_but_not_at_the_same_ti
     with start(arguments) as first:
         assert first.stdout is not None
         next(line for line in first.stdout if json.loads(line)["event"] == "Advanced")
-        refused = subprocess.run(arguments, capture_output=True, text=True)
+        refused = hetpeer(*arguments)
         assert refused.returncode != 0
         assert "another hetpeer process uses" in refused.stdout
         first.stdout.read()
@@ -135,20 +140,15 @@ def test_experiments_that_share_a_folder_share_their_runs_but_not_at_the_same_ti
     other.write_text(
         (tmp_path / "experiment.toml").read_text().replace('"small"', '"two of them"').replace('"baseline", ', "")
     )
-    told = subprocess.run(
-        [str(other) if each.endswith(".toml") else each for each in arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "Started" not in told.stdout
+    told = done([str(other) if each.endswith(".toml") else each for each in arguments])
+    assert "Started" not in told
     assert "2 of 2 runs" in (tmp_path / "out" / "other-paper" / "results.md").read_text()
 
 
 def test_a_folder_whose_text_is_not_known_is_an_error_of_one_line(tmp_path: Path, text: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sweep.json").write_text("[1, 2")
-    refused = subprocess.run(command(tmp_path, text, 1), capture_output=True, text=True)
+    refused = hetpeer(*command(tmp_path, text, 1))
     assert refused.returncode != 0
     assert "does not say of which text these results are; give another folder with --out" in " ".join(
         (refused.stdout + refused.stderr).split()
@@ -156,17 +156,16 @@ def test_a_folder_whose_text_is_not_known_is_an_error_of_one_line(tmp_path: Path
 
 
 def child_of(pid: int) -> int:
-    """The run's process: the child that is no resource tracker."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (child,) = (int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes())
-    return child
+    """The run's process: what the process that forks for the sweep has forked."""
+    (run,) = (run for child in psutil.Process(pid).children() for run in child.children())
+    return run.pid
 
 
 def test_the_curve_has_every_nth_round_and_the_last(tmp_path: Path, text: Path):
     arguments = command(tmp_path, text, 5)
     experiment = tmp_path / "experiment.toml"
     experiment.write_text("evaluate_every = 2\n" + experiment.read_text())
-    subprocess.run(arguments, capture_output=True, check=True)
+    done(arguments)
     tokens_per_round = 2 * 2 * 2 * 16
     for record in read_records(tmp_path / "out"):
         assert [point.tokens / tokens_per_round for point in record.curve] == [2, 4, 5]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from peer.swarm.group.compression import START
-from tests.reference.processes import HETPEER, SECONDS, completed_swarm, swarm_command
+from tests.reference.processes import HETPEER, completed_swarm, hetpeer, swarm_arguments
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +50,9 @@ def test_all_peers_of_a_part_hold_one_digest_datacenter_and_volunteers_alike(fin
 
 
 def test_losses_and_digests_are_those_of_the_lab_bit_by_bit(finished: Path, tmp_path: Path):
-    command = [
-        *HETPEER,
-        "lab",
-        str(finished / "net" / "run.toml"),
-        "--data",
-        str(finished / "village.txt"),
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    subprocess.run([*command, "--report", str(tmp_path / "lab.json")], check=True, capture_output=True, timeout=SECONDS)
+    files = [str(finished / "net" / "run.toml"), "--data", str(finished / "village.txt")]
+    report = ["--report", str(tmp_path / "lab.json")]
+    hetpeer("lab", *files, "--device", "cpu", "--threads", "1", *report).check_returncode()
     swarm, lab = (json.loads(path.read_text()) for path in (finished / "report.json", tmp_path / "lab.json"))
     for ours, theirs in zip(swarm["rounds"], lab["rounds"], strict=True):
         assert (ours["loss"], ours["loss_plain"]) == (theirs["loss"], theirs["loss_plain"])
@@ -88,10 +79,9 @@ class Watched:
     """A running testnet: its output as it comes, and its processes."""
 
     def __init__(self, directory: Path, *more: str) -> None:
-        arguments = ["--groups", "1", "--stages", "2", "--rounds", "50", "--inner-steps", "4", *more]
-        self.process = subprocess.Popen(
-            swarm_command(directory, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        arguments = ["--groups", "1", "--stages", "2", "--rounds", "500", "--inner-steps", "4", *more]
+        command = [*HETPEER, *swarm_arguments(directory, *arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.said = ""
 
     def wait_for(self, words: str) -> None:
@@ -121,7 +111,7 @@ def running(tmp_path: Path) -> Iterator[Watched]:
     watched = Watched(tmp_path)
     with watched.process:
         try:
-            watched.wait_for("loss after round 1:")
+            watched.wait_for("loss after round ")
             yield watched
         finally:
             watched.process.kill()
@@ -137,8 +127,6 @@ def gone(processes: list[psutil.Process]) -> bool:
     ("victim", "name"),
     [
         ("--stage 1", "volunteer 1, stage 1"),
-        ("--stage 0", "volunteer 1, stage 0"),
-        ("peer.cli replica", "datacenter 1"),
         ("peer.cli bootstrap", "bootstrap"),
     ],
 )
@@ -155,7 +143,7 @@ def test_the_death_of_the_observer_is_noticed_where_no_datacenter_evaluates(tmp_
     watched = Watched(tmp_path, "--datacenters", "0")
     with watched.process:
         try:
-            watched.wait_for("loss after round 1:")
+            watched.wait_for("loss after round ")
             children = watched.children()
             killed = watched.child("peer.cli observe")
             killed.kill()

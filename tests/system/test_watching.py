@@ -14,7 +14,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
-from tests.reference.processes import HETPEER, SECONDS, serving
+from tests.reference.processes import HETPEER, SECONDS, hetpeer, serving
 
 RUN = """
 [model]
@@ -97,11 +97,11 @@ def test_a_replica_is_watched_and_asked_why(tmp_path: Path):
     assert not re.search(r"\x1b\[(3|4|9|10)[0-9]m", drawn)
     assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")  # the cursor is back
 
-    asked = subprocess.run([*HETPEER, "why", "2", str(folder)], capture_output=True, text=True, timeout=60)
+    asked = hetpeer("why", "2", str(folder))
     assert asked.returncode == 0, asked.stderr
     assert "contribution to round 2 is out, of 8 inner steps" in asked.stdout
     assert "→ Counted" in asked.stdout
-    unknown = subprocess.run([*HETPEER, "why", "77", str(folder)], capture_output=True, text=True, timeout=60)
+    unknown = hetpeer("why", "77", str(folder))
     assert unknown.returncode == 2
     assert "nothing is known of 77" in unknown.stderr
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.child import two_free_ports
 from protocol.trust.keys import load_or_create
-from tests.reference.processes import HETPEER, RUN, SECONDS, TEXT, Peer
+from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 
 LONG_RUN = RUN + "steps = 6\n[outer]\nrounds = 500\n"
 
@@ -72,7 +71,7 @@ def swarm(tmp_path: Path) -> Iterator[Start]:
 def test_newcomers_join_by_the_second_node_when_the_first_is_killed(tmp_path: Path, swarm: Start):
     made = swarm()
     grant = ["admin", "invite", "--gateway", "--json", "--dir", str(tmp_path / "operator")]
-    granted = subprocess.run([*HETPEER, *grant], capture_output=True, text=True, timeout=SECONDS, check=True)
+    granted = hetpeer(*grant)
     invited = json.loads(granted.stdout)["ticket"]
     second = made.stack.enter_context(
         Peer("bootstrap", "--join", invited, "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "second"))
@@ -88,7 +87,7 @@ def test_newcomers_join_by_the_second_node_when_the_first_is_killed(tmp_path: Pa
     assert {part: theirs.digests[part] for part in done.digests} == done.digests
     gateway = load_or_create(tmp_path / "second").peer_id  # and with it falls whom it let in, though it is there yet
     revoke = ["admin", "revoke", gateway, str(tmp_path / "second" / "ticket"), "--dir", str(tmp_path / "operator")]
-    subprocess.run([*HETPEER, *revoke], capture_output=True, timeout=SECONDS, check=True)
+    hetpeer(*revoke).check_returncode()
     said = newcomer.wait_for(Failed).message
     assert "the operator has taken out the gateway that let this peer in" in said
     leader.wait_for(RoundDone, lambda event: event.round > done.round and event.contributions["stage-0"] == 1)
@@ -146,7 +145,7 @@ def test_a_revocation_takes_a_replica_out_of_a_running_swarm(tmp_path: Path, swa
     both = leader.wait_for(RoundDone, lambda event: event.round == 4)
     assert both.contributions == {"embedding": 2, "stage-0": 2}
     command = ["admin", "revoke", revoked[-8:], "--from-round", "3", "--dir", str(tmp_path / "operator")]
-    done = subprocess.run([*HETPEER, *command], capture_output=True, text=True, timeout=SECONDS)
+    done = hetpeer(*command)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Peer {revoked[-8:]} is taken out from round ")
     assert done.stdout.endswith("3 of 3 peers know; they tell the others\n")

@@ -88,6 +88,12 @@ def finish_at_the_second_start():
         work()
 
 
+def find_the_run_over_at_the_second_start():
+    if not folder.exists():
+        folder.mkdir()
+        work()
+
+
 def finish_when_not_alone():
     say("StepDone", round=1, step=0, loss=5.0, tokens=1)
     tether.read_text()
@@ -158,6 +164,7 @@ match fates.get(name, "serve" if role == "bootstrap" else "finish"):
     case "lose who is on the tether": lose_who_is_on_the_tether()
     case "work and finish": work_and_finish()
     case "finish at the second start": finish_at_the_second_start()
+    case "find the run over at the second start": find_the_run_over_at_the_second_start()
     case "finish when not alone": finish_when_not_alone()
     case "greet if new": greet_if_new()
     case "talk too much": talk_too_much()
@@ -399,6 +406,13 @@ def test_a_killed_process_comes_back_with_the_folder_it_had(testnet: Callable[..
         ("started again", ["datacenter 1"]),
         ("killed", ["volunteer 1, stage 0"]),
     ]
+    assert [child.name for child in outcome.children].count("datacenter 1") == 2
+
+
+def test_one_that_comes_back_to_a_run_that_is_over_is_no_failure(testnet: Callable[..., Outcome]):
+    fates = {"stage 0": "wait", "replica": "find the run over at the second start"}
+    outcome = testnet(fates, spec="kill:datacenter=0@round=1+0.1s,kill:stage=0@1s")
+    assert outcome.error is None
     assert [child.name for child in outcome.children].count("datacenter 1") == 2
 
 
