@@ -4,7 +4,6 @@ with real processes and a real DHT, and whoever cannot be told."""
 import asyncio
 import base64
 import json
-import os
 import subprocess
 import time
 from dataclasses import replace
@@ -37,7 +36,7 @@ from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord, Register, expiration, sign
 from protocol.trust.ticket import Ticket, parse_ticket
 from tests.reference.admitted import identity
-from tests.reference.processes import HETPEER, SECONDS, TEXT
+from tests.reference.processes import TEXT, hetpeer
 from tests.reference.small_manifest import small_manifest
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("127.0.0.1:7700",), ())
@@ -241,9 +240,9 @@ def admin_process(
     """`hetpeer admin …` as a process of its own."""
     ticket = Ticket(run.run_id, load_or_create(folder).public, (NOBODY,), addresses)
     write_atomically(folder / "ticket", str(ticket).encode())
-    command = [*HETPEER, "admin", *arguments, "--dir", str(folder)]
-    environment = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return hetpeer("admin", *arguments, "--dir", str(folder))
 
 
 def with_peers(
