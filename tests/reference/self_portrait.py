@@ -3,6 +3,7 @@ ends with this code; with `fork` it first begins another that does the same, and
 
 import json
 import os
+import signal
 import sys
 
 from peer.testnet.forks import ask, parent
@@ -19,6 +20,7 @@ def main() -> None:
                 "folder": os.getcwd(),
                 "word": os.environ.get("HETPEER_WORD"),
                 "imported": "torch" in sys.modules,
+                "ctrl_c": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
             }
         ),
         flush=True,

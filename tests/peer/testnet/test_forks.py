@@ -66,6 +66,7 @@ def test_a_fork_is_what_it_was_asked_to_be_and_tells_how_it_ended(
             "folder": str(tmp_path),
             "word": "hello",
             "imported": True,
+            "ctrl_c": True,
         }
         assert " ".join(psutil.Process(process.pid).cmdline()) == " ".join([*PORTRAIT, "3"])
         assert process.returncode is None
@@ -88,6 +89,22 @@ def test_a_fork_that_is_killed_says_so_and_the_others_go_on(parent: int):
         for each in (one, other):
             each.stdin.close()
         assert await other.wait() == 0
+
+    played(scene)
+
+
+def test_forks_that_end_at_once_are_all_told_of(parent: int):
+    async def scene() -> None:
+        several = [await ForkedProcess.start([*PORTRAIT, "0"], 2, {}) for _ in range(8)]
+        for each in several:
+            await told(each)
+        os.kill(parent, signal.SIGSTOP)
+        for each in several:
+            os.kill(each.pid, signal.SIGKILL)
+        os.kill(parent, signal.SIGCONT)
+        assert {await each.wait() for each in several} == {-signal.SIGKILL}
+        for each in several:
+            each.stdin.close()
 
     played(scene)
 
