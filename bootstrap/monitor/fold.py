@@ -307,7 +307,7 @@ class Fold:
             tokens=self.tokens + self._tokens_in_progress(),
             tokens_per_second=sum(counting),
             peers=peers,
-            groups=group_views(self.peers, manifest.replicas.stages, self._compression, now),
+            groups=group_views(self.peers, manifest.replicas.stages, self._compression, now, self.state.state),
             history=[entry.view() for _, entry in sorted(self.rounds.items())],
             log=list(self.log),
             state=self.state.state,

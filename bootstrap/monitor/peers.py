@@ -202,10 +202,11 @@ def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> st
 
 
 def group_views(
-    peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int], now: float
+    peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int], now: float, state: str = "training"
 ) -> list[GroupView]:
     """The groups that volunteers say they are in: of two that claim one stage, the one that the leader names. And those
-    that broke, with whom they had, until their members are in others."""
+    that broke, with whom they had, until their members are in others. An empty seat is why a group does not train only
+    where the run is in a `state` in which it would; in a finished run nothing is."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record
@@ -226,15 +227,21 @@ def group_views(
                 members[replica] = [*left, *[""] * stages][:stages]
                 broken[replica] = peer.broken
     return sorted(
-        (_view(peers[PeerId(each)], seats, broken.get(each, ""), compression, now) for each, seats in members.items()),
+        (
+            _view(peers[PeerId(each)], seats, broken.get(each, ""), compression, now, state)
+            for each, seats in members.items()
+        ),
         key=lambda each: (each.slot, each.replica),
     )
 
 
-def _view(leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float) -> GroupView:
+def _view(
+    leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float, state: str
+) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
     silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_SECONDS)
-    broken = silent or broken or leader.broken or (f"nobody is at stage {', '.join(missing)}" if missing else "")
+    empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
+    broken = "" if state == "finished" else silent or broken or leader.broken or empty
     return GroupView(
         replica=leader.id,
         slot=leader.record.slot if leader.record is not None else 0,

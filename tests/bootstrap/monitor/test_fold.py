@@ -240,11 +240,19 @@ def test_a_peer_that_is_rounds_behind_catches_up():
     assert scene.state(MEMBER) == ("catching up", "it has finished round 3, and most others round 7")
 
 
-def test_a_group_with_an_empty_stage_says_which():
+def test_a_group_with_an_empty_stage_says_which_where_the_run_has_begun_and_is_not_over():
     scene = Scene(LEADER)
     scene.tells(LEADER, GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER]))
-    (group,) = scene.fold.view(scene.now).groups
-    assert (group.members, group.broken) == ([LEADER, ""], "nobody is at stage 1")
+    view = scene.fold.view(scene.now)
+    assert "2 volunteers of stage 1 (0 of 2)" in view.state_why  # of all that the run waits for; once is enough
+    assert (view.state, view.groups[0].members, view.groups[0].broken) == ("gathering", [LEADER, ""], "")
+    scene.tells(LEADER, round=1, step=1)
+    view = scene.fold.view(scene.now)
+    assert (view.state, view.groups[0].members) == ("training", [LEADER, ""])
+    assert view.groups[0].broken == "nobody is at stage 1"
+    scene.fold.over = True
+    view = scene.fold.view(scene.now)
+    assert (view.state, view.groups[0].broken) == ("finished", "")
 
 
 def test_rates_are_those_of_the_last_seconds_and_fall_when_nothing_is_told():

@@ -167,7 +167,7 @@ def test_a_leader_that_waits_and_tells_little_is_not_taken_for_frozen():
     fold = Fold(ONE, RunId("ab" * 32), NOW)
     sync(fold, NOW, LEADER)
     group(fold, NOW)
-    assert fold.view(NOW + SILENT_SECONDS).groups[0].broken == "nobody is at stage 1"
+    assert fold.view(NOW + SILENT_SECONDS).groups[0].broken == ""
     assert "no sign of life" in fold.view(NOW + SILENT_SECONDS + 1).groups[0].broken
 
 
