@@ -14,6 +14,7 @@ from peer.telemetry.events import (
     Contributed,
     Event,
     Finished,
+    GroupBroken,
     GroupFormed,
     Joined,
     Paused,
@@ -184,6 +185,23 @@ def test_the_node_says_who_is_missing_and_that_a_leader_gives_no_sign_of_life(wo
     assert "a peer that has it in its folder can bring it back" in seen(run).state_why  # the datacenter has it
     run.start(center)
     assert run.run_until(lambda: seen(run).state == "training", 60)
+    assert run.failures == []
+
+
+def test_a_group_that_the_same_peers_form_again_is_shown_as_whole(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 40})
+    leader, member = (join(run, f"stage-{each}", "volunteer", each) for each in range(2))
+    join(run, "center", "datacenter")
+    assert run.run_until(lambda: bool(told(leader, StepDone, lambda step: step.round == 2)), 60)
+    assert leader.process is not None
+    run.freeze(leader.process)
+    assert run.run_until(lambda: bool(told(member, GroupBroken)), 60)
+    run.thaw(leader.process)
+    before = len(told(member, StepDone))
+    assert run.run_until(lambda: len(told(member, StepDone)) > before + 3, 60)
+    run.run_for(5)  # until the node has heard of it
+    (group,) = seen(run).groups
+    assert (group.broken, all(group.members)) == ("", True)
     assert run.failures == []
 
 

@@ -85,11 +85,11 @@ class Leader:
                     continue
             except (LostMemberError, PeerError, TimeoutError) as error:
                 self.here.outer.emit(GroupBroken(self.replica, self.here.round, self.here.steps, str(error) or SILENT))
+                self.announced = []  # should the same peers form it again, that is told
                 if isinstance(error, BreachError):
                     self._dismiss(error)
                 await self._halt(str(error) or SILENT)
                 if not self.here.steps:  # nobody should wait for a broken group that has done nothing yet in this round
-                    self.announced = []  # its members may be those who wait, having contributed with another leader
                     await outer.discovery.publish(replica="")
             await pause(outer.discovery.news, failures)
             failures += 1

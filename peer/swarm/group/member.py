@@ -53,6 +53,7 @@ class Member:
                 if isinstance(error, BreachError):
                     outer.reconciler.bans.note(error.peer, error)
                 outer.emit(GroupBroken(membership.replica, self.here.round, self.here.steps, str(error)))
+                self.seats = None  # should the same peers form it again, that is told
                 await self._dissolve(reports, str(error))
         group.close()
         await self.here.contribute()
