@@ -28,7 +28,9 @@ def test_a_partition_and_a_slow_link_cost_time_and_nothing_else(tmp_path: Path):
 @needs_namespaces
 def test_a_storm_of_all_kinds_of_faults_ends_with_one_state(tmp_path: Path):
     storm = "random:5:12:kill+pause+partition+slow"
-    outcome = completed_swarm(tmp_path, "--rounds", "6", "--inner-steps", "12", "--no-compare", "--chaos", storm)
+    outcome = completed_swarm(
+        tmp_path, "--preset", "nano", "--rounds", "6", "--inner-steps", "20", "--no-compare", "--chaos", storm
+    )
     chaos = outcome.report["chaos"]
     assert chaos["rounds_completed"] == 6
     assert chaos["digests_equal"]
