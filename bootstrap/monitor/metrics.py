@@ -65,7 +65,7 @@ def _families(view: View) -> Iterator[Metric]:
         volunteers.add_metric([str(stage)], counts[stage])
     yield volunteers
     groups = GaugeMetricFamily("hetpeer_run_groups", "Replicas of several volunteers", labels=["state"])
-    broken = sum(bool(each.broken) for each in view.groups)
+    broken = sum(bool(each.broken) or not all(each.members) for each in view.groups)
     groups.add_metric(["training"], len(view.groups) - broken)
     groups.add_metric(["broken"], broken)
     yield groups

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
-from protocol.monitor import Going, GroupView, PeerState, PeerView, StepReport
+from protocol.monitor import Going, GroupView, PeerState, PeerView, RunState, StepReport
 from protocol.trust.records import PeerRecord
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -202,11 +202,15 @@ def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> st
 
 
 def group_views(
-    peers: Mapping[PeerId, Peer], stages: int, compression: Callable[[Peer], int], now: float, state: str = "training"
+    peers: Mapping[PeerId, Peer],
+    stages: int,
+    compression: Callable[[Peer], int],
+    now: float,
+    state: RunState = "training",
 ) -> list[GroupView]:
     """The groups that volunteers say they are in: of two that claim one stage, the one that the leader names. And those
-    that broke, with whom they had, until their members are in others. An empty seat is why a group does not train only
-    where the run is in a `state` in which it would; in a finished run nothing is."""
+    that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an empty
+    seat is not why a group does not train; and when it is finished, that needs no reason."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record
@@ -236,7 +240,7 @@ def group_views(
 
 
 def _view(
-    leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float, state: str
+    leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float, state: RunState
 ) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
     silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_SECONDS)

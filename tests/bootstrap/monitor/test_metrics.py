@@ -54,6 +54,12 @@ def samples(shown: View) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     return {(each.name, tuple(sorted(each.labels.items()))): each.value for each in found}
 
 
+def test_a_group_with_an_empty_seat_is_none_that_trains_whatever_the_reason():
+    group = GroupView(replica="QmA", slot=0, members=["QmA", ""])
+    found = samples(view().model_copy(update={"groups": [group]}))
+    assert [found["hetpeer_run_groups", (("state", state),)] for state in ("training", "broken")] == [0, 1]
+
+
 def test_a_run_is_told_in_numbers():
     found = samples(view())
     assert all(name.startswith("hetpeer_run") for name, _ in found)
