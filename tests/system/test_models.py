@@ -19,8 +19,7 @@ from peer.model.language_model import LanguageModel
 from peer.telemetry.events import Finished, RoundDone, Serving
 from protocol.errors import ResourceError
 from protocol.run.hugging_face import open_checkpoint
-from tests.reference import processes
-from tests.reference.processes import RUN, SECONDS, TEXT, Peer, events, finish, serving, start
+from tests.reference.processes import RUN, SECONDS, TEXT, Peer, events, finish, hetpeer, serving, start
 
 ROUNDS = 12
 UNEVEN = (
@@ -30,7 +29,7 @@ TINY = UNEVEN.format(datacenters=1, sequences=4) + f"steps = 2\n[outer]\nrounds 
 PROMPT = "7 volunteers walked to the"
 
 
-def hetpeer(*arguments: str, code: int = 0) -> str:
+def printed(*arguments: str, code: int = 0) -> str:
     """What a command prints that needs no swarm."""
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == code, done.output
@@ -39,13 +38,13 @@ def hetpeer(*arguments: str, code: int = 0) -> str:
 
 def export(*arguments: str) -> dict[str, Any]:
     """What `hetpeer export` says at its end."""
-    found: dict[str, Any] = json.loads(hetpeer("export", *arguments, "--threads", "1", "--json").splitlines()[-1])
+    found: dict[str, Any] = json.loads(printed("export", *arguments, "--threads", "1", "--json").splitlines()[-1])
     return found
 
 
 def export_live(ticket: str, out: Path) -> dict[str, Any]:
     """From the swarm, by a process of its own."""
-    done = processes.hetpeer("export", ticket, "--out", str(out), "--threads", "1", "--json")
+    done = hetpeer("export", ticket, "--out", str(out), "--threads", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -116,24 +115,24 @@ def test_from_the_swarm_it_is_the_state_of_the_round_it_names(run: Ended):
 
 def test_a_swarm_of_nobody_has_no_model(run: Ended, tmp_path: Path):
     with serving(TINY, tmp_path / "run") as ticket:
-        done = processes.hetpeer("export", str(ticket), "--out", str(tmp_path / "m"))
+        done = hetpeer("export", str(ticket), "--out", str(tmp_path / "m"))
     assert (done.returncode, "nobody is in the run now" in done.stderr) == (5, True)
     assert not (tmp_path / "m").exists()
 
 
 def test_what_is_neither_a_ticket_nor_a_folder_is_named(run: Ended, tmp_path: Path):
     out = "--out", str(tmp_path / "m")
-    assert "neither a ticket nor a folder" in hetpeer("export", str(tmp_path / "nowhere"), *out, code=2)
+    assert "neither a ticket nor a folder" in printed("export", str(tmp_path / "nowhere"), *out, code=2)
     both = str(run.folder / "datacenter"), "hetpeer1-abc"
-    assert "hetpeer1-abc is no folder" in hetpeer("export", *both, *out, code=2)
+    assert "hetpeer1-abc is no folder" in printed("export", *both, *out, code=2)
     (tmp_path / "empty").mkdir()
-    assert "there is no run in" in hetpeer("export", str(tmp_path / "empty"), *out, code=4)
+    assert "there is no run in" in printed("export", str(tmp_path / "empty"), *out, code=4)
 
 
 def test_the_folders_of_volunteers_together_hold_the_model(run: Ended, tmp_path: Path):
     own = shutil.copytree(run.folder / "b", tmp_path / "b", ignore=shutil.ignore_patterns("observer"))
     folders = [str(own), *(str(run.folder / name) for name in ("stage-0", "stage-1"))]
-    assert "stage-0 after round" in hetpeer("export", *folders[::2], "--out", str(tmp_path / "half"), code=4)
+    assert "stage-0 after round" in printed("export", *folders[::2], "--out", str(tmp_path / "half"), code=4)
     assert not (tmp_path / "half").exists()
     together = export(*folders, "--out", str(tmp_path / "whole"))
     assert (together["round"], together["digests"]) == (ROUNDS, run.digests[ROUNDS])
@@ -147,7 +146,7 @@ def test_an_earlier_round_is_there_as_long_as_it_is_kept(run: Ended, tmp_path: P
 
 def test_a_round_that_is_not_there_is_named(run: Ended, tmp_path: Path):
     asked = str(run.folder / "datacenter"), "--out", str(tmp_path / "m"), "--round"
-    assert f"round {ROUNDS} is the last" in hetpeer("export", *asked, str(ROUNDS + 1), code=2)
+    assert f"round {ROUNDS} is the last" in printed("export", *asked, str(ROUNDS + 1), code=2)
     assert not list(tmp_path.iterdir())
 
 
@@ -219,7 +218,7 @@ def test_transformers_loads_it_and_computes_what_our_model_does(run: Ended):
 
 
 def test_sample_writes_what_transformers_generates(run: Ended):
-    said = json.loads(hetpeer("sample", str(run.model), PROMPT, "--tokens", "20", "--temperature", "0", "--json"))
+    said = json.loads(printed("sample", str(run.model), PROMPT, "--tokens", "20", "--temperature", "0", "--json"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
     prompt = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     found = model.generate(**prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)[0]
@@ -227,7 +226,7 @@ def test_sample_writes_what_transformers_generates(run: Ended):
     assert said["tokens"] == found.tolist()
     assert said["text"] == tokenizer.decode(found, skip_special_tokens=True)
     folder = str(run.folder / "datacenter")
-    shown = hetpeer("sample", folder, PROMPT, "--tokens", "20", "--temperature", "0")
+    shown = printed("sample", folder, PROMPT, "--tokens", "20", "--temperature", "0")
     assert shown == PROMPT + said["text"] + "\n"
 
 
@@ -235,11 +234,11 @@ def test_a_model_is_written_over_only_by_force_and_nothing_else_ever(run: Ended,
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "thesis.txt").write_text("three years")
     source, out = str(run.folder / "datacenter"), ("--out", str(tmp_path / "m"))
-    assert "not empty" in hetpeer("export", source, *out, code=2)
-    assert "thesis.txt" in hetpeer("export", source, *out, "--force", code=2)
+    assert "not empty" in printed("export", source, *out, code=2)
+    assert "thesis.txt" in printed("export", source, *out, "--force", code=2)
     (tmp_path / "m" / "thesis.txt").unlink()
     export(source, *out)
-    assert "--force" in hetpeer("export", source, *out, code=2)
+    assert "--force" in printed("export", source, *out, code=2)
     export(source, *out, "--force")
     assert [each.name for each in tmp_path.iterdir()] == ["m"]
 
@@ -259,7 +258,7 @@ def test_ctrl_c_leaves_nothing_half_made_and_what_was_there(run: Ended, tmp_path
 
 def test_a_run_that_begins_from_it_begins_at_its_loss(run: Ended, tmp_path: Path):
     toml, text = tmp_path / "run.toml", run.folder / "text.txt"
-    imported = json.loads(hetpeer("import", str(run.model), "--out", str(toml), "--json").splitlines()[-1])
+    imported = json.loads(printed("import", str(run.model), "--out", str(toml), "--json").splitlines()[-1])
     assert (imported["basis"], imported["parameters"]) == (True, run.exported["parameters"])
     files = ["--data", str(text), "--weights", str(run.model), "--dir", str(tmp_path / "b")]
     with start("bootstrap", str(toml), "--listen", "127.0.0.1:0", *files) as node:
