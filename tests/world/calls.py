@@ -145,6 +145,8 @@ class ClientCall(grpc.aio.StreamStreamCall, grpc.aio.UnaryStreamCall, grpc.aio.U
             self.channel.calls.pop(self, None)
             if self.timer:
                 self.timer.cancel()
+            if asyncio.current_task() is not self.opening:
+                self.opening.cancel()  # nobody waits for the connection any more
             if self.rpc is not None:
                 rpc = self.rpc
                 if rpc.status is None:  # the server is told

@@ -7,12 +7,16 @@ from typing import Literal
 
 from tests.world.dense import dense
 from tests.world.schedule import Fault, Kind, Member, Schedule
+from tests.world.storms import storm
 
 MORE = 1_000_000
 """From this seed on schedules have more: a second family, so that the first stays as it was."""
 
 DENSE = 2_000_000
 """From this seed on few kinds of faults come thick and fast, where they may hurt (`dense.py`): a third family."""
+
+STORMS = 3_000_000
+"""From this seed on the run's end is in a storm (`storms.py`): a fourth family."""
 
 QUIET_SECONDS = 40.0
 """From the first start to the last fault."""
@@ -55,6 +59,8 @@ def draw(seed: int) -> Schedule:
     faults = _faults(chance, members)
     overlap = chance.random() < 0.2
     drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    if seed >= STORMS:
+        return storm(drawn, random.Random(f"hetpeer world storm {seed}"))
     if seed >= DENSE:
         return dense(drawn, random.Random(f"hetpeer world dense {seed}"))
     return _with_more(drawn, random.Random(f"hetpeer world more {seed}")) if seed >= MORE else drawn

@@ -20,6 +20,12 @@ KEEPALIVE_SECONDS = 40.0
 CONNECT_SECONDS = 20.0
 """How long an attempt to connect goes on to which nobody answers."""
 
+AGAIN_AFTER = (1.0, 3.0, 7.0, 15.0)
+"""Seconds after its beginning at which it is tried again, as Linux sends a SYN again."""
+
+WIDE = 12.5e6
+"""What a link carries, in bytes a second, unless it is said otherwise."""
+
 HEADER_BYTES = 60
 """What a message takes beside its content."""
 
@@ -31,8 +37,8 @@ class Machine:
     name: str
     address: str
     latency: float = 0.01
-    up: float = 12.5e6
-    down: float = 12.5e6
+    up: float = WIDE
+    down: float = WIDE
     skew: float = 0.0
     """By how much its clock is wrong, in seconds."""
     speed: float = 1.0

@@ -13,6 +13,7 @@ from peer import pausing
 from peer.telemetry.events import Event, Paused, PauseEnded, Progress, RoundDone, to_line
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
+from tests.world.network import WIDE
 from tests.world.owners import Owner, Process, Role
 from tests.world.properties import BACK_SECONDS, LATE_SECONDS, MOST_SLOW, at_the_end, slowness, told_in_time
 from tests.world.schedule import Fault, Schedule
@@ -42,6 +43,9 @@ KNOWN_SECONDS = 15.0
 
 SLOW_SECONDS = 0.4
 """What a sync takes on a slow disk."""
+
+NARROW = 50_000.0
+"""What a narrow link carries, in bytes a second."""
 
 MEMORY = Path("/dev/shm")
 """Where folders lie: in memory, where the system has such a place."""
@@ -124,6 +128,8 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
     world.network.partition(())
     world.disk.full.clear()
     world.disk.slow.clear()
+    for machine in world.network.machines.values():
+        machine.up = machine.down = WIDE
     for owner in world.owners.values():
         _resume(owner)
         if owner.process is not None and owner.process.held is not None:
@@ -238,6 +244,10 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
             world.disk.slow[owner.folder] = SLOW_SECONDS
         case "fast":
             world.disk.slow.pop(owner.folder, None)
+        case "narrow":
+            owner.machine.up = owner.machine.down = NARROW
+        case "wide":
+            owner.machine.up = owner.machine.down = WIDE
         case "freeze" if process is not None:
             world.freeze(process)
         case "thaw" if process is not None and process.held is not None:

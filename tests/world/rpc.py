@@ -15,7 +15,7 @@ import grpc
 from tests.world.calls import EOF, WINDOW_BYTES, ClientCall, How, Line, Rpc, failure
 from tests.world.certificates import Calling, Serving, Shown, Verifier
 from tests.world.loop import HOST
-from tests.world.network import CONNECT_SECONDS, Connection, End, Network
+from tests.world.network import AGAIN_AFTER, CONNECT_SECONDS, Connection, End, Network
 
 # The side that calls
 
@@ -48,9 +48,13 @@ class Channel(grpc.aio.Channel):
 
     async def _connect(self) -> Line:
         network, here = self.grid.network, self.process.machine
-        machine, server = network.listener(self.address)
-        if machine is None or not network.reachable(here, machine):
-            await asyncio.sleep(CONNECT_SECONDS)
+        began = self.loop.time()
+        for after in (*AGAIN_AFTER, CONNECT_SECONDS):
+            machine, server = network.listener(self.address)
+            if machine is not None and network.reachable(here, machine):
+                break
+            await asyncio.sleep(began + after - self.loop.time())
+        else:
             raise _unconnected(self.address, "Timeout occurred: FD Shutdown")
         trip = 2 * network.latency(here, machine)
         await asyncio.sleep(trip)

@@ -27,11 +27,14 @@ Kind = Literal[
     "room",
     "slow",
     "fast",
+    "narrow",
+    "wide",
     "again",
     "lose",
 ]
 """What can happen. `leave`: by Ctrl-C, and back only after the run's end; `lose`: by SIGKILL, and back only then;
-`full` and `room`, `slow` and `fast`: of the disk; `again`: it is started once it has ended, however long that takes."""
+`full` and `room`, `slow` and `fast`: of the disk; `narrow` and `wide`: of the link; `again`: it is started once it has
+ended, however long that takes."""
 
 
 @dataclass(frozen=True, slots=True)
