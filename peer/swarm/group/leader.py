@@ -76,8 +76,10 @@ class Leader:
         await self.here.take_up()
         while outer.contributed and not (outer.over or self.here.outer.leaving):
             await self.here.finish()  # without doing a round twice
-        while await self._fill_seats():
+        while True:
             try:
+                if not await self._fill_seats():
+                    break
                 if await self._begin():
                     await self._inner_loop()
                     failures = 0

@@ -119,7 +119,7 @@ class Member:
                     lost = outer.lost_state if monotonic() - asked >= LOST_SECONDS else None
                     outer.emit(lost or wait)
                 if self._is_left_behind():
-                    await self.here.finish()
+                    await self.here.finish(receiving.done)  # the leader may be the one whose contribution is awaited
                 else:
                     await (handover.inherit() if handover.due else news.wait(1.0))
             return receiving.result()

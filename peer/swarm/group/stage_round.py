@@ -229,14 +229,16 @@ class StageRound:
         await self.handover.settle()
         self.handover.open()
 
-    async def finish(self) -> None:
+    async def finish(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Contribute what there is, wait for the others, settle; or leave it at that, if this peer is asked to go, or
-        the run is over elsewhere."""
+        the run is over elsewhere, or something else is to be done first (`interrupted`)."""
         round, steps = self.round or self.outer.clock, self.steps
         await self.contribute()
         for due in self.outer.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(due, lambda: self.handover.due or self.outer.leaving):
-                if self.outer.told_over or self.outer.leaving:
+            while not await self.outer.wait_for_others(
+                due, lambda: self.handover.due or self.outer.leaving or interrupted()
+            ):
+                if self.outer.told_over or self.outer.leaving or interrupted():
                     return
                 await self.handover.inherit()
         counts = await self.outer.finish(round)

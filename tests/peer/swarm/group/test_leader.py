@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from grpc.aio import Server
 
 from peer.network.bans import Bans
@@ -18,7 +19,7 @@ from peer.swarm.group.leader import Leader, fill, pause
 from peer.swarm.group.member import Member
 from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace
 from peer.telemetry.decisions import Dismissed
-from peer.telemetry.events import Event
+from peer.telemetry.events import Event, GroupBroken
 from protocol.identity import PeerId
 from protocol.net.tasks import Notifier
 from protocol.schemas import group_pb2 as pb
@@ -186,6 +187,60 @@ def test_a_member_leaves_a_leader_that_neither_ends_a_step_nor_calls_it_off():
     member._watch(reports, 4 * FIRST_SECONDS)
     assert "called it off" in group.bans.objection(named(0))
     assert reports.ended
+
+
+def test_a_member_that_is_silent_while_seats_are_filled_ends_the_attempt_and_not_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    attempts: list[Leader] = []
+
+    async def fill_seats(leader: Leader) -> bool:
+        attempts.append(leader)
+        if len(attempts) == 1:
+            raise TimeoutError
+        return False
+
+    async def done() -> None:
+        """What a stage does beside this."""
+
+    async def scene() -> None:
+        group = Group()
+        outer, group.here.take_up, group.here.contribute = group.here.outer, done, done  # type: ignore[attr-defined]
+        outer.contributed, outer.discovery = (
+            False,
+            SimpleNamespace(news=Notifier(), record=SimpleNamespace(peer_id=named(0))),
+        )
+        for stage in (1, 2, 3):
+            group.members[stage].send(pb.Report(halted=pb.Halted(attempt=ATTEMPT)))
+        await group.leader.serve()
+        assert len(attempts) == 2
+        (broken,) = [event for event in group.said if isinstance(event, GroupBroken)]
+        assert broken.reason == "a member did not answer"
+
+    monkeypatch.setattr(Leader, "_fill_seats", fill_seats)
+    in_a_loop(scene)
+
+
+def test_a_member_that_finishes_a_round_by_itself_hears_its_leader_meanwhile():
+    """The leader may be the one whose contribution it waits for, and need this member to make it."""
+
+    async def scene() -> None:
+        group, news = Group(), Notifier()
+        order = pb.Order(begin=pb.Begin(attempt=ATTEMPT, round=5))
+
+        async def finish(interrupted: Callable[[], bool] = lambda: False) -> None:
+            group.leader.orders[1].send(order)
+            while not interrupted():
+                await news.wait(0.05)
+
+        outer = SimpleNamespace(
+            discovery=SimpleNamespace(news=news), over=False, leaving=False, begun=True, others_at=lambda: 5, clock=5
+        )
+        here = SimpleNamespace(outer=outer, handover=None, pipeline=None, steps=0, finish=finish)
+        member = Member(here, None)  # type: ignore[arg-type]
+        assert await member._next_order(group.members[1], named(0)) == order
+
+    in_a_loop(scene)
 
 
 # Whom a leader invites, over real sockets: who is like it in speed, and of those the nearest
