@@ -310,11 +310,11 @@ class OuterLoop:
         Returns False if interrupted before, or if the run is over elsewhere. `wait`: what this peer waits for, where it
         is not the contributions."""
         began = monotonic()
-        while self.told_over or not round_policy.is_complete(self._seen_now(round)):
+        while self.told_over or not round_policy.is_complete(self._seen_now(round, trains=False)):
             if self.told_over or interrupted():
                 return False
             self.note_arrivals()
-            seen, now = self._seen_now(round), monotonic()
+            seen, now = self._seen_now(round, trains=False), monotonic()
             if round_policy.others_have_gone_on(seen) and seen.passed is None:
                 self._noted(round).passed = now
             left = round_policy.seconds_left(seen, self.pace, now)
@@ -362,18 +362,19 @@ class OuterLoop:
         if self.told_over:
             return "the run is over"
         self.note_arrivals()
-        return round_policy.why_stop(self._seen_now(round), self.pace, monotonic())
+        return round_policy.why_stop(self._seen_now(round, trains=True), self.pace, monotonic())
 
     def _noted(self, round: int) -> Noting:
         return self.noted.setdefault(round, Noting())
 
-    def _seen_now(self, round: int) -> RoundSeen:
-        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/round_policy.py`."""
-        noted = self._noted(round)
-        parts = [
-            PartSeen(self._awaited(part, round), frozenset(each.ledger.accepted.get(round, ())), noted.arrived(part))
-            for part, each in self.followed.parts.items()
-        ]
+    def _seen_now(self, round: int, trains: bool) -> RoundSeen:
+        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
+        still trains in it (`trains`), its own contribution is here, or does not come."""
+        noted, parts = self._noted(round), list[PartSeen]()
+        for part, each in self.followed.parts.items():
+            here = frozenset(each.ledger.accepted.get(round, ()))
+            never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - here
+            parts.append(PartSeen(self._awaited(part, round) - never, here, noted.arrived(part)))
         return RoundSeen(
             round=round,
             parts=parts,

@@ -100,6 +100,21 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
     play(tmp_path, "ab", scene)
 
 
+def test_who_has_nothing_to_contribute_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a member that has to end a round in which its group did nothing, while its record says that it trains."""
+
+    async def scene(made: Village) -> None:
+        diligent, idle = made.peers
+        await made.round(1, made.peers)
+        await diligent.contribute(2, 1)
+        await made.calm()
+        async with asyncio.timeout(20):  # its own would be waited for for some hours
+            assert await idle.outer.finish(2) == dict.fromkeys(idle.outer.followed.parts, 1)
+
+    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 3600.0)
+    play(tmp_path, "ab", scene)
+
+
 def test_a_late_contribution_changes_its_round_exactly_as_if_it_had_come_in_time(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b, c = made.peers
