@@ -121,13 +121,10 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
             await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
         if outer.finished and not (outer.told_over or node.settings.stay):
             await stay_until_known(outer, node.ask_finished)
-            if not outer.followed.is_settled(outer.last_settled):  # what came meanwhile, others have in their state
-                await outer.settle()
+            while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
+                await linger(outer)
         if node.settings.stay and outer.finished and not outer.leaving:
-            outer.tell_finished()
-            outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
-        while node.settings.stay and outer.finished and not outer.leaving:
-            await discovery.news.wait(PULSE_SECONDS)
+            await stay(outer)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                 await earned.ask()
@@ -214,6 +211,7 @@ async def linger(outer: OuterLoop) -> None:
         await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
     outer.compared |= _has_met_who_knows(outer)
     await outer.settle()
+    outer.discovery.tell(ending=False)
     if not outer.compared:
         outer.emit(Progress(f"{over(outer)}; nobody is here any more with whom its last state could be compared"))
 
@@ -225,6 +223,17 @@ def _has_met_who_knows(outer: OuterLoop) -> bool:
     authors = set[PeerId]().union(*(each.ledger.counted_since(1) for each in outer.followed.parts.values()))
     finished = any(peer.round >= rounds for peer in outer.discovery.others())
     return not outer.ended_before or finished or authors <= {me}
+
+
+async def stay(outer: OuterLoop) -> None:
+    """Stay for those who come late, with the last state, until the owner stops this peer. What others still bring of
+    the last rounds goes into it."""
+    outer.tell_finished()
+    outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
+    while not outer.leaving:
+        if not outer.followed.is_settled(outer.last_settled):
+            await outer.settle()
+        await outer.discovery.news.wait(PULSE_SECONDS)
 
 
 async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
@@ -239,23 +248,30 @@ async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
 
 async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = unix_time) -> None:
     """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, while nobody
-    else trains here, and while those that were rounds ahead are gone. A peer that has others to train with sees by them
-    how far the run is."""
+    else trains here, and while those that were rounds ahead, or one that had finished the last round, are gone. A peer
+    that has others to train with sees by them how far the run is."""
     asked = looked = clock()
     while not outer.over:
         await asyncio.sleep(LOOK_SECONDS)
         now = clock()
         slept, looked = now - looked > LOOK_SECONDS + SLEPT_SECONDS, now
         alone = all(peer.role == "observer" for peer in outer.discovery.others())
-        left = alone or outer.reconciler.witnesses.were_ahead(outer.clock)
+        left = alone or outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
         if slept or (left and now - asked >= ASK_SECONDS):
             await ask_whether_over(outer, ask)
             asked = now
 
 
+def _somebody_has_ended(outer: OuterLoop) -> bool:
+    """Whether a peer that had finished the last round has gone, or does not answer."""
+    here = {peer.peer_id for peer in outer.discovery.others()}
+    known = outer.discovery.records.values()
+    return any(peer.round >= outer.manifest.outer.rounds and peer.peer_id not in here for peer in known)
+
+
 async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
     """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody; or, where
-    this peer is there to hold it (`holds`), for somebody who does."""
+    this peer is there to hold it (`holds`), for somebody who does. Those who still settle it are followed in that."""
     most_seconds = None if holds else LAST_STATE_SECONDS
     ends = math.inf if most_seconds is None else monotonic() + most_seconds
     while not (outer.finished or outer.leaving) and monotonic() < ends:
@@ -264,6 +280,12 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         if not outer.finished:
             outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, most_seconds))
             await outer.discovery.news.wait(1.0)
+    farewell = _farewell_seconds(outer)
+    ends = monotonic() + farewell
+    while outer.finished and _some_end(outer) and not outer.leaving and monotonic() < ends:
+        outer.emit(waits.for_those_who_end(outer.others(), farewell))
+        await outer.discovery.news.wait(1.0)
+        await catch_up(outer)
     if outer.finished:
         outer.compared = True
         await outer.settle()
@@ -280,6 +302,11 @@ def over(outer: OuterLoop) -> str:
 def _farewell_seconds(outer: OuterLoop) -> float:
     """The time for which a peer serves the others after the last round: who is slow may be in a step for so long."""
     return max(FAREWELL_SECONDS, outer.pace.usual)
+
+
+def _some_end(outer: OuterLoop) -> bool:
+    """Whether others who have trained to the run's end still settle its last state."""
+    return any(peer.ending for peer in outer.others())
 
 
 def _of_the_end(outer: OuterLoop) -> Waiting:

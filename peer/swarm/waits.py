@@ -132,6 +132,15 @@ def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seco
     return Waiting(what, ends, here, needed, most_seconds)
 
 
+def for_those_who_end(peers: Peers, most_seconds: float) -> Waiting:
+    """The wait of a peer that has come late to the run's end, for those who still take contributions into the last
+    state: theirs and its own would differ."""
+    names = _names(peer.peer_id for peer in peers if peer.ending)
+    return Waiting(
+        f"the run's last state to be settled by {names}", "they have, or are gone", most_seconds=most_seconds
+    )
+
+
 def for_hearers(peers: Peers, most_seconds: float) -> Waiting:
     """The wait of a peer that leaves, until others have what it has made: who does not answer is given time."""
     names = _names(peer.peer_id for peer in peers)

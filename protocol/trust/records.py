@@ -50,7 +50,7 @@ RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_C
 """The libp2p address of a relay."""
 MOST_TOKENS_PER_SECOND = 1e9
 
-LATER = ("relays", "via", "tokens_per_second")
+LATER = ("relays", "via", "tokens_per_second", "ending")
 """The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -92,6 +92,7 @@ class PeerRecord(BaseModel):
     tokens_per_second: FiniteFloat = Field(
         0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
     )
+    ending: bool = Field(False, description="it has finished the last round, and still takes what others bring of it")
 
     issuer: PeerId = Field(
         NO_PEER, exclude=True, description="the gateway that let it in, by its card; never on the wire"

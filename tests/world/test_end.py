@@ -5,8 +5,8 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Finished, RoundDone
+from peer.telemetry.decisions import CaughtUp, Waiting
+from peer.telemetry.events import Contributed, Finished, Progress, RoundDone
 from tests.world import test_cases
 from tests.world.loop import in_host
 from tests.world.owners import Owner, Process
@@ -74,6 +74,27 @@ def test_when_all_have_gone_the_node_holds_the_last_state_and_gives_it_to_who_co
     assert run.run_until(lambda: node.process is None, 60)
     assert node.runs[-1].exit_code == 130
     assert run.failures == []
+
+
+def test_who_is_told_of_the_end_while_others_wait_for_one_that_is_cut_off_ends_as_they_do(world: MakeWorld):
+    run = world(replicas={"groups": 0, "datacenters": 3})
+    first, late, cut_off = centers = [join(run, f"center-{number}", "datacenter") for number in range(3)]
+    until_step(run, first, 3, 1)
+    run.network.partition(["center-2"])
+    assert run.run_until(lambda: bool(told(late, Contributed, lambda event: event.round == 3)), 30)
+    assert late.process is not None
+    run.kill(late.process)
+    assert run.run_until(lambda: bool(told(first, RoundDone, lambda event: event.round == 3)), 60)
+    assert run.run_until(lambda: seen(run).state == "finished", 15)
+    run.start(late)
+    assert run.run_until(lambda: bool(told(late, CaughtUp, lambda event: event.round == 3)), 15)
+    assert any("the run is over" in event.doing for event in told(late, Progress))
+    run.run_for(3)
+    run.network.partition(())
+    all_end_well(run, *centers)
+    assert all(told(owner, Finished) for owner in centers)
+    assert len(digests_of(run, "center-0", "center-1", "center-2")) == 1
+    assert {event.contributions["embedding"] for event in told(cut_off, RoundDone) if event.round == 3} == {1}
 
 
 def test_who_has_finished_stays_until_a_node_that_comes_back_has_the_last_state(world: MakeWorld):

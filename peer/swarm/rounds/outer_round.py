@@ -250,7 +250,8 @@ class OuterLoop:
                 self.pace.remember(noted.started, noted.arrived(part), expected)
                 counts[part] += len(each.ledger.chosen(due))
             self.credited.look(self.emit, self.followed.parts, due, self.discovery.record)
-        self.discovery.tell(round=max(round, self.clock - 1))
+        reached = max(round, self.clock - 1)
+        self.discovery.tell(round=reached, ending=reached == self.manifest.outer.rounds)
         await self.settle()
         if self.discovery.record.contributed < round:
             await self.save({})

@@ -280,6 +280,26 @@ def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path:
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As when a group that could not form for a minute still trains in the last round with others."""
+    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.001)
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "slow", "other", "first") as made:
+            slow, _, first = made.peers
+            for round in (1, 2):
+                await made.round(round, made.peers)
+            await first.at(3)
+            made.introduce()
+            await made.leave(first)
+            await keep_asking_whether_over(slow.outer, finished)
+            assert slow.outer.told_over
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

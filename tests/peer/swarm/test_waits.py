@@ -188,3 +188,9 @@ def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who
     assert waits.for_the_group(3).what == "the other stages of its group to end step 4"
     wait = waits.for_hearers((peer("b"), peer("a")), 30.0)
     assert (wait.what, wait.most_seconds) == ("others to take what this peer has made: a, b", 30.0)
+
+
+def test_who_comes_late_to_the_end_names_those_who_still_settle_it():
+    ending = peer("b", round=3).model_copy(update={"ending": True})
+    wait = waits.for_those_who_end((peer("a", round=3), ending), 60.0)
+    assert (wait.what, wait.most_seconds) == ("the run's last state to be settled by b", 60.0)

@@ -148,8 +148,14 @@ def test_a_volunteer_tells_how_fast_it_is(way: str, me: Signer):
     assert read_as(way, signed_as(way, me, told), me) == told
 
 
-def test_who_has_not_measured_its_speed_says_nothing_of_it(me: Signer):
-    assert "tokens_per_second" not in msgpack.unpackb(pack_record(record_of(me)))
+@in_both_ways
+def test_who_still_settles_the_runs_last_state_says_so(way: str, me: Signer):
+    told = record_of(me, ending=True)
+    assert read_as(way, signed_as(way, me, told), me) == told
+
+
+def test_who_has_nothing_to_say_of_its_speed_and_of_the_end_says_nothing(me: Signer):
+    assert not {"tokens_per_second", "ending"} & msgpack.unpackb(pack_record(record_of(me))).keys()
 
 
 @pytest.mark.parametrize("speed", [-1.0, 2e9, math.nan, math.inf, "fast", None, [1.0]])
