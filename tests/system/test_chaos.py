@@ -25,19 +25,11 @@ def test_a_partition_and_a_slow_link_cost_time_and_nothing_else(tmp_path: Path):
     assert chaos["final_loss"] == chaos["lab_loss"]
 
 
-OPEN = "an open fault: a peer says that it has finished before what came late has reached all parts of its state"
-
-
 @needs_namespaces
 def test_a_storm_of_all_kinds_of_faults_ends_with_one_state(tmp_path: Path):
     storm = "random:5:12:kill+pause+partition+slow"
     shape = ["--preset", "nano", "--rounds", "6", "--inner-steps", "20", "--no-compare"]
-    try:
-        outcome = completed_swarm(tmp_path, *shape, "--chaos", storm)
-    except AssertionError as error:
-        if "hold different states" in str(error):  # everything else is a failure
-            pytest.xfail(OPEN)
-        raise
+    outcome = completed_swarm(tmp_path, *shape, "--chaos", storm)
     chaos = outcome.report["chaos"]
     assert chaos["rounds_completed"] == 6
     assert chaos["digests_equal"]
