@@ -125,7 +125,8 @@ class Peer:
         record, going = self.record, self.going
         if going is not None and going.how == "paused":
             return "paused", going.why
-        if (record is not None and record.gone) or (going is not None and going.how == "gone"):
+        goodbye = record is not None and record.gone and not self.streams  # who is back tells before its record is read
+        if goodbye or (going is not None and going.how == "gone"):
             return "gone", going.why if going is not None else "it has said goodbye"
         if self.cut is not None and not self.streams and self.heard <= self.cut < now - CUT_SECONDS:
             return "lost", "its connection broke without a goodbye, and it has said nothing since"

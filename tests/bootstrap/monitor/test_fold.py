@@ -207,6 +207,18 @@ def test_who_goes_says_why(how: str, state: str):
     assert scene.state(MEMBER)[0] == "waiting"
 
 
+def test_who_is_back_from_a_goodbye_is_not_gone_though_its_record_still_says_so():
+    scene = Scene(MEMBER)
+    scene.later(1)
+    scene.says(MEMBER, gone=True)
+    scene.sync()
+    assert scene.state(MEMBER) == ("gone", "it has said goodbye")
+    scene.fold.begin(MEMBER, scene.now)
+    assert scene.state(MEMBER)[0] == "waiting"
+    scene.fold.end(MEMBER, scene.now)
+    assert scene.state(MEMBER)[0] == "gone"
+
+
 def test_states_of_peers_at_work():
     scene = Scene(LEADER, MEMBER, CENTER, EYE)
     assert scene.state(LEADER) == ("waiting", "it has no group yet")
