@@ -15,13 +15,14 @@ from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials, refuse, require_manifest
 from protocol.net.dht import Dht
+from protocol.outer.whereabouts import common_round
 from protocol.run.run_files import Descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, peer_id_of
 from protocol.trust.membership_card import Card, issue
-from protocol.trust.records import Register, common_round, may_author
+from protocol.trust.records import Register, may_author
 
 ROLES: dict[int, PlaceRole] = {
     pb.VOLUNTEER: "volunteer",

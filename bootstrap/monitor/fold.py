@@ -31,7 +31,8 @@ from protocol.monitor import (
     View,
 )
 from protocol.net.allowances import RateLimit
-from protocol.trust.records import PeerRecord, common_round
+from protocol.outer.whereabouts import common_round
+from protocol.trust.records import PeerRecord
 
 MOST_PEERS = 2048
 """Whose tellings are kept: twice as many as a large run has."""

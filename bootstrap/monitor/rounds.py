@@ -13,7 +13,8 @@ from protocol.identity import PeerId
 from protocol.layout import elements, model_layout
 from protocol.manifest import Manifest
 from protocol.monitor import RoundView
-from protocol.trust.records import PeerRecord, common_round, may_author
+from protocol.outer.whereabouts import common_round
+from protocol.trust.records import PeerRecord, may_author
 
 JUDGE_SECONDS = 5.0
 """After the end of a round, when all who were there have told of it."""

@@ -8,8 +8,9 @@ from peer.network.discovery import Discovery
 from peer.network.intake import Intake
 from protocol.clock import monotonic
 from protocol.identity import PeerId, contributes_to
+from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW
-from protocol.trust.records import PeerRecord, common_round, may_author
+from protocol.trust.records import PeerRecord, may_author
 
 LATELY = 2
 """The last rounds in which a peer must have contributed to one: else it is in the run by its word alone."""
@@ -88,18 +89,17 @@ class Witnesses:
         trusted = self.disbelieved.get(author, 0.0) <= monotonic()
         return max(self._accepted(author), self.intake.shown.get(author, 0) if trusted else 0)
 
-    def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
-        others = [peer for peer in self.discovery.others() if may_author(peer)]
-        return [min(peer.round, round + 1) for peer in others if (round := newest(peer.peer_id))]
-
     def _common_round(self, newest: Callable[[PeerId], int]) -> int:
-        """Of few who have shown something, all may lie: then those who train and have not are where they began. Whoever
-        contributes to other parts than those followed here shows nothing here, wherever it is."""
-        finished, liars = self._finished(newest), self.discovery.manifest.outer.liars
-        if len(finished) <= liars:
-            training = (peer for peer in self.discovery.others() if may_author(peer) and peer.replica)
-            finished += [0 for peer in training if self._contributes_here(peer) and not newest(peer.peer_id)]
-        return common_round(finished, liars)
+        return common_round(self._finished(newest), self.discovery.manifest.outer.liars)
+
+    def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
+        """The rounds that others have finished. Whoever contributes to other parts than those followed here shows
+        nothing here, wherever it is."""
+        others = [peer for peer in self.discovery.others() if may_author(peer)]
+        said = {peer.peer_id: peer.round for peer in others}
+        shown = {peer: newest(peer) for peer in said}
+        silent = sum(bool(peer.replica) and self._contributes_here(peer) and not shown[peer.peer_id] for peer in others)
+        return borne_out(said, shown, silent, self.discovery.manifest.outer.liars)
 
     def _contributes_here(self, peer: PeerRecord) -> bool:
         return any(contributes_to(peer.role, peer.stage, part) for part in self.intake.ledgers)

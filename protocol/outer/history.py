@@ -1,7 +1,7 @@
 """The past of a part: the history of what counted, a version vector with exceptions, as ranges of rounds; the claims of
 peers about closed rounds, each of which names a state with its history; and which of several claimed states stands."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import FormatError
@@ -115,3 +115,16 @@ def outvoted(mine: Claim, others: Collection[Claim], liars: int, all_have_spoken
     standing = prevailing([mine, *others])
     votes = sum(claim.author for claim in others if claim.digest == standing)
     return standing if standing != mine.digest and (votes > liars or all_have_spoken) else None
+
+
+def latest_standing(
+    claims: Collection[Claim], needed: int, all_have_spoken: Callable[[int], bool], refuted: Container[str] = ()
+) -> Claim | None:
+    """The latest closed state that prevails among the claims of others, but for the digests of what nobody could show
+    (`refuted`), and that `needed` of them hold, or all that there are have spoken of (`all_have_spoken` of a round)."""
+    for folded in sorted({claim.folded for claim in claims}, reverse=True):
+        credible = [claim for claim in claims if claim.folded == folded and claim.digest not in refuted]
+        standing = [claim for claim in credible if claim.digest == prevailing(credible)]
+        if len(standing) >= needed or (standing and all_have_spoken(folded)):
+            return standing[0]
+    return None

@@ -161,13 +161,6 @@ def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int
     return last, [] if whole else [stage for stage in range(stages) if stage in served - held]
 
 
-def common_round(finished: Iterable[int], liars: int) -> int:
-    """The latest round that more than `liars` peers say they have finished: no liar alone can push it. Of fewer peers,
-    the round that all of them have; 0 of none."""
-    rounds = sorted(finished, reverse=True)
-    return rounds[min(liars, len(rounds) - 1)] if rounds else 0
-
-
 def pack_record(record: PeerRecord) -> bytes:
     """Encode a record as it lies in a signed message."""
     packed: bytes = msgpack.packb(record.model_dump())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import trait
 
 from protocol.identity import ContributionName, PeerId
-from protocol.outer.history import Claim, History, prevailing
+from protocol.outer.history import Claim, History, latest_standing, outvoted
 from protocol.outer.ledger import Entry, Revocation
 from tests.simulation.arithmetic import Vector, digest
 from tests.simulation.disk import copied
@@ -99,16 +99,17 @@ class CatchingUp:
         answers = list(useful.values())
         if len(answers) < needed:
             return self.catch_up() if self.newcomer or not last else self.resume(0, {})
-        folded = _largest([answer.folded for answer in answers], needed)
-        claims = [answer.claims[folded] for answer in answers if folded in answer.claims]
-        mine = self.claims.get(folded)
-        standing = prevailing([*claims, mine] if mine else claims)
-        adopting = mine is None or mine.digest != standing
-        donors = [answer for answer in answers if answer.folded == folded and self.trusts(answer, standing)]
-        support = sum(claim.digest == standing for claim in claims)
         clock = self.clock_of(useful)
-        all_said = last and all(other in useful and folded in useful[other].claims for other in self.abreast(clock))
-        if adopting and not (donors and (support >= needed or all_said)):
+        claims = [claim for answer in answers for claim in answer.claims.values()]
+
+        def all_have_spoken(folded: int) -> bool:
+            return last and all(other in useful and folded in useful[other].claims for other in self.abreast(clock))
+
+        held = latest_standing(claims, needed, all_have_spoken)
+        folded = held.folded if held is not None else self.ledger.folded
+        adopting = held is not None and self.stands_against(held, claims, all_have_spoken(folded))
+        donors = [answer for answer in answers if held and answer.folded == folded and self.trusts(answer, held.digest)]
+        if held is None or (adopting and not donors):
             if self.newcomer or not last:
                 return self.catch_up()
             adopting = False
@@ -125,13 +126,20 @@ class CatchingUp:
         vouched = {key: count >= needed for key, count in votes.items()}
         return self.resume(clock, vouched)
 
+    def stands_against(self: Peer, held: Claim, claims: list[Claim], all_have_spoken: bool) -> bool:
+        """Whether a state that stands is later than this peer's, or stands instead of it."""
+        mine = self.claims.get(held.folded)
+        if mine is None:
+            return held.folded > self.ledger.folded
+        said = [claim for claim in claims if claim.folded == held.folded]
+        return outvoted(mine, said, self.window.liars, all_have_spoken) is not None
+
     def clock_of(self: Peer, answers: dict[PeerId, Answer]) -> int:
         """The round that the donors are in, as far as the contributions that they show bear them out."""
         for answer in answers.values():
             for entry in answer.entries:
                 self.shown[entry.name.author] = max(entry.name.round, self.shown.get(entry.name.author, 0))
-        words = sorted(self.borne_out({donor: answer.clock for donor, answer in answers.items()}), reverse=True)
-        return words[min(self.window.liars, len(words) - 1)] if words else 0
+        return self.credible_clock({donor: answer.clock for donor, answer in answers.items()})
 
     def stay(self: Peer) -> None:
         """This peer was there all the time, and its state stands after all: what it accepted, it accepted in time."""
@@ -168,10 +176,6 @@ class CatchingUp:
         self.settle()
         self.disk.checkpoint(self)
         self.go()
-
-
-def _largest(numbers: list[int], rank: int) -> int:
-    return sorted(numbers, reverse=True)[rank - 1]
 
 
 def _votes(answers: list[Answer]) -> dict[tuple[ContributionName, str], int]:

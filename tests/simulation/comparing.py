@@ -11,6 +11,7 @@ from protocol.identity import PeerId
 from protocol.outer.history import Claim, outvoted
 from protocol.outer.ledger import Revocation
 from protocol.outer.set_difference import Summary, different, entries, lacking, summary
+from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW
 from tests.simulation.disk import copied
 
@@ -70,7 +71,7 @@ class Comparing:
         """Where another peer says it is. Nobody is left behind, and no single liar pushes a clock."""
         self.clocks[source], self.heard_at[source] = clock, self.world.now
         self.heard[source] = claims
-        target = self.credible_clock()
+        target = self.credible_clock(self.clocks)
         if target > self.ledger.clock + SKEW:
             self.fall_behind()
         elif target > self.ledger.clock + 1:
@@ -78,20 +79,16 @@ class Comparing:
         elif any(round in self.claims and self.claims[round].digest != each.digest for round, each in claims.items()):
             self.doubt()
 
-    def credible_clock(self: Peer) -> int:
-        """The (liars + 1)-th largest of what the others said, as far as their contributions bear them out."""
-        said = sorted(self.borne_out(self.clocks), reverse=True)
-        return said[min(self.window.liars, len(said) - 1)] if said else 0
-
-    def borne_out(self: Peer, clocks: Mapping[PeerId, int]) -> list[int]:
-        """As `peer/network/witnesses.py`: who may contribute has finished no round beyond the one after its last
-        contribution. Where too few have shown any, those who have not are where they began."""
+    def credible_clock(self: Peer, clocks: Mapping[PeerId, int]) -> int:
+        """Where the others are who say to be at these rounds, by the product's own rule. A peer that is at a round has
+        finished the one before."""
         gone = {each.author for each in self.ledger.revocations}  # nobody talks to them any more
         there = [other for other in self.world.others(self.me) if other not in gone]
         others = [other for other in there if self.world.schedule.may_author(other)]
-        shown = {other: round for other in others if (round := self.newest(other))}
-        words = [min(clocks.get(other, 0), round + 2) for other, round in shown.items()]
-        return words + [0] * (len(others) - len(words)) * (len(words) <= self.window.liars)
+        said = {other: clocks.get(other, 0) - 1 for other in others}
+        shown = {other: self.newest(other) for other in others}
+        silent = sum(not round for round in shown.values())
+        return common_round(borne_out(said, shown, silent, self.window.liars), self.window.liars) + 1
 
     def newest(self: Peer, author: PeerId) -> int:
         """The last round of which this peer has seen something that the author signed."""

@@ -139,7 +139,6 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "the state with the most contributions claimed stands": [
         Change(history, "prevailing", "-sum(claim.author for claim in claims), ", "0, "),
-        Change(catching_up, "prevailing", "-sum(claim.author for claim in claims), ", "0, "),
     ],
     "one liar's word is enough to doubt": [
         Change(comparing, "outvoted", "prevailing([mine, *others])", "([mine, *others])[-1].digest"),
@@ -162,14 +161,14 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Peer, "abreast", "if self.clocks.get(other, clock) >= clock - SKEW", ""),
     ],
     "a newcomer adopts a state that nobody honest may have named": [
-        Change(CatchingUp, "decide", "support >= needed or all_said", "support or all_said"),
+        Change(catching_up, "latest_standing", "len(standing) >= needed or", "standing or"),
     ],
     "one that is far behind speaks for one that has said nothing": [
         Change(
             CatchingUp,
             "decide",
             "all(other in useful and folded in useful[other].claims for other in self.abreast(clock))",
-            "len(claims) >= len(self.abreast(clock))",
+            "sum(claim.folded == folded for claim in claims) >= len(self.abreast(clock))",
         ),
     ],
     "one liar vouches": [Change(CatchingUp, "decide", "count >= needed for", "count >= 1 for")],
@@ -186,13 +185,14 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Ledger, "reconsider", "self._keep(self._in_time)", ""),
     ],
     "one liar pushes the clock": [
-        Change(Peer, "credible_clock", "said[min(self.window.liars, len(said) - 1)]", "said[0]")
+        Change(comparing, "common_round", "rounds[min(liars, len(rounds) - 1)]", "rounds[0]")
     ],
     "anybody's word about its round moves the clock": [
-        Change(Peer, "borne_out", "[other for other in there if self.world.schedule.may_author(other)]", "there"),
-        Change(Peer, "borne_out", "if (round := self.newest(other))", "if (round := 10**6)"),
+        Change(Peer, "credible_clock", "[other for other in there if self.world.schedule.may_author(other)]", "there"),
+        Change(comparing, "borne_out", "min(said.get(peer, 0), round + 1)", "said.get(peer, 0)"),
+        Change(comparing, "borne_out", "if round]", "]"),
     ],
-    "who is revoked has a word still": [Change(Peer, "borne_out", "if other not in gone", "")],
+    "who is revoked has a word still": [Change(Peer, "credible_clock", "if other not in gone", "")],
     "a peer that is late goes on without catching up": [
         Change(Peer, "see", "self.fall_behind()", "self.advance(target)"),
         Change(Peer, "start", "self.fall_behind()", "self.go()"),

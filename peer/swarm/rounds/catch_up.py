@@ -13,7 +13,7 @@ from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Resumed
 from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import Part, PeerId
-from protocol.outer.history import Claim, outvoted, prevailing
+from protocol.outer.history import Claim, latest_standing, outvoted
 from protocol.outer.window import SKEW
 from protocol.trust.attestations import contradicted, vague
 from protocol.trust.records import PeerRecord
@@ -226,13 +226,8 @@ def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
     claims = list(votes(outer, part)) or [
         claim for peer in believed(outer, part) for claim in _claims_of(outer, peer.peer_id, part)
     ]
-    for folded in sorted({claim.folded for claim in claims}, reverse=True):
-        said = [claim for claim in claims if claim.folded == folded]
-        credible = [claim for claim in said if claim.digest not in outer.refuted]
-        standing = [claim for claim in credible if claim.digest == prevailing(credible)]
-        if len(standing) >= _witnesses(outer, part) or (standing and _all_have_spoken(outer, part, folded)):
-            return standing[0]
-    return None
+    needed = _witnesses(outer, part)
+    return latest_standing(claims, needed, lambda folded: _all_have_spoken(outer, part, folded), outer.refuted)
 
 
 def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:

@@ -66,7 +66,7 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
             await say(two, made.peers, said)
             for peer in made.peers:
                 assert not peer.outer.late(round)
-                assert not round_policy.is_complete(peer.outer._seen_now(round))
+                assert not round_policy.is_complete(peer.outer._seen_now(round, trains=True))
                 assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {round}
             await made.round(round, made.peers)
             for peer in made.peers:
