@@ -256,8 +256,6 @@ class Fold:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
             if peer.state == "training" and self.state.state == "gathering":
                 peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
-            elif peer.state not in AWAY and peer.batch.waits and self.state.why.endswith(peer.batch.waits):
-                peer.state, peer.why = "waiting", peer.batch.waits  # this outweighs why its last group broke
             elif peer.state == "training" and leader is not None and (gone := silent_leader(leader, now)):
                 peer.state, peer.why = "waiting", gone
 

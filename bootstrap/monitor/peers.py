@@ -142,14 +142,14 @@ class Peer:
             return "on trial", "what it contributes does not count before an audit has found nothing wrong with it"
         if record is not None and record.role == "observer":
             return "waiting", "it follows the run, and contributes nothing"
+        if self.batch.waits:  # in its own words, which its owner reads
+            return "waiting", self.batch.waits
         if self.finished < finished - 1 - delay:
             return "catching up", f"it has finished round {self.finished}, and most others round {finished}"
         if self.broken:
             return "waiting", self.broken
         if max(self.contributed, record.contributed if record else 0) > finished:
             return "waiting", f"it has contributed to round {finished + 1}, and waits for the others"
-        if self.batch.waits:
-            return "waiting", self.batch.waits
         if self.group or (self.batch.round > finished and self.batch.step):
             return "training", ""
         return "waiting", "it has no group yet"

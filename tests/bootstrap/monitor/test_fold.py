@@ -243,6 +243,19 @@ def test_states_of_peers_at_work():
     assert scene.state(EYE)[0] == "waiting"
 
 
+def test_what_a_peer_says_that_it_waits_for_is_what_people_see_of_it():
+    """And not why its last group broke, or that it is behind: its owner reads the same words."""
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.later(1)
+    for peer, round in ((LEADER, 7), (CENTER, 7), (MEMBER, 3)):
+        scene.says(peer, round=round)
+    scene.sync()
+    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
+    for peer in (LEADER, MEMBER):
+        scene.tells(peer, waits="a volunteer of stage 1: a group needs one of each stage")
+        assert scene.state(peer) == ("waiting", "a volunteer of stage 1: a group needs one of each stage")
+
+
 def test_a_peer_that_is_rounds_behind_catches_up():
     scene = Scene(LEADER, MEMBER, CENTER)
     scene.later(1)
