@@ -263,10 +263,11 @@ async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Ca
 
 
 def _somebody_has_ended(outer: OuterLoop) -> bool:
-    """Whether a peer that had finished the last round has gone, or does not answer."""
-    here = {peer.peer_id for peer in outer.discovery.others()}
+    """Whether this peer works on the last round, and one that had finished it has gone, or does not answer. Anybody can
+    say that: before the last round it would have all peers ask for days."""
+    here, last = {peer.peer_id for peer in outer.discovery.others()}, outer.manifest.outer.rounds
     known = outer.discovery.records.values()
-    return any(peer.round >= outer.manifest.outer.rounds and peer.peer_id not in here for peer in known)
+    return outer.clock >= last and any(peer.round >= last and peer.peer_id not in here for peer in known)
 
 
 async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
