@@ -98,7 +98,7 @@ class Witnesses:
         others = [peer for peer in self.discovery.others() if may_author(peer)]
         said = {peer.peer_id: peer.round for peer in others}
         shown = {peer: newest(peer) for peer in said}
-        silent = sum(bool(peer.replica) and self._contributes_here(peer) and not shown[peer.peer_id] for peer in others)
+        silent = sum(not shown[peer.peer_id] and bool(peer.replica) and self._contributes_here(peer) for peer in others)
         return borne_out(said, shown, silent, self.discovery.manifest.outer.liars)
 
     def _contributes_here(self, peer: PeerRecord) -> bool:

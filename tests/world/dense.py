@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from tests.world.schedule import Fault, Kind, Member, Moment, Schedule
+from tests.world.schedule import Fault, Kind, Member, Moment, Schedule, for_a_while
 
 Blow = Literal["kill", "power", "wipe", "interrupt", "freeze", "pause", "cut", "slow", "node", "blackout"]
 """What is done to whom: `node`, the operator's is killed; `blackout`, power fails everywhere; others as in `Kind`."""
@@ -138,8 +138,7 @@ def _struck(
     name = chance.choice(victims)
 
     def pair(kind: Kind, *names: str, mend: Kind = "start") -> list[Fault]:
-        until = round(at + away, 2)
-        return [Fault(at, kind, names, moment), Fault(until, mend, () if mend == "heal" else names, moment)]
+        return for_a_while(kind, names, at, away, mend, moment)
 
     match blow:
         case "node":

@@ -84,6 +84,14 @@ class Fault:
     after: Moment | None = None
 
 
+def for_a_while(
+    kind: Kind, names: tuple[str, ...], at: float, seconds: float, mend: Kind, after: Moment | None
+) -> list[Fault]:
+    """Something that happens, and what mends it so many seconds later; `heal` mends the whole network."""
+    until = round(at + seconds, 2)
+    return [Fault(at, kind, names, after), Fault(until, mend, () if mend == "heal" else names, after)]
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A story. `groups` and `datacenters` are the manifest's, and so are `grace` and `liars` unless they are None;

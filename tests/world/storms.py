@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from tests.world.schedule import Fault, Kind, Member, Moment, Schedule
+from tests.world.schedule import Fault, Kind, Member, Moment, Schedule, for_a_while
 
 Blow = Literal["kill", "freeze", "split", "narrow"]
 
@@ -67,9 +67,7 @@ def storm(drawn: Schedule, chance: random.Random) -> Schedule:
 def _struck(blow: Blow, names: tuple[str, ...], at: float, moment: Moment, chance: random.Random) -> list[Fault]:
     """One blow and what mends it."""
     mend, times = LASTS[blow]
-    until = round(at + chance.choice(times), 2)
-    kind: Kind = "cut" if blow == "split" else blow
-    return [Fault(at, kind, names, moment), Fault(until, mend, () if mend == "heal" else names, moment)]
+    return for_a_while("cut" if blow == "split" else blow, names, at, chance.choice(times), mend, moment)
 
 
 def _half(members: Sequence[Member], chance: random.Random) -> tuple[str, ...]:

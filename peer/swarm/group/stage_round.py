@@ -233,12 +233,14 @@ class StageRound:
         """Contribute what there is, wait for the others, settle; or leave it at that, if this peer is asked to go, or
         the run is over elsewhere, or something else is to be done first (`interrupted`)."""
         round, steps = self.round or self.outer.clock, self.steps
+
+        def is_left() -> bool:
+            return self.outer.told_over or self.outer.leaving or interrupted()
+
         await self.contribute()
         for due in self.outer.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(
-                due, lambda: self.handover.due or self.outer.leaving or interrupted()
-            ):
-                if self.outer.told_over or self.outer.leaving or interrupted():
+            while not await self.outer.wait_for_others(due, lambda: self.handover.due or is_left()):
+                if is_left():
                     return
                 await self.handover.inherit()
         counts = await self.outer.finish(round)

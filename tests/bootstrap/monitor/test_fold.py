@@ -80,6 +80,16 @@ class Scene:
         return shown.state, shown.why
 
 
+def with_a_member_behind() -> Scene:
+    """Two have finished round 7, and a member round 3."""
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.later(1)
+    for peer, round in ((LEADER, 7), (CENTER, 7), (MEMBER, 3)):
+        scene.says(peer, round=round)
+    scene.sync()
+    return scene
+
+
 def test_a_round_ends_when_more_peers_say_so_than_may_lie():
     scene = Scene(LEADER, MEMBER, CENTER)
     scene.ends(LEADER, 1)
@@ -245,11 +255,7 @@ def test_states_of_peers_at_work():
 
 def test_what_a_peer_says_that_it_waits_for_is_what_people_see_of_it():
     """And not why its last group broke, or that it is behind: its owner reads the same words."""
-    scene = Scene(LEADER, MEMBER, CENTER)
-    scene.later(1)
-    for peer, round in ((LEADER, 7), (CENTER, 7), (MEMBER, 3)):
-        scene.says(peer, round=round)
-    scene.sync()
+    scene = with_a_member_behind()
     scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
     for peer in (LEADER, MEMBER):
         scene.tells(peer, waits="a volunteer of stage 1: a group needs one of each stage")
@@ -257,11 +263,7 @@ def test_what_a_peer_says_that_it_waits_for_is_what_people_see_of_it():
 
 
 def test_a_peer_that_is_rounds_behind_catches_up():
-    scene = Scene(LEADER, MEMBER, CENTER)
-    scene.later(1)
-    for peer, round in ((LEADER, 7), (CENTER, 7), (MEMBER, 3)):
-        scene.says(peer, round=round)
-    scene.sync()
+    scene = with_a_member_behind()
     assert scene.state(MEMBER) == ("catching up", "it has finished round 3, and most others round 7")
 
 
