@@ -7,6 +7,7 @@ the middle of one has changed nothing. By SQLite's write-ahead log the node read
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -179,7 +180,7 @@ def connect(folder: Path) -> sqlite3.Connection:
     try:
         lists.row_factory = sqlite3.Row
         if _version(lists) == 0:
-            lists.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(lists)
             lists.execute("BEGIN IMMEDIATE")
             if _version(lists) == 0:  # no other process was first
                 _create(lists, folder)
@@ -190,6 +191,24 @@ def connect(folder: Path) -> sqlite3.Connection:
         lists.close()
         raise
     return lists
+
+
+def _write_ahead(lists: sqlite3.Connection) -> None:
+    """Have the database keep a write-ahead log. SQLite waits for nobody in this one statement, and refuses it while
+    another process makes the same database.
+
+    Raises:
+        sqlite3.Error: it is refused for longer than `BUSY_SECONDS`, or for another reason.
+    """
+    ends = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            lists.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= ends:
+                raise
+        time.sleep(0.005)
 
 
 def _version(lists: sqlite3.Connection) -> int:
