@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent_leader
+from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent, silent_leader
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from bootstrap.monitor.run_state import Found, LastState, has_replica, lost_state, run_state
 from protocol.identity import PeerId, RunId
@@ -256,6 +256,8 @@ class Fold:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
             if peer.state == "training" and self.state.state == "gathering":
                 peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
+            elif peer.state == "training" and peer.streams and (gone := silent(peer, now, AT_WORK_SECONDS)):
+                peer.state, peer.why = "waiting", f"it {gone}"
             elif peer.state == "training" and leader is not None and (gone := silent_leader(leader, now)):
                 peer.state, peer.why = "waiting", gone
 

@@ -24,8 +24,9 @@ MOST_RATE = 1e12
 AWAY: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
 AT_WORK_SECONDS = 10.0
-"""Who is at work gives a sign of life in this time: it tells every second. Who has finished waits longer than this for
-those that do not answer: so either it is still there when a sleeper wakes, or the node knows that the run is over."""
+"""Who is at work gives a sign of life in this time, also in an inner step of a minute: it tells every few seconds. Who
+has finished waits longer than this for those that do not answer: so either it is still there when a sleeper wakes, or
+the node knows that the run is over."""
 
 SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
 """A leader of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the node
@@ -193,13 +194,19 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
     return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
 
 
+def silent(peer: Peer, now: float, bound: float) -> str:
+    """That a peer has given no sign of life, in words to follow its name, if nothing was heard of it for so long; else
+    nothing."""
+    if now - peer.heard <= bound and peer.state != "lost":
+        return ""
+    minutes, seconds = divmod(int(peer.heard) % 86400, 60)
+    return f"has given no sign of life since {minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
+
+
 def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> str:
     """That a leader gives no sign of life, in words, if nothing was heard of it for so long; else nothing."""
-    if now - leader.heard <= bound and leader.state != "lost":
-        return ""
-    minutes, seconds = divmod(int(leader.heard) % 86400, 60)
-    since = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
-    return f"its leader, peer {leader.id[-8:]}, has given no sign of life since {since}"
+    said = silent(leader, now, bound)
+    return f"its leader, peer {leader.id[-8:]}, {said}" if said else ""
 
 
 def group_views(

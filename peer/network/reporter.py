@@ -1,7 +1,8 @@
 """A peer reports to the operator's node what it does, for people to see. Nothing waits for it or fails with it.
 
 The reporter notes events as they come, in microseconds, and sends them once a second, if there were any, on one
-stream for as long as the node answers. While the node does not, the oldest events are forgotten.
+stream for as long as the node answers. While the node does not, the oldest events are forgotten. Every few seconds it
+tells how it goes though nothing happened, so that the node knows a long inner step from a peer that is gone.
 """
 
 import asyncio
@@ -61,6 +62,9 @@ from protocol.wording import printable
 
 BATCH_SECONDS = 1.0
 """The shortest time between two batches of events that are sent to the node."""
+
+SIGN_OF_LIFE_SECONDS = 3.0
+"""The longest time between two batches: the node takes it that who is silent for some 10 seconds is not at work."""
 
 MOST_WAITING = 256
 """The events that wait to be sent, at most: some minutes of a peer whose node is away."""
@@ -139,11 +143,11 @@ class Reporter:
 
     async def _tell(self, stream: Any) -> None:
         """Send batches on a stream until this peer leaves, or the node ends the stream."""
-        self._changed = True  # a node that has just come knows nothing
+        due = monotonic()  # a node that has just come knows nothing
         while not stream.done():
             closing = self._closing.is_set()
-            if self._changed or closing:
-                self._changed = False
+            if self._changed or closing or monotonic() >= due:
+                self._changed, due = False, monotonic() + SIGN_OF_LIFE_SECONDS
                 took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
                 message = pb.Batch(batch_json=self._packed(took))
                 try:

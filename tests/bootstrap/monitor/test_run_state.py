@@ -163,6 +163,20 @@ def test_where_a_member_has_left_a_silent_leader_it_is_named_soon():
     assert "no sign of life" in fold.view(NOW + AT_WORK_SECONDS + 1).groups[0].broken
 
 
+def test_the_row_of_a_frozen_member_says_so():
+    fold = Fold(ONE, RunId("ab" * 32), NOW)
+    sync(fold, NOW, LEADER, MEMBER)
+    group(fold, NOW, round=1, step=1)
+    fold.begin(MEMBER, NOW)
+    for later in range(1, int(AT_WORK_SECONDS) + 2):
+        fold.hear(LEADER, StepReport(round=1, step=1), NOW + later)
+    assert states(fold, NOW + AT_WORK_SECONDS)[MEMBER] == ("training", "")
+    assert states(fold, NOW + AT_WORK_SECONDS + 1)[MEMBER] == (
+        "waiting",
+        "it has given no sign of life since 02:46:40 UTC",
+    )
+
+
 def test_a_leader_that_waits_and_tells_little_is_not_taken_for_frozen():
     fold = Fold(ONE, RunId("ab" * 32), NOW)
     sync(fold, NOW, LEADER)

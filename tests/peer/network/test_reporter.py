@@ -148,6 +148,8 @@ def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reporter, "SIGN_OF_LIFE_SECONDS", 600.0)
+
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
             await watched.until(lambda: heard(watched).seconds > 0)
@@ -157,6 +159,20 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
                 await teller._wait(reporter.BATCH_SECONDS)
             assert heard(watched) is first
             assert not teller._changed
+
+    play(scene, monkeypatch)
+
+
+def test_the_node_hears_of_a_peer_in_the_middle_of_a_long_step(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reporter, "SIGN_OF_LIFE_SECONDS", 0.1)
+
+    async def scene(watched: Watched, teller: Reporter) -> None:
+        async with watched.serving():
+            tell(teller, StepDone(1, 0, 5.5, 96))
+            await watched.until(lambda: heard(watched).step == 1)
+            first = heard(watched)
+            await watched.until(lambda: heard(watched) is not first)
+            assert (heard(watched).step, heard(watched).tokens) == (1, 96)
 
     play(scene, monkeypatch)
 
