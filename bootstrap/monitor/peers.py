@@ -28,6 +28,9 @@ AT_WORK_SECONDS = 10.0
 has finished waits longer than this for those that do not answer: so either it is still there when a sleeper wakes, or
 the node knows that the run is over."""
 
+IDLE_SECONDS = 120.0
+"""Who waits for so long and does nothing meanwhile is not at work: whoever it waits for may never come."""
+
 SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
 """A leader of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the node
 reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
@@ -61,6 +64,8 @@ class Peer:
     contributed: int = 0
     state: PeerState = "waiting"
     why: str = ""
+    idle_since: float | None = None
+    """Since when it has waited for others, as it tells, and done nothing."""
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -107,8 +112,16 @@ class Peer:
         """What it tells; what happened is the fold's."""
         if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
             self.samples.clear()  # a new process
+        if batch.waits and (batch.tokens, batch.round) == (self.batch.tokens, self.batch.round):
+            self.idle_since = now if self.idle_since is None else self.idle_since
+        else:
+            self.idle_since = None
         self.batch, self.heard = batch, now
         self.samples.append((now, batch.tokens, batch.up, batch.down))
+
+    def is_at_work(self, now: float) -> bool:
+        """Whether it gives signs of life, and has not waited in vain for long."""
+        return now - self.heard <= AT_WORK_SECONDS and (self.idle_since is None or now - self.idle_since < IDLE_SECONDS)
 
     def rates(self, now: float) -> tuple[float, float, float]:
         """Tokens a second, bytes a second up and down."""
@@ -186,11 +199,11 @@ class Peer:
 
 
 def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
-    """Whether a peer that trains has finished the last of `rounds`, as this node saw it come to it, and nobody gives a
-    sign of life that has worked in the run and has not: so names alone end no run in which anybody is at work."""
+    """Whether a peer that trains has finished the last of `rounds`, as this node saw it come to it, and nobody is at
+    work that has worked in the run and has not: so names alone end no run in which anybody is at work."""
     there = [peer for peer in peers if peer.trains]
     late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY]
-    at_work = any(now - peer.heard <= AT_WORK_SECONDS for peer in late)
+    at_work = any(peer.is_at_work(now) for peer in late)
     return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
 
 

@@ -46,11 +46,9 @@ ASK_SECONDS = 5.0
 LAST_STATE_SECONDS = 5.0
 """So long a peer that has missed the run's end, or comes back to it, looks for others who hold its last state."""
 
-KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 2.0
-"""So long, at most, a peer that has finished the run stays for the operator's node to know it; so often it asks."""
-
-TAKEN_SECONDS = 120.0
-"""So long, at most, it stays for that node to take the last state."""
+AWAY_SECONDS, KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 120.0, 2.0
+"""So long, at most, a peer that has finished the run stays for a node that is away; for one that answers, to know that
+the run is over, and to take its last state; and so often it asks."""
 
 FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
@@ -161,10 +159,11 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
 
 async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
     """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
-    learns and takes both from who has finished, and gives them to those who come afterwards. A node that is away for
-    longer than `KNOWN_SECONDS` is not waited for, and for its taking the state no longer than `TAKEN_SECONDS`."""
+    learns and takes both from who has finished, and gives them to those who come afterwards. It does not call the run
+    over as long as somebody is at work who has not finished, and may still need the others for that. A node that is
+    away for longer than `AWAY_SECONDS` is not waited for, and one that answers no longer than `KNOWN_SECONDS`."""
     began = monotonic()
-    ends, taking = began + KNOWN_SECONDS, False
+    ends, wait = began + AWAY_SECONDS, waits.for_the_node_to_know(AWAY_SECONDS)
     while not outer.leaving and monotonic() < ends:
         with suppress(HetpeerError, TimeoutError):
             async with asyncio.timeout(FIRST_ASK_SECONDS):
@@ -172,11 +171,9 @@ async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
                 over = said.round == outer.manifest.outer.rounds
                 if over and not said.taking:
                     return
-                taking = over
-                if taking:
-                    ends = min(began + TAKEN_SECONDS, monotonic() + KNOWN_SECONDS)
-        known, taken = waits.for_the_node_to_know(KNOWN_SECONDS), waits.for_the_node_to_take(TAKEN_SECONDS)
-        outer.emit(taken if taking else known)
+                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(KNOWN_SECONDS)
+                ends = min(began + KNOWN_SECONDS, monotonic() + AWAY_SECONDS)
+        outer.emit(wait)
         await asyncio.sleep(KNOWN_ASK_SECONDS)
 
 

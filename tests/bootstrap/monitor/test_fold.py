@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.monitor.fold import AHEAD, MOST_PEERS, MOST_ROUNDS, Fold
-from bootstrap.monitor.peers import CUT_SECONDS, LOST_SECONDS
+from bootstrap.monitor.peers import CUT_SECONDS, IDLE_SECONDS, LOST_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
 from protocol.monitor import (
@@ -433,6 +433,19 @@ def test_the_run_is_over_when_somebody_has_come_to_its_end_and_nobody_is_at_work
     watched(scene, 2)  # nothing is heard of it: asleep
     assert scene.fold.over
     watched(scene, 5, LEADER, MEMBER)  # awake again, and told at the door
+    assert scene.fold.over
+
+
+def test_who_waits_in_vain_for_those_who_have_gone_does_not_keep_a_run_from_its_end():
+    scene = Scene(CENTER, LEADER, MEMBER)
+    scene.says(MEMBER, contributed=3)
+    scene.says(CENTER, round=50)
+    scene.says(CENTER, round=50, gone=True)
+    watched(scene, 200, MEMBER, round=4, step=1)  # a step of minutes is work
+    watched(scene, 1, MEMBER, round=4, step=2, tokens=96, waits="contributions")
+    watched(scene, int(IDLE_SECONDS), MEMBER, round=4, step=2, tokens=96, waits="contributions")
+    assert not scene.fold.over
+    watched(scene, 2, MEMBER, round=4, step=2, tokens=96, waits="contributions")
     assert scene.fold.over
 
 

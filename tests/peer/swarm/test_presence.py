@@ -321,6 +321,9 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     async def takes_for_ever() -> EndOfRun:
         return EndOfRun(MANIFEST.outer.rounds, taking=True)
 
+    async def never_over() -> EndOfRun:
+        return EndOfRun(0)
+
     async def scene() -> None:
         async with village(MANIFEST, tmp_path, "a") as made:
             outer = made.peers[0].outer
@@ -331,11 +334,12 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
                 "the operator's node to know that the run is over",
                 "the operator's node to take the run's last state",
             ]
+            with monkeypatch.context() as patch:
+                patch.setattr(presence, "AWAY_SECONDS", 0.1)
+                await stay_until_known(outer, away)
             monkeypatch.setattr(presence, "KNOWN_SECONDS", 0.1)
-            await stay_until_known(outer, away)
-            monkeypatch.setattr(presence, "KNOWN_SECONDS", 3600.0)
-            monkeypatch.setattr(presence, "TAKEN_SECONDS", 0.1)
             await stay_until_known(outer, takes_for_ever)
+            await stay_until_known(outer, never_over)
             outer.asked_to_leave.set()
             await stay_until_known(outer, away)
 
