@@ -54,7 +54,7 @@ FAREWELL_SECONDS = 60.0
 """After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
 
 LOST_SECONDS = 15.0
-"""So long a peer waits after the last round for others that do not answer, or that still hold something else."""
+"""So long a peer waits after the last round for each that does not answer, and for those that hold something else."""
 
 
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
@@ -185,14 +185,16 @@ async def linger(outer: OuterLoop) -> None:
     """
     clock, rounds = asyncio.get_running_loop().time, outer.manifest.outer.rounds
     farewell = clock() + _farewell_seconds(outer)
-    patience, ended = clock() + LOST_SECONDS, 0.0
+    ended, lost = 0.0, dict[PeerId, float]()
     met = clock() + (LAST_STATE_SECONDS if outer.ended_before else 0.0)
 
     def waits_for_nobody() -> bool:
-        return clock() >= met and (not outer.discovery.missed() or clock() >= patience)
+        nonlocal lost
+        lost = {peer: lost.get(peer, clock()) for peer in outer.discovery.missed()}
+        return clock() >= met and all(clock() >= since + LOST_SECONDS for since in lost.values())
 
     while clock() < farewell and not outer.leaving:
-        if all_at(outer.discovery.peers(), rounds) and waits_for_nobody():
+        if waits_for_nobody() and all_at(outer.discovery.peers(), rounds):
             ended = ended or clock()
             async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
                 same = await _have_all(outer) or clock() >= ended + LOST_SECONDS

@@ -5,6 +5,7 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
+from peer.swarm.presence import LOST_SECONDS
 from peer.telemetry.decisions import CaughtUp, Waiting
 from peer.telemetry.events import Contributed, Finished, Progress, RoundDone
 from tests.world import test_cases
@@ -95,6 +96,22 @@ def test_who_is_told_of_the_end_while_others_wait_for_one_that_is_cut_off_ends_a
     assert all(told(owner, Finished) for owner in centers)
     assert len(digests_of(run, "center-0", "center-1", "center-2")) == 1
     assert {event.contributions["embedding"] for event in told(cut_off, RoundDone) if event.round == 3} == {1}
+
+
+def test_who_is_cut_off_late_in_the_wait_for_the_end_is_waited_for_as_long_as_others(world: MakeWorld):
+    run = world(replicas={"groups": 0, "datacenters": 3})
+    centers = [join(run, f"center-{number}", "datacenter") for number in range(3)]
+    until_step(run, centers[0], 3, 1)
+    run.network.partition(["center-1"])
+    for owner in centers:
+        assert run.run_until(lambda owner=owner: bool(told(owner, RoundDone, lambda event: event.round == 3)), 60)
+    run.run_for(10)
+    run.network.partition(["center-1", "center-2"])
+    run.run_for(LOST_SECONDS - 3)
+    assert not any(told(owner, Finished) for owner in centers)
+    run.network.partition(())
+    all_end_well(run, *centers)
+    assert len(digests_of(run, "center-0", "center-1", "center-2")) == 1
 
 
 def test_who_has_finished_stays_until_a_node_that_comes_back_has_the_last_state(world: MakeWorld):
