@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol.clock import monotonic
 from protocol.errors import RefusedError, ResourceError
 from protocol.files import logged_lines
 from protocol.identity import PeerId
@@ -200,13 +201,13 @@ def _write_ahead(lists: sqlite3.Connection) -> None:
     Raises:
         sqlite3.Error: it is refused for longer than `BUSY_SECONDS`, or for another reason.
     """
-    ends = time.monotonic() + BUSY_SECONDS
+    ends = monotonic() + BUSY_SECONDS
     while True:
         try:
             lists.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= ends:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or monotonic() >= ends:
                 raise
         time.sleep(0.005)
 
