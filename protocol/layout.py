@@ -29,6 +29,11 @@ def layer_layout(model: Model, layer: int) -> Layout:
     }
 
 
+def is_layer_matrix(tensor: str, shape: Shape) -> bool:
+    """Whether a tensor is a matrix of a layer, which Muon may move: no norm, head, or token embedding."""
+    return tensor.startswith("model.layers.") and len(shape) == 2
+
+
 EMBEDDING_TENSOR = "model.embed_tokens.weight"
 HEAD_TENSOR = "lm_head.weight"
 

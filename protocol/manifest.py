@@ -111,11 +111,18 @@ class Replicas(Section):
 
 
 class Inner(Section):
-    """The inner loop: AdamW with warm-up and cosine (paper, Table 9)."""
+    """The inner loop: AdamW with warm-up and cosine (paper, Table 9), or Muon for the matrices of the layers.
+
+    The canonical form has `optimizer` only where it is not AdamW: runs that began before there was another have their
+    ids.
+    """
 
     steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
     sequences: int = Field(32, ge=1, lt=2**31, description="sequences of one replica in one inner step")
     microbatch: int = Field(4, ge=1, lt=2**31, description="sequences in one microbatch")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for the matrices of the layers, and AdamW for the rest"
+    )
     learning_rate: float = Field(1e-3, gt=0, le=1)
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="share of the peak at the run's end")
     warmup: int = Field(500, ge=0, lt=2**31, description="inner steps of linear warm-up")
@@ -123,6 +130,13 @@ class Inner(Section):
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     clip: float = Field(1.0, gt=0, description="global gradient norm over all stages of a replica")
+
+    @model_serializer(mode="wrap")
+    def leave_out_the_usual_optimizer(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.optimizer == "adamw":
+            fields.pop("optimizer", None)
+        return fields
 
     @property
     def microbatches(self) -> int:
@@ -351,7 +365,11 @@ def parse_manifest(canonical: bytes) -> Manifest:
 def difference(ours: Manifest, theirs: Manifest) -> str | None:
     """The first field in which two manifests differ, in words; None if they are equal."""
     mine, other = (
-        {**dumped, "replicas": {**dumped["replicas"], "layers": list(each.replicas.layers)}}
+        {
+            **dumped,
+            "replicas": {**dumped["replicas"], "layers": list(each.replicas.layers)},
+            "inner": {**dumped["inner"], "optimizer": each.inner.optimizer},
+        }
         for each, dumped in ((each, each.model_dump(mode="json")) for each in (ours, theirs))
     )
     for table, fields in mine.items():

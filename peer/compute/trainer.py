@@ -21,6 +21,7 @@ from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary
 from peer.optim import inner
 from peer.optim.grid import to_float
+from peer.optim.muon import optimizer
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, Shape
 from protocol.manifest import Manifest
@@ -76,13 +77,18 @@ class StageTrainer:
             self.parameters += list(self.embedding.parameters())
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer = inner.AdamW(self.parameters, manifest.inner)
+        self.optimizer = self.new_optimizer()
         self.start: dict[Part, GridView] = {}
         self.in_flight: dict[int, InFlight] = {}
         self.later: WeightGradients | None = None
         self.due: dict[int, WeightGradients] = {}
         if self.arithmetic.compiled:
             self.stage.compile_layers()
+
+    def new_optimizer(self) -> inner.AdamW:
+        """The manifest's optimizer of what this stage trains, before its first step."""
+        embedding = [] if self.embedding is None else [EMBEDDING_TENSOR]
+        return optimizer(self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner)
 
     def split_backward(self) -> None:
         """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,

@@ -11,7 +11,8 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -28,11 +29,13 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
 from peer.devices.messages import Answer, Begin, Order, answer, take
-from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_of
+from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_of, trained
 from peer.model.stage import Stage
 from peer.optim import inner
+from peer.optim.muon import Muon, optimizer, orthogonal, step_scale
 from protocol.addresses import split
 from protocol.errors import DivergedError
+from protocol.layout import Shape
 from protocol.manifest import Manifest
 
 OrderQueue = SimpleQueue[tuple[Order, dict[str, Tensor]]]
@@ -68,6 +71,24 @@ class WholeModel(nn.Module):
             yield from ((f"{index}.{number}", each) for number, each in enumerate(own))
 
 
+@dataclass(slots=True)
+class ShardedMuon(Muon):
+    """Muon where each process has some rows of every matrix: `whole` has the shapes of all of them. All processes put a
+    matrix together, and find the same direction."""
+
+    whole: Sequence[Shape] = ()
+    rank: int = 0
+
+    def step_of(self, number: int, gradient: Tensor) -> Tensor:
+        shape, ranks = self.whole[number], dist.get_world_size()
+        rows = -(-shape[0] // ranks)
+        own = gradient.new_zeros(rows, shape[1])
+        own[: len(gradient)] = gradient
+        together = gradient.new_empty(ranks * rows, shape[1])
+        dist.all_gather([*together.split(rows)], own)
+        return rows_of(orthogonal(together[: shape[0]]) * step_scale(shape), ranks, self.rank)
+
+
 class Shard:
     """The share of the process `rank` of `ranks`, which have one process group. It is loaded before it is used.
 
@@ -84,7 +105,16 @@ class Shard:
         self.keys = list(parameters)
         self.whole = [_as_dtensor(each) for each in parameters.values()]
         self.own = [nn.Parameter(_own_rows(each), requires_grad=False) for each in self.whole]
-        self.optimizer = inner.AdamW(self.own, manifest.inner)
+        self.optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> inner.AdamW:
+        """The manifest's optimizer of the rows that are here. Muon's step of a matrix needs all of its rows."""
+        names = {key: weight.name for key, weight in trained(self.manifest).items()}
+        found = optimizer(self.own, [names[key] for key in self.keys], self.manifest.inner)
+        if not isinstance(found, Muon):
+            return found
+        shapes = [tuple(whole.shape) for whole in self.whole]
+        return ShardedMuon(self.own, self.manifest.inner, hidden=found.hidden, whole=shapes, rank=self.rank)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Start a round from these weights, whole ones, by key. The moments stay."""

@@ -64,7 +64,8 @@ def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
     memory = mmap.mmap(handle, _end(layout))
     tensors, place = {}, 0
     for name, (dtype, shape) in layout.items():
-        flat = torch.frombuffer(memory, dtype=DTYPES[dtype], count=prod(shape), offset=place)
+        kind, count = DTYPES[dtype], prod(shape)
+        flat = torch.frombuffer(memory, dtype=kind, count=count, offset=place) if count else torch.empty(0, dtype=kind)
         tensors[name] = flat.view(shape)
         place += _room(dtype, shape)
     return tensors

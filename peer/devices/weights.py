@@ -8,7 +8,7 @@ from torch import Tensor
 from peer.compute.trainer import GridView
 from peer.devices.messages import TensorLayout
 from peer.optim.grid import to_float
-from peer.optim.inner import MOMENTS, STATE
+from peer.optim.muon import state_shapes
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, Shape, model_layout
 from protocol.manifest import Manifest
@@ -50,12 +50,11 @@ def weights_layout(manifest: Manifest) -> TensorLayout:
 
 
 def moments_layout(manifest: Manifest) -> TensorLayout:
-    """The layout of AdamW's state of all weights."""
-    shapes = {key: weight.shape for key, weight in trained(manifest).items()}
+    """The layout of the optimizer's state of all weights."""
     return {
-        f"{key}.{name}": ("float32", shape if name in MOMENTS else ())
-        for key, shape in shapes.items()
-        for name in STATE
+        f"{key}.{name}": ("float32", shape)
+        for key, weight in trained(manifest).items()
+        for name, shape in state_shapes(manifest.inner, weight.name, weight.shape).items()
     }
 
 

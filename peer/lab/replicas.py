@@ -28,11 +28,10 @@ from peer.lab.pool import PoolRound
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
 from peer.optim.inner import AdamW
-from peer.optim.muon import Muon, hidden
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
-from protocol.manifest import Inner, Manifest
+from protocol.manifest import Manifest
 
 WRITERS = ("o_proj.weight", "down_proj.weight")
 """What writes into the residual stream: [d, inputs]."""
@@ -107,15 +106,11 @@ class ColumnAdamW(AdamW):
 
 def optimizer(stage: StageTrainer, switches: Switches) -> AdamW:
     """A new optimizer for one replica's stage."""
-    inner: Inner = stage.manifest.inner
-    if switches.optimizer == "muon":
-        return Muon(stage.parameters, inner, hidden=hidden(stage.stage, stage.parameters))
     if switches.second_moment == "elements" or stage.kind == "datacenter" or not stage.manifest.compressed:
-        return AdamW(stage.parameters, inner)
-    wanted = {id(parameter) for parameter in _writers(stage)}
-    return ColumnAdamW(
-        stage.parameters, inner, constrained={i for i, each in enumerate(stage.parameters) if id(each) in wanted}
-    )
+        return stage.new_optimizer()
+    writers = {id(parameter) for parameter in _writers(stage)}
+    wanted = {i for i, each in enumerate(stage.parameters) if id(each) in writers}
+    return ColumnAdamW(stage.parameters, stage.manifest.inner, constrained=wanted)
 
 
 @torch.no_grad()

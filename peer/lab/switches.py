@@ -16,7 +16,6 @@ from protocol.toml_tables import Section, validated
 NOT_OF_GROUPS = {
     "method",
     "momentum",
-    "optimizer",
     "late",
     "lookahead",
     "clip",
@@ -43,9 +42,6 @@ class Switches(Section):
         "sparseloco", description="diloco: dense pseudo-gradients, Nesterov; adamw: gradients averaged in every step"
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of DiLoCo's Nesterov")
-    optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="of inner steps; muon: for the matrices of the layers, and AdamW for the rest"
-    )
     late: int = Field(
         0, ge=0, le=64, description="inner steps by which gradients are late, as in a pipeline without a bubble"
     )
@@ -122,10 +118,6 @@ class Switches(Section):
                 or self.clip != "replica"
                 or bool(self.speeds)
             ),
-            "optimizer = muon is for inner steps, which method = adamw has none of": self.method == "adamw"
-            and self.optimizer != "adamw",
-            "second_moment = columns is AdamW's: optimizer = muon has none": self.optimizer == "muon"
-            and self.second_moment != "elements",
             "lookahead is for late gradients": self.lookahead and not self.late,
             "paths = loose clips by stage: say clip = stage": self.paths == "loose" and self.clip != "stage",
             "paths = loose makes gradients late by itself": self.paths == "loose" and self.late > 0,
@@ -163,6 +155,10 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         ManifestError: a switch is unknown or wrong, or does not go with the manifest.
     """
     found = validated(Switches, table, source, "lab")
+    if manifest.inner.optimizer != "adamw" and found.method == "adamw":
+        raise ManifestError(f"{source}: lab.method: adamw has no inner steps for inner.optimizer")
+    if manifest.inner.optimizer != "adamw" and found.second_moment != "elements":
+        raise ManifestError(f"{source}: lab.second_moment: {found.second_moment} is AdamW's; inner.optimizer is not")
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if manifest.outer.clip != "none" and found.method != "sparseloco":

@@ -1,4 +1,4 @@
-"""How large an honest contribution can be: what learning rate and error feedback allow, and no more."""
+"""How large an honest contribution can be: what learning rate, optimizer and error feedback allow, and no more."""
 
 import math
 from collections.abc import Mapping
@@ -8,15 +8,23 @@ import torch
 from torch import Tensor
 
 from peer.optim.inner import learning_rate
+from peer.optim.muon import NOTHING, step_scale
 from protocol.codec.contribution import Contribution
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
-from protocol.layout import Shape
+from protocol.layout import Shape, is_layer_matrix, part_layout
 from protocol.manifest import Manifest
 from protocol.tensor_formats import UNITS_PER_ONE
 
 ADAM_STEP = 2.0
 """|m̂ / √v̂| is at most 1 but for the first steps with these betas (Kingma and Ba, section 2.1); twice that is ample."""
+
+MUON_STEP = 1.3
+"""No entry of a matrix is larger than its largest singular value, and Muon's iteration leaves none above 1.21; rounding
+may add a little (`peer/optim/muon.py`). That is before a step is scaled by the matrix's shape."""
+
+MOMENTUM_SLACK = 1.001
+"""Muon's momentum is a mean of gradients that were clipped: no longer than `inner.clip`, but for rounding."""
 
 TINY = 1e-20
 """Where v̂ underflows to nothing, m̂ may be as small as this: ε = 10⁻⁸ makes a step of it that is no step."""
@@ -25,27 +33,36 @@ LARGEST_WEIGHT = 32.0
 """The grid's range: weight decay moves a weight by at most its share of this."""
 
 
-def largest_value(manifest: Manifest, part: Part, round: int) -> int:
-    """The largest magnitude, in units of 2⁻²⁶, in an honest contribution of a round.
+def largest_step(manifest: Manifest, part: Part, tensor: str) -> float:
+    """How far one inner step at rate 1 moves an entry of a tensor at most, without weight decay: 2 by AdamW; by Muon,
+    1.3 · 0.2 √n of a matrix whose longer side is n. A compressed group's token embedding moves by Z Uᵀ, whose entries
+    are at most √k of Z's."""
+    shape = part_layout(manifest, part)[tensor]
+    if manifest.inner.optimizer == "muon" and is_layer_matrix(tensor, shape):
+        return MUON_STEP * step_scale(shape)
+    return ADAM_STEP * (math.sqrt(manifest.k) if part == EMBEDDING else 1.0)
 
-    One round moves a weight by at most H · α · (2 + λ · 32), α the highest rate so far; the error feedback
-    holds at most min(t, 1 / (1 − β)) of it, and as much again that was put back. A compressed group's token embedding
-    moves by Z Uᵀ, whose entries are at most √k of Z's.
+
+def largest_value(manifest: Manifest, part: Part, tensor: str, round: int) -> int:
+    """The largest magnitude, in units of 2⁻²⁶, of a tensor in an honest contribution of a round.
+
+    One round moves a weight by at most H · α · (s + λ · 32), α the highest rate so far and s the largest step; the
+    error feedback holds at most min(t, 1 / (1 − β)) of it, and as much again that was put back.
     """
     inner, beta = manifest.inner, manifest.outer.beta
     steps = round * inner.steps
     rate = learning_rate(manifest, min(steps, max(1, inner.warmup)) - 1)
-    moved = inner.steps * rate * (ADAM_STEP + inner.weight_decay * LARGEST_WEIGHT)
+    decay = inner.weight_decay * LARGEST_WEIGHT * (math.sqrt(manifest.k) if part == EMBEDDING else 1.0)
+    moved = inner.steps * rate * (largest_step(manifest, part, tensor) + decay)
     rounds = float(round) if beta == 1 else min(round, 1 / (1 - beta))
-    spread = math.sqrt(manifest.k) if part == EMBEDDING else 1.0
-    return min(2**31 - 1, math.ceil(2 * moved * rounds * spread * UNITS_PER_ONE))
+    return min(2**31 - 1, math.ceil(2 * moved * rounds * UNITS_PER_ONE))
 
 
 def check_magnitudes(contribution: Contribution, manifest: Manifest) -> None:
     """Raises FormatError if a value is larger than any honest one."""
     name = contribution.name
-    bound = largest_value(manifest, name.part, name.round)
     for tensor, sparse in contribution.tensors.items():
+        bound = largest_value(manifest, name.part, tensor, name.round)
         largest = int(np.abs(sparse.values).max(initial=0))
         if largest > bound:
             raise FormatError(
@@ -55,22 +72,27 @@ def check_magnitudes(contribution: Contribution, manifest: Manifest) -> None:
 
 
 def check_moments(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], manifest: Manifest) -> None:
-    """Check AdamW's state that another peer made: `shapes` has every tensor of it, by `<parameter>.<name>`.
+    """Check the optimizer's state that another peer made: `shapes` has every tensor of it, by `<parameter>.<name>`.
 
     Raises:
-        FormatError: it is not what AdamW can have come to, as |m̂ / √v̂| beyond `ADAM_STEP`.
+        FormatError: it is not what the optimizer can have come to: AdamW to |m̂ / √v̂| beyond `ADAM_STEP`, or Muon to a
+            momentum longer than `inner.clip`.
     """
     if tensors.keys() != shapes.keys():
-        raise FormatError("AdamW's state of other parameters than this stage's")
+        raise FormatError("an optimizer's state of other parameters than this stage's")
     for key, shape in shapes.items():
         if tensors[key].dtype != torch.float32 or tuple(tensors[key].shape) != shape:
-            raise FormatError(f"AdamW's {key} is not float32 of shape {shape}")
+            raise FormatError(f"the optimizer's {key} is not float32 of shape {shape}")
     fast, slow = manifest.inner.betas
     total = manifest.outer.rounds * manifest.inner.steps
     for parameter in {key.rpartition(".")[0] for key in shapes}:
         step = tensors[f"{parameter}.step"].item()
         if not (1 <= step <= total and step == int(step)):
-            raise FormatError(f"AdamW's count {step} is no number of steps of this run")
+            raise FormatError(f"the optimizer's count {step} is no number of steps of this run")
+        if shapes[f"{parameter}.exp_avg_sq"] == NOTHING:
+            if not tensors[f"{parameter}.exp_avg"].double().norm() <= MOMENTUM_SLACK * manifest.inner.clip:
+                raise FormatError("Muon's momentum is such as no clipped gradients make")
+            continue
         mean = tensors[f"{parameter}.exp_avg"].double() / (1 - fast**step)
         square = tensors[f"{parameter}.exp_avg_sq"].double() / (1 - slow**step)
         honest = bool((square >= 0).all()) and bool((mean.abs() <= ADAM_STEP * square.sqrt() + TINY).all())

@@ -1,7 +1,8 @@
-"""The bytes of a bequest: error feedback and AdamW's state in one safetensors file. What comes from another is checked.
+"""The bytes of a bequest: error feedback and the optimizer's state in one safetensors file. What comes from another is
+checked.
 
 error_feedback.<part>.<tensor>    int32, in units of 2⁻²⁶
-optimizer.<key>                   AdamW's moments and counts, as a checkpoint has them
+optimizer.<key>                   moments and counts, as a checkpoint has them
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ ERROR_FEEDBACK, OPTIMIZER = "error_feedback.", "optimizer."
 
 @dataclass(frozen=True, slots=True)
 class HandoverState:
-    """Error feedback of the parts that a volunteer authors, and AdamW's state (empty: it has never trained)."""
+    """Error feedback of the parts that a volunteer authors, and its optimizer's state (empty: it has never trained)."""
 
     error_feedback: Mapping[Part, Grid]
     optimizer: Mapping[str, Tensor]
@@ -48,7 +49,7 @@ def pack_state(legacy: HandoverState) -> bytes:
 
 
 def unpack_state(blob: bytes, parts: list[Part], manifest: Manifest, moments: Mapping[str, Shape]) -> HandoverState:
-    """Check what another peer made: exactly the tensors of `parts`, and AdamW's state of `moments` or none.
+    """Check what another peer made: exactly the tensors of `parts`, and the optimizer's state of `moments` or none.
 
     Raises:
         FormatError: it is anything else.
@@ -83,9 +84,9 @@ def added(own: Grid, given: Grid, manifest: Manifest, part: Part, round: int) ->
         FormatError: the sum is larger than honest error feedback can be in this round, so that what is sent of it would
             be refused by all.
     """
-    bound = largest_value(manifest, part, round) // 2  # the other half is for what may be put back
     total: Grid = {}
     for name, tensor in own.items():
+        bound = largest_value(manifest, part, name, round) // 2  # the other half is for what may be put back
         sums = tensor.to(torch.int64) + given[name].to(torch.int64)
         if int(sums.abs().max()) > bound:
             raise FormatError(f"a bequest whose error feedback of {name} is larger than honest work makes it")

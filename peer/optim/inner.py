@@ -1,4 +1,5 @@
-"""The inner step: AdamW, warm-up and cosine, clipping over the whole replica (paper, Table 9)."""
+"""The inner step: AdamW, warm-up and cosine, clipping over the whole replica (paper, Table 9). `peer/optim/muon.py` has
+the other optimizer, and `optimizer`, which makes the one that the manifest names."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -32,8 +33,11 @@ class AdamW:
     def begin(self) -> None:
         """Make the state before the first step, all zero; nothing if there is one."""
         if not self.state:
-            self.state = {name: [torch.zeros_like(each) for each in self.parameters] for name in MOMENTS}
-            self.state["step"] = [torch.zeros((), device=each.device) for each in self.parameters]
+            shapes = self.shapes
+            self.state = {
+                name: [torch.zeros(shapes[f"{i}.{name}"], device=each.device) for i, each in enumerate(self.parameters)]
+                for name in STATE
+            }
 
     @torch.no_grad()
     def update(self, factor: float, rate: float) -> None:

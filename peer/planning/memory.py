@@ -2,8 +2,8 @@
 
 What the mathematics keeps is counted:
 
-    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW), 4 a value that is looked up (T⊥)
-             or evaluated with, and what each microbatch in flight keeps for its backward pass
+    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW; Muon has one: 12), 4 a value that
+             is looked up (T⊥) or evaluated with, and what each microbatch in flight keeps for its backward pass
     host     8 a value that is authored (grid, error feedback), 4 a value that is followed
 
 What passes, copies of one tensor at a time and the products of one layer, is a bound that `benchmarks/memory.py` holds
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.identity import Part, parts_authored
-from protocol.layout import elements, model_layout, parameter_count, parts_followed
+from protocol.layout import elements, is_layer_matrix, layer_layout, model_layout, parameter_count, parts_followed
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role
 
@@ -32,6 +32,9 @@ TRAINING_BYTES = 90 * 10**6
 
 TRAINED_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
+
+MOMENT_BYTES = 4
+"""A moment of a value: AdamW has two, Muon one."""
 
 AUTHORED_BYTES = 8
 """A value of a part that a peer authors, on the host: the grid and the error feedback."""
@@ -116,15 +119,16 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
     evaluation = EVALUATION_TABLES * table + evaluation_bytes(manifest)
     if duty.role == "observer":
         return 4 * parameter_count(manifest), evaluation
-    trained = TRAINED_BYTES * trained_values(manifest, duty)
+    trained = TRAINED_BYTES * trained_values(manifest, duty) - MOMENT_BYTES * muon_values(manifest, duty)
     if duty.role == "datacenter":
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
         passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
-        return trained, max(passes, evaluation)
+        return trained, max(passes, evaluation, muon_step_bytes(manifest))
     looked_up = table + 4 * model.d * (model.d + manifest.k) if manifest.compressed else 0
     looked_up += table if manifest.compressed and duty.stage == 0 else 0  # the embedding's T⊥, and its boundary's
     kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
-    return trained + looked_up, kept + pass_bytes(manifest, duty.stage, duty.recompute)
+    passes = kept + pass_bytes(manifest, duty.stage, duty.recompute)
+    return trained + looked_up, max(passes, muon_step_bytes(manifest))
 
 
 def in_flight(manifest: Manifest, stage: int) -> int:
@@ -161,6 +165,14 @@ def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     return max(passes, logits + 2 * 4 * model.vocabulary * model.d)
 
 
+def muon_step_bytes(manifest: Manifest) -> int:
+    """What Muon's step of the largest matrix takes for a moment: four of its size, and three squares."""
+    if manifest.inner.optimizer != "muon":
+        return 0
+    shapes = [shape for name, shape in layer_layout(manifest.model, 0).items() if is_layer_matrix(name, shape)]
+    return max(4 * (4 * math.prod(shape) + 3 * min(shape) ** 2) for shape in shapes)
+
+
 def evaluation_bytes(manifest: Manifest) -> int:
     """What the forward pass of one microbatch takes for a moment, without a backward pass."""
     model = manifest.model
@@ -182,6 +194,16 @@ def trained_values(manifest: Manifest, duty: Duty) -> int:
     if duty.role == "volunteer" and duty.stage == 0 and manifest.compressed:
         values -= model.vocabulary * (model.d - manifest.k)
     return values
+
+
+def muon_values(manifest: Manifest, duty: Duty) -> int:
+    """The values of them that Muon moves, where the manifest says so: the matrices of the layers."""
+    if manifest.inner.optimizer != "muon":
+        return 0
+    authored, _ = parts_of(manifest, duty)
+    layout = model_layout(manifest)
+    tensors = [(name, shape) for part in authored for name, shape in layout[part].items()]
+    return sum(math.prod(shape) for name, shape in tensors if is_layer_matrix(name, shape))
 
 
 def _values(manifest: Manifest, parts: Sequence[Part]) -> int:

@@ -48,7 +48,7 @@ DIGESTS = {
         "replicas": {"stages": 4, "compression": "auto"},
     },
 }
-"""Of manifests as they were before stages could have layers of their own."""
+"""Of manifests as they were before stages could have layers of their own, and a run Muon."""
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
@@ -59,6 +59,14 @@ def test_a_cut_by_count_is_not_in_the_digest(digest: str):
     even = {"layers": manifest.replicas.layers}
     for named in (even, {"balance": "count"}, {"layers": []}):
         assert check_manifest({**tables, "replicas": {**tables.get("replicas", {}), **named}}).digest == digest
+
+
+def test_another_optimizer_is_in_the_digest_and_the_usual_one_is_not():
+    (usual, tables), *_ = DIGESTS.items()
+    adamw, muon = (check_manifest({**tables, "inner": {"optimizer": each}}) for each in ("adamw", "muon"))
+    assert adamw.digest == usual != muon.digest
+    assert parse_manifest(muon.canonical()) == muon
+    assert b'"optimizer":"muon"' in muon.canonical()
 
 
 def test_peers_agree_on_the_cut_whatever_made_it():
@@ -84,6 +92,8 @@ def test_a_difference_names_the_field_and_both_values():
     assert difference(nano(), nano()) is None
     words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
     assert words == "inner.steps: ours is 20, theirs is 50"
+    assert difference(nano(inner={"optimizer": "muon"}), nano()) == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
+    assert difference(nano(), nano(inner={"optimizer": "muon"})) == "inner.optimizer: ours is 'adamw', theirs is 'muon'"
 
 
 @pytest.mark.parametrize("overlap", [False, True])

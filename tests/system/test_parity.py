@@ -25,6 +25,7 @@ sequences = 6
 microbatch = 2
 learning_rate = 3e-3
 warmup = 4
+{inner}
 [outer]
 rounds = 4
 patience = 100.0
@@ -36,9 +37,14 @@ is slow is waited for: what is compared is the mathematics, on a machine however
 VARIANTS = {
     "integers between stages, medians, a stage with most layers": (
         'layers = [1, 3]\ncompression = 2\nwire = "int4"\ngradient_wire = "int8"',
+        "",
         'clip = "median"\naggregate = "senders"',
     ),
-    "overlap, an observer evaluates": ("datacenters = 0", 'overlap = true\nvalues = "2bit"'),
+    "overlap, Muon, an observer evaluates": (
+        "datacenters = 0",
+        'optimizer = "muon"',
+        'overlap = true\nvalues = "2bit"',
+    ),
 }
 """Each choice for itself: `tests/world/test_parity.py`, in virtual time."""
 
@@ -52,8 +58,8 @@ def lab(descriptor: Descriptor, folder: Path) -> list[Event]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_losses_and_digests_are_the_labs(tmp_path: Path, variant: str):
-    replicas, outer = VARIANTS[variant]
-    with serving(RUN.format(replicas=replicas, outer=outer), tmp_path / "run") as ticket:
+    replicas, inner, outer = VARIANTS[variant]
+    with serving(RUN.format(replicas=replicas, inner=inner, outer=outer), tmp_path / "run") as ticket:
 
         def peer(*arguments: str):
             where = ["--dir", str(tmp_path / "-".join(arguments)), "--device", "cpu", "--threads", "1"]

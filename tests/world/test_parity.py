@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "no datacenter, an observer evaluates": {"replicas": {"datacenters": 0}, "outer": {"beta": 0.5}},
     "overlap": {"replicas": {"compression": 4}, "outer": {"overlap": True}},
+    "Muon": {"replicas": {"compression": 4}, "inner": {"optimizer": "muon"}},
     "overlap, an observer evaluates": {"replicas": {"datacenters": 0}, "outer": {"overlap": True, "values": "2bit"}},
 }
 
@@ -49,7 +50,8 @@ def test_losses_and_digests_are_the_labs(world: MakeWorld, variant: str):
     tables: dict[str, dict[str, Any]] = {
         "model": {"layers": 4, "d": 32, "heads": 4, "kv_heads": 2, "ffn": 48},
         "replicas": {"groups": 1, "datacenters": 1, "stages": 2} | given.get("replicas", {}),
-        "inner": {"steps": 4, "sequences": 6, "microbatch": 2, "learning_rate": 1e-2, "warmup": 4},
+        "inner": {"steps": 4, "sequences": 6, "microbatch": 2, "learning_rate": 1e-2, "warmup": 4}
+        | given.get("inner", {}),
         "outer": {"rounds": 4, "patience": 100.0} | given.get("outer", {}),
     }
     expected = lab(files_of(manifest(**tables)))

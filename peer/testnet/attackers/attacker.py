@@ -90,10 +90,10 @@ async def give(reconciler: Reconciler, part: Part, round: int, blob: bytes, peer
 # As a datacenter, by what it contributes
 
 
-def changed(blob: bytes, reconciler: Reconciler, change: Callable[[Int32Array], Int32Array]) -> bytes:
-    """A contribution in this peer's name with other values."""
+def changed(blob: bytes, reconciler: Reconciler, change: Callable[[str, Int32Array], Int32Array]) -> bytes:
+    """A contribution in this peer's name with other values: `change` makes them of a tensor's name and values."""
     made, me = decode(blob, reconciler.manifest), reconciler.discovery.record
-    picked = {name: SparseTensor(each.offsets, change(each.values)) for name, each in made.tensors.items()}
+    picked = {name: SparseTensor(each.offsets, change(name, each.values)) for name, each in made.tensors.items()}
     name = ContributionName(made.name.part, made.name.round, me.peer_id)
     return compose(name, made.run, made.steps, picked, reconciler.manifest, me.slot)[0]
 
@@ -110,7 +110,7 @@ def contributing(otherwise: Publish) -> None:
 
 async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """Give a contribution to every other peer, and its negative to the rest."""
-    other = changed(blob, reconciler, lambda values: -values)
+    other = changed(blob, reconciler, lambda _, values: -values)
     peers = reconciler.followers(part)
     say(f"two contributions to {part} of round {round}")
     await give(reconciler, part, round, blob, peers[::2])
@@ -120,7 +120,7 @@ async def two_of_one_name(reconciler: Reconciler, part: Part, round: int, blob: 
 async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """Give a contribution larger than any honest one."""
 
-    def scaled(values: Int32Array) -> Int32Array:
+    def scaled(_: str, values: Int32Array) -> Int32Array:
         return np.clip(values.astype(np.int64) * FACTOR, -LARGEST, LARGEST).astype(np.int32)
 
     say(f"{FACTOR} times a contribution to {part} of round {round}")
@@ -132,19 +132,19 @@ async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) 
     ledger = reconciler.intake.ledgers[part]
     while not (others := [sha256 for author, sha256 in ledger.chosen(round).items() if author != ledger.me]):
         await reconciler.discovery.news.wait(1.0)
-    copy = changed(reconciler.intake.contribution_store.read(others[0]), reconciler, lambda values: values)
+    copy = changed(reconciler.intake.contribution_store.read(others[0]), reconciler, lambda _, values: values)
     say(f"a copy to {part} of round {round}")
     await honest_publish(reconciler, part, round, copy)
 
 
 async def against_all(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """Publish a contribution with every sign the other way round, as large as the rules allow."""
-    bound = int(ROOM * largest_value(reconciler.manifest, part, round))
 
-    def flipped(values: Int32Array) -> Int32Array:
+    def flipped(tensor: str, values: Int32Array) -> Int32Array:
+        bound = int(ROOM * largest_value(reconciler.manifest, part, tensor, round))
         return (-np.sign(values) * bound).astype(np.int32)
 
-    say(f"a contribution to {part} of round {round} of ±{bound}")
+    say(f"a contribution to {part} of round {round} as large as can be")
     await honest_publish(reconciler, part, round, changed(blob, reconciler, flipped))
 
 

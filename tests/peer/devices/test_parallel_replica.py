@@ -34,8 +34,9 @@ CPU = torch.device("cpu")
 SIZES = {"layers": 3, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 301}
 
 
-def manifest(sequences: int, microbatch: int) -> Manifest:
+def manifest(sequences: int, microbatch: int, optimizer: str = "adamw") -> Manifest:
     inner = {"sequences": sequences, "microbatch": microbatch, "learning_rate": 1e-2, "warmup": 5, "clip": 0.5}
+    inner |= {"optimizer": optimizer}
     replicas = {"stages": 2, "compression": 4, "wire": "fp32"}
     return check_manifest({"model": SIZES, "replicas": replicas, "inner": inner, "outer": {"rounds": 2}})
 
@@ -85,14 +86,14 @@ def pair() -> Iterator[ShardedReplica]:
 
 
 @pytest.mark.parametrize(
-    ("number", "sequences", "microbatch", "recompute"),
-    [(2, 8, 2, False), (3, 6, 3, True)],
-    ids=["two microbatches each", "rows left over, and activations computed again"],
+    ("number", "sequences", "microbatch", "recompute", "optimizer"),
+    [(2, 8, 2, False, "adamw"), (3, 6, 3, True, "muon")],
+    ids=["two microbatches each", "rows left over, activations computed again, and Muon"],
 )
 def test_losses_moves_moments_and_evaluations_are_those_of_one_process_over_rounds(
-    number: int, sequences: int, microbatch: int, recompute: bool
+    number: int, sequences: int, microbatch: int, recompute: bool, optimizer: str
 ):
-    run, basis = manifest(sequences, microbatch), orthonormal(32)
+    run, basis = manifest(sequences, microbatch, optimizer), orthonormal(32)
     ours, theirs = sharded(run, number, recompute=recompute), WholeReplica(run, "datacenter", None, CPU)
     held_out_EM = batches(run, 2).flatten(0, 1)[:7]
     evaluators = ShardedEvaluator(ours, basis, held_out_EM), Evaluator(run, basis, held_out_EM, CPU)

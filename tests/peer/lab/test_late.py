@@ -136,9 +136,8 @@ LONE = {"groups": 1, "datacenters": 0}
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_pool_of_one_member_a_stage_with_one_microbatch_in_flight_is_a_chain_to_the_bit(optimizer, monkeypatch):
     monkeypatch.setattr(paths, "AHEAD", 0.0)
-    run = manifest(replicas=LONE)
-    chosen = {"clip": "stage", "optimizer": optimizer}
-    ends = [play(small_lab(run, Switches(**chosen, paths=each)), 3) for each in ("chains", "loose")]
+    run = manifest(replicas=LONE, inner={"optimizer": optimizer})
+    ends = [play(small_lab(run, Switches(clip="stage", paths=each)), 3) for each in ("chains", "loose")]
     assert ends[0] == ends[1]
 
 

@@ -141,6 +141,7 @@ def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_
         {"replicas": {"gradient_wire": "int8"}},
         {"replicas": {"groups": 3, "datacenters": 0}},
         {"replicas": {"layers": [1, 2]}},
+        {"inner": {"optimizer": "muon"}},
     ],
     ids=str,
 )
@@ -183,27 +184,28 @@ def rest(lab: Lab, rounds: int) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("switches", "overlap"),
+    ("switches", "change"),
     [
-        ({}, False),
-        ({}, True),
-        ({"values": "sign"}, False),
-        ({"method": "diloco"}, False),
-        ({"optimizer": "muon"}, False),
-        ({"late": 2, "lookahead": True}, False),
-        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, True),
-        ({"method": "adamw"}, False),
-        ({"grassmann": 5}, False),
-        ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, False),
-        ({"second_moment": "columns", "weight_projection": True, "embedding": "project"}, False),
-        ({"precision": "bf16", "payload": "4bit", "residuals": 1}, False),
-        ({"payload": "4bit", "gradient_payload": "8bit"}, False),
+        ({}, {}),
+        ({}, {"outer": {"overlap": True}}),
+        ({}, {"inner": {"optimizer": "muon"}}),
+        ({"values": "sign"}, {}),
+        ({"method": "diloco"}, {}),
+        ({"late": 2, "lookahead": True}, {}),
+        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, {"outer": {"overlap": True}}),
+        ({"method": "adamw"}, {}),
+        ({"grassmann": 5}, {}),
+        ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, {}),
+        ({"second_moment": "columns", "weight_projection": True, "embedding": "project"}, {}),
+        ({"precision": "bf16", "payload": "4bit", "residuals": 1}, {}),
+        ({"payload": "4bit", "gradient_payload": "8bit"}, {}),
     ],
     ids=str,
 )
-def test_going_on_from_disk_changes_no_bit(tmp_path: Path, switches: dict[str, object], overlap: bool):
-    manifest = small_manifest(outer={"rounds": 3, "overlap": overlap}, inner={"learning_rate": 1e-2, "warmup": 2})
-    descriptor = opened(tmp_path, manifest)
+def test_going_on_from_disk_changes_no_bit(
+    tmp_path: Path, switches: dict[str, object], change: dict[str, dict[str, object]]
+):
+    descriptor = opened(tmp_path, manifest(**change))
     chosen = Switches.model_validate(switches)
     straight = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
     rest(straight, 1)

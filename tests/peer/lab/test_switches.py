@@ -22,7 +22,7 @@ def manifest(**tables) -> Manifest:
     """Three stages, so that a stage has a boundary on either side."""
     replicas = {"stages": 3, "compression": 2} | tables.pop("replicas", {})
     outer = {"rounds": ROUNDS, "top_k": 1024} | tables.pop("outer", {})
-    inner = {"learning_rate": 1e-2, "warmup": 2}
+    inner = {"learning_rate": 1e-2, "warmup": 2} | tables.pop("inner", {})
     return small_manifest(replicas=replicas, outer=outer, inner=inner, **tables)
 
 
@@ -51,8 +51,6 @@ def manifest(**tables) -> Manifest:
                 FREE,
             )
         ),
-        ({"method": "adamw", "optimizer": "muon"}, "optimizer = muon is for inner steps"),
-        ({"optimizer": "muon", "second_moment": "columns"}, "second_moment = columns is AdamW's"),
         *(
             ({"method": "adamw"} | each, "method = adamw has no inner loop")
             for each in ({"late": 1}, {"clip": "stage"}, {"speeds": "1:1:2"})
@@ -93,11 +91,17 @@ def test_methods_that_apply_at_once_and_know_no_sets_refuse_what_needs_them(meth
         switches({"method": method}, chosen, "experiment.toml")
 
 
+@pytest.mark.parametrize("table", [{"method": "adamw"}, {"second_moment": "columns"}], ids=str)
+def test_what_is_adamws_refuses_another_optimizer(table: dict[str, object]):
+    switches(table, manifest(), "")
+    with pytest.raises(ManifestError, match=rf"lab\.{next(iter(table))}: .* inner\.optimizer"):
+        switches(table, manifest(inner={"optimizer": "muon"}), "experiment.toml")
+
+
 HEARD = [
     {"method": "diloco"},
     {"method": "diloco", "momentum": 0.5},
     {"method": "adamw"},
-    {"optimizer": "muon"},
     {"late": 1},
     {"late": 2},
     {"late": 1, "lookahead": True},

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from peer.model.stage import Stage
+from peer.compute.trainer import StageTrainer
 from peer.optim.inner import AdamW
-from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, hidden, orthogonal, step_scale
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, optimizer, orthogonal, step_scale
+from protocol.identity import stage_part
+from protocol.layout import part_layout
 from protocol.manifest import Inner
 from tests.reference.small_manifest import small_manifest
 
@@ -53,7 +55,7 @@ def test_its_steps_are_those_of_torchs_own(shape: tuple[int, int]):
     """Which computes directions in bf16."""
     inner, start, rate = Inner(weight_decay=0.1), normal(*shape, seed=1), 1e-2
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    own = Muon([ours], inner, hidden={0})
+    own = Muon([ours], inner, hidden=frozenset({0}))
     other = torch.optim.Muon(
         [theirs], lr=rate, weight_decay=0.1, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
@@ -75,14 +77,14 @@ def test_what_is_not_hidden_takes_adamws_steps_and_the_state_can_be_taken_up():
     mine = [nn.Parameter(start.clone()) for start in starts]
     again = [nn.Parameter(start.clone()) for start in starts]
     plain = [nn.Parameter(start.clone()) for start in starts]
-    ours, protocols = Muon(mine, inner, hidden={2}), AdamW(plain, inner)
+    ours, protocols = Muon(mine, inner, hidden=frozenset({2})), AdamW(plain, inner)
     for step in range(6):
-        for parameters, optimizer in ((mine, ours), (plain, protocols)):
+        for parameters, each in ((mine, ours), (plain, protocols)):
             for i, parameter in enumerate(parameters):
                 parameter.grad = normal(*parameter.shape, seed=10 * step + i)
-            optimizer.update(0.5, 1e-2)
+            each.update(0.5, 1e-2)
         if step == 2:
-            later = Muon(again, inner, hidden={2})
+            later = Muon(again, inner, hidden=frozenset({2}))
             later.load(ours.tensors())
             for parameter, now in zip(again, mine, strict=True):
                 parameter.data.copy_(now)
@@ -94,15 +96,22 @@ def test_what_is_not_hidden_takes_adamws_steps_and_the_state_can_be_taken_up():
     assert torch.equal(mine[1], plain[1])
     assert not torch.allclose(mine[2], plain[2])
     assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
-    assert ours.shapes == protocols.shapes
+    assert ours.shapes == protocols.shapes | {"2.exp_avg_sq": (0,)}
+    assert {name: tuple(each.shape) for name, each in ours.tensors().items()} == ours.shapes
 
 
 def test_hidden_are_the_matrices_of_layers_and_neither_head_nor_embedding_nor_norms():
-    manifest = small_manifest()
-    last = Stage(manifest, manifest.replicas.stages - 1)
-    table = nn.Parameter(torch.zeros(4, 4))
-    names = [*dict(last.named_parameters()), "table"]
-    chosen = {names[i] for i in hidden(last, [*last.parameters(), table])}
+    manifest = small_manifest(inner={"optimizer": "muon"}, replicas={"groups": 0})
     kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert {name.split(".")[-2] for name in chosen} == set(kinds)
-    assert all(name.startswith("model.layers.") for name in chosen)
+    for index in range(manifest.replicas.stages):
+        own = StageTrainer(manifest, index, "datacenter", None, torch.device("cpu")).optimizer
+        assert isinstance(own, Muon)
+        names = [*part_layout(manifest, stage_part(index)), "embedding"]
+        chosen = {names[i] for i in own.hidden}
+        assert {name.split(".")[-2] for name in chosen} == set(kinds)
+        assert all(name.startswith("model.layers.") for name in chosen)
+
+
+def test_adamw_is_the_manifests_where_it_says_nothing():
+    found = optimizer([nn.Parameter(torch.zeros(2, 2))], ["model.layers.0.mlp.up_proj.weight"], Inner())
+    assert type(found) is AdamW

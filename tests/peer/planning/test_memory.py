@@ -1,6 +1,8 @@
 """What a peer takes of memory: the terms of the model, against the tensors that there really are."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.trainer import StageTrainer
 from peer.model.head import SLICE_TOKENS as TOKENS_OF_THE_HEAD
 from peer.model.llama import Layer, rotary_tables
+from peer.optim.inner import MOMENTS
+from peer.optim.muon import orthogonal
 from peer.optim.outer import OuterState
 from peer.planning.memory import (
     AUTHORED_BYTES,
@@ -21,6 +25,8 @@ from peer.planning.memory import (
     layer_values,
     memory_of,
     microbatch_bytes,
+    muon_step_bytes,
+    muon_values,
     parts_of,
     trained_values,
 )
@@ -33,9 +39,9 @@ GB = 10**9
 SIZES = {"layers": 5, "d": 48, "heads": 6, "kv_heads": 2, "ffn": 80, "context": 24, "vocabulary": 300}
 
 
-def run(compression: int = 4, **replicas: object) -> Manifest:
+def run(compression: int = 4, inner: Mapping[str, object] = MappingProxyType({}), **replicas: object) -> Manifest:
     said = {"stages": 3, "compression": compression, "layers": [1, 3, 1], **replicas}
-    inner = {"microbatch": 2, "sequences": 8}
+    inner = {"microbatch": 2, "sequences": 8, **inner}
     return check_manifest({"model": SIZES, "replicas": said, "inner": inner})
 
 
@@ -113,6 +119,33 @@ def test_what_a_volunteer_trains_and_what_its_outer_state_takes(stage: int, comp
             state = OuterState.begin(manifest, part, first, author)
             held = [*state.grid.values(), *state.error_feedback.values()]
             assert sum(tensor.nbytes for tensor in held) == each * elements(layout)
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_muon_keeps_a_moment_less_of_what_it_moves(stage: int):
+    adamw, muon = run(), run(inner={"optimizer": "muon"})
+    kept = []
+    for each in (adamw, muon):
+        own = trainer(each, stage).optimizer
+        own.begin()
+        kept.append(sum(tensor.nbytes for name in MOMENTS for tensor in own.state[name]))
+    assert kept[0] - kept[1] == 4 * muon_values(muon, Duty("volunteer", stage)) > 0
+    assert muon_values(adamw, Duty("volunteer", stage)) == 0
+    held = [memory_of(each, Duty("volunteer", stage)).device_held for each in (adamw, muon)]
+    assert held[0] - held[1] == pytest.approx(1.02 * (kept[0] - kept[1]), abs=1)
+
+
+def test_muons_step_takes_no_more_than_is_counted():
+    wide = check_manifest({"model": SIZES | {"d": 480, "ffn": 1920}, "inner": {"optimizer": "muon"}})
+    matrix = torch.randn(1920, 480)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        orthogonal(matrix)
+    now = most = 0
+    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    assert 0.5 * muon_step_bytes(wide) < most <= muon_step_bytes(wide)
 
 
 def test_the_heads_slices_are_those_that_are_counted():

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -62,7 +63,7 @@ class Volunteer:
 
 
 async def volunteer(made: Village, name: str, steps: int = 0) -> Volunteer:
-    """With an AdamW that has taken so many steps."""
+    """With an optimizer that has taken so many steps."""
     peer = await made.join(name, 0)
     return Volunteer(name, peer, opened(peer, steps))
 
@@ -74,7 +75,7 @@ def opened(peer: LoopbackPeer, steps: int = 0) -> Handover:
     chance = torch.Generator().manual_seed(len(peer.id) + steps)
     for step in range(steps):
         for parameter in trainer.parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=chance)
+            parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=chance)  # as if it had been clipped
         trainer.update(1.0, step)
     handover = Handover(peer.outer, peer.handover, trainer)
     handover.open()
@@ -293,8 +294,15 @@ def test_who_has_nothing_asks_nobody(tmp_path: Path):
     play(tmp_path, scene)
 
 
-@pytest.mark.parametrize(("steps", "takes"), [(0, True), (19, True), (20, False)])
-def test_adamw_is_taken_only_by_who_has_none_that_is_warmed_up(tmp_path: Path, steps: int, takes: bool):
+@pytest.mark.parametrize(
+    ("steps", "takes", "optimizer"), [(0, True, "adamw"), (19, True, "muon"), (20, False, "adamw"), (20, False, "muon")]
+)
+def test_an_optimizers_state_is_taken_only_by_who_has_none_that_is_warmed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, takes: bool, optimizer: str
+):
+    inner = MANIFEST.inner.model_copy(update={"optimizer": optimizer})
+    monkeypatch.setattr(sys.modules[__name__], "MANIFEST", MANIFEST.model_copy(update={"inner": inner}))
+
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver", 30), await volunteer(made, "heir", steps)
         own = copied(heir.handover.trainer.optimizer_tensors())
