@@ -56,7 +56,8 @@ def test_who_passes_on_what_is_no_attestation_is_avoided(tmp_path: Path):
     one = here(tmp_path)
     one.hear(b"", BOB.peer_id)
     assert not one.bans.objection(BOB.peer_id)
-    one.hear(attestation(9)[:-1] + b"x", BOB.peer_id)
+    whole = attestation(9)
+    one.hear(whole[:-1] + bytes([whole[-1] ^ 1]), BOB.peer_id)
     assert one.bans.objection(BOB.peer_id)
     assert one.round == 0
     assert not (tmp_path / KEPT).exists()
