@@ -33,10 +33,10 @@ class Replica(Protocol):
         """Keep no longer the θ that the inner loop started from: its Δ is where it belongs."""
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to be written or copied before the next step."""
+        """The optimizer's state, to be written or copied before the next step."""
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state where `optimizer_tensors` left it."""
+        """Take up the optimizer's state where `optimizer_tensors` left it."""
 
 
 class WholeReplica:
@@ -116,10 +116,10 @@ class WholeReplica:
             stage.forget_start()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state of all stages, to be written or copied before the next step."""
+        """The optimizer's state of all stages, to be written or copied before the next step."""
         return {name: tensor for stage in self.stages for name, tensor in stage.optimizer_tensors().items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state where `optimizer_tensors` left it."""
+        """Take up the optimizer's state where `optimizer_tensors` left it."""
         for stage in self.stages:
             stage.load_optimizer(tensors)

@@ -102,8 +102,8 @@ class StageTrainer:
         """Start a round from the outer state: copy weights in, split the token embedding again.
 
         `ahead`: the parts of which this replica starts from something else. T⊥ is the outer state's all the same,
-        because all stages of a group must have one. AdamW's moments stay (paper: they live with the replica across
-        rounds).
+        because all stages of a group must have one. The optimizer's moments stay (paper: they live with the replica
+        across rounds).
         """
         starts = {**grids, **(ahead or {})}
         own = dict(starts[stage_part(self.index)])
@@ -123,8 +123,8 @@ class StageTrainer:
         """In a run that leaves k to its groups: send k = d / `compression` numbers a token from now on. `grids` are
         those of the round that is loaded, if one is.
 
-        AdamW's moments of the coordinates that stay in the token embedding, stay; those of new ones begin at zero.
-        Stage 0 changes k only where it loads a round next: within one it trains what `compression` lets through.
+        The optimizer's moments of the coordinates that stay in the token embedding, stay; those of new ones begin at
+        zero. Stage 0 changes k only where it loads a round next: within one it trains what `compression` lets through.
         """
         if compression == self.compression:
             return
@@ -216,19 +216,19 @@ class StageTrainer:
         return inner.squared_norm(self.parameters)
 
     def update(self, clip_factor: float, step: float) -> None:
-        """Take the AdamW step number `step` (from 0 over the whole run; the lab has steps between two)."""
+        """Take the optimizer's step number `step` (from 0 over the whole run; the lab has steps between two)."""
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to be written or copied before the next step, as these are the tensors that it changes; of a
-        token embedding whose k may change, with the most columns that it may have."""
+        """The optimizer's state, to be written or copied before the next step, as these are the tensors that it
+        changes; of a token embedding whose k may change, with the most columns that it may have."""
         tensors = self.optimizer.tensors()
         for name in self._moments_of_embedding if tensors else ():
             tensors[name] = inner.resized(tensors[name], self.manifest.k)
         return {f"{self.index}.{name}": tensor for name, tensor in tensors.items()}
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state where `optimizer_tensors` left it."""
+        """Take up the optimizer's state where `optimizer_tensors` left it."""
         prefix, moments, columns = f"{self.index}.", self._moments_of_embedding, self.manifest.at(self.compression).k
 
         def read(name: str) -> Tensor:
@@ -254,7 +254,7 @@ class StageTrainer:
 
     @property
     def warmed_up(self) -> bool:
-        """Whether AdamW has taken as many steps as its second moment remembers, 1 / (1 − β₂)."""
+        """Whether the optimizer has taken as many steps as AdamW's second moment remembers, 1 / (1 − β₂)."""
         return self.optimizer.steps * (1 - self.manifest.inner.betas[1]) >= 1
 
     def abandon(self) -> None:

@@ -123,7 +123,7 @@ class Shard:
                 own.copy_(self._rows(weights[key]))
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state, whole tensors by key."""
+        """Take up the optimizer's state, whole tensors by key."""
         rows = {
             f"{number}.{name}": self._rows(moments[f"{key}.{name}"])
             for number, key in enumerate(self.keys)
@@ -172,7 +172,7 @@ class Shard:
             self._rows(into[key]).copy_(own.detach())
 
     def moments(self, into: Mapping[str, Tensor]) -> None:
-        """Write AdamW's state of the rows that are here, to their places in whole tensors."""
+        """Write the optimizer's state of the rows that are here, to their places in whole tensors."""
         for name, of in self.optimizer.state.items():
             for key, tensor in zip(self.keys, of, strict=True):
                 self._rows(into[f"{key}.{name}"]).copy_(tensor)

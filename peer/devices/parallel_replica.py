@@ -2,7 +2,7 @@
 
 It is called from the torch thread, as `WholeReplica` is, and gives the same but for rounding. Processes that end are
 started again with the next round, or with the same one from its start: what they need is here, the outer state and
-AdamW's moments as they were after the last round.
+The optimizer's moments as they were after the last round.
 """
 
 from collections.abc import Callable, Mapping
@@ -146,8 +146,8 @@ class ShardedReplica:
         self.began = {}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later go on
-        from here. Raises as `load` does."""
+        """The optimizer's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later
+        go on from here. Raises as `load` does."""
         with packed(moments_layout(self.manifest)) as parcel:
             self._tell("moments", parcel)
         self.moments = parcel.tensors
@@ -155,7 +155,8 @@ class ShardedReplica:
         return parcel.tensors
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up AdamW's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no state."""
+        """Take up the optimizer's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no
+        state."""
         self.moments = dict(tensors)
         if self.crew is not None:
             with suppress(LostMemberError):  # those that are started next get them, too

@@ -4,7 +4,7 @@
     state.json                           the round, what was sent, and the SHA-256 of every file beside it
     <part>.error_feedback.safetensors    the error feedback of a part that this peer authors
     <part>.contribution                  this peer's own of the round, published only once this is durable
-    optimizer.safetensors                AdamW's moments, by parameter
+    optimizer.safetensors                the optimizer's moments, by parameter
     bequest.safetensors                  what is set aside for an heir (protocol/trust/bequests.py)
 <folder>/settled.json                    the round that the outer state is of, and its digests
 <folder>/snapshots/                      the closed rounds (peer/store/served.py)
@@ -99,7 +99,7 @@ class Checkpoint:
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOINTS_KEPT) -> Mapping[str, Tensor]:
     """Write a checkpoint, tensor by tensor; when this returns, it outlives a power cut. Of all there are, the last
-    `keep` stay. Returns AdamW's state as it lies in this one, to be read from there.
+    `keep` stay. Returns the optimizer's state as it lies in this one, to be read from there.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.

@@ -237,7 +237,7 @@ class PauseEnded(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(EventBase):
-    """This peer leaves, and another of its stage has taken over its error feedback and AdamW's state."""
+    """This peer leaves, and another of its stage has taken over its error feedback and the optimizer's state."""
 
     heir: str
 
@@ -250,7 +250,7 @@ class HandedOver(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Inherited(EventBase):
-    """This peer has taken over the error feedback of one that leaves; and AdamW's state, if `optimizer`."""
+    """This peer has taken over the error feedback of one that leaves; and the optimizer's state, if `optimizer`."""
 
     giver: str
     optimizer: bool

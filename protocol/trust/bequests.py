@@ -1,4 +1,4 @@
-"""Bequests: a volunteer that leaves hands its error feedback and AdamW's state to another of its stage.
+"""Bequests: a volunteer that leaves hands its error feedback and the optimizer's state to another of its stage.
 
 Error feedback must count once. The giver sets it aside for one heir, durably, before it offers it, and does not use it
 again unless that heir has declined. The heir adds it to its own and writes down the bequest's number in one step,

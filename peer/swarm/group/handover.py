@@ -1,4 +1,5 @@
-"""A volunteer that leaves hands error feedback and AdamW's state to another of its stage; and takes those of others.
+"""A volunteer that leaves hands error feedback and the optimizer's state to another of its stage; and takes those of
+others.
 
 All of it is done by the peer's own loop, between two inner steps or while it waits: nothing else changes the error
 feedback then. `protocol/trust/bequests.py` says why nothing counts twice.
@@ -77,11 +78,11 @@ class Handover:
         self.outer.emit(Inherited(giver, optimizer))
 
     def _absorb(self, offered: Offered) -> bool:
-        """Add a leaver's error feedback to this peer's, e ← e + theirs. Returns whether AdamW's state is the leaver's
-        from now on. Runs on the torch thread.
+        """Add a leaver's error feedback to this peer's, e ← e + theirs. Returns whether the optimizer's state is the
+        leaver's from now on. Runs on the torch thread.
 
-        AdamW's state is taken where this peer's own has not taken as many steps as it remembers. Later the own one is
-        as good: it knows the same stage at the same weights, and comes from nobody else.
+        The optimizer's state is taken where this peer's own has not taken as many steps as it remembers. Later the own
+        one is as good: it knows the same stage at the same weights, and comes from nobody else.
 
         Raises:
             FormatError: the bequest is not valid. Nothing is changed then.

@@ -224,7 +224,7 @@ class StageRound:
         self.pipeline = None
 
     async def take_up(self) -> None:
-        """Go on as this peer's folder has it, with AdamW's state."""
+        """Go on as this peer's folder has it, with the optimizer's state."""
         await self.outer.followed.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
         await self.handover.settle()
         self.handover.open()

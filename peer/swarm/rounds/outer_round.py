@@ -74,7 +74,7 @@ class OuterLoop:
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
-    """AdamW's state as it was kept last: in the newest checkpoint, not in memory."""
+    """The optimizer's state as it was kept last: in the newest checkpoint, not in memory."""
     handovers: Handovers = field(default_factory=Handovers)
     """What passed between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
