@@ -46,6 +46,9 @@ def testnet(
     ] = "8",
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
+    optimizer: Annotated[
+        str, typer.Option(metavar="adamw|muon", help="Of inner steps; muon: for the matrices of the layers.")
+    ] = "adamw",
     data: TextOption = None,
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; loss.png beside it. Default: ./report.json.")
@@ -97,6 +100,7 @@ def testnet(
         layers=counts,
         balance=balance,
         memory=memory,
+        optimizer=optimizer,
     )
     shown = terminal()
 

@@ -36,6 +36,7 @@ class TestnetOptions:
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
     memory: MemoryName = "auto"
+    optimizer: str = "adamw"
 
     __test__ = False
 
@@ -54,6 +55,7 @@ class TestnetOptions:
                 "steps": self.inner_steps,
                 "sequences": 8,
                 "microbatch": 2,
+                "optimizer": self.optimizer,
                 "learning_rate": 4e-3,
                 "warmup": min(40, total // 4),
             },

@@ -18,7 +18,7 @@ from tests.reference.processes import HETPEER, completed_swarm, hetpeer, swarm_a
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A testnet of two groups and a datacenter that ran to its end."""
     directory = tmp_path_factory.mktemp("finished")
-    arguments = ["--groups", "2", "--stages", "2", "--rounds", "3", "--inner-steps", "6"]
+    arguments = ["--groups", "2", "--stages", "2", "--rounds", "3", "--inner-steps", "6", "--optimizer", "muon"]
     completed_swarm(directory, *arguments)
     return directory
 
