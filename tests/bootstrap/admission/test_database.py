@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -151,14 +150,13 @@ def test_a_process_that_comes_second_reads_nothing_in(old: Path, monkeypatch: py
     assert [each.peer for each in operator_lists.read_revoked(old)] == [BOB, BOB, ANN]
 
 
-def test_who_opens_a_database_that_another_just_makes_waits_for_it(tmp_path: Path):
+def test_who_opens_a_database_that_another_just_makes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / DATABASE).touch()
-    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None, check_same_thread=False)) as maker:
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as maker:
         maker.execute("BEGIN IMMEDIATE")
-        done = threading.Timer(0.2, maker.execute, ["ROLLBACK"])
-        done.start()
+        monkeypatch.setattr(database.time, "sleep", lambda seconds: maker.execute("ROLLBACK"))  # while the other waits
         assert operator_lists.read_invitations(tmp_path) == ()
-        done.join()
+        assert not maker.in_transaction
 
 
 def test_a_database_of_a_later_version_is_left_alone(tmp_path: Path):
