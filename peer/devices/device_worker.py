@@ -32,7 +32,7 @@ from peer.devices.messages import Answer, Begin, Order, answer, take
 from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_of, trained
 from peer.model.stage import Stage
 from peer.optim import inner
-from peer.optim.muon import Muon, optimizer, orthogonal, step_scale
+from peer.optim.muon import Muon, optimizer
 from protocol.addresses import split
 from protocol.errors import DivergedError
 from protocol.layout import Shape
@@ -86,7 +86,7 @@ class ShardedMuon(Muon):
         own[: len(gradient)] = gradient
         together = gradient.new_empty(ranks * rows, shape[1])
         dist.all_gather([*together.split(rows)], own)
-        return rows_of(orthogonal(together[: shape[0]]) * step_scale(shape), ranks, self.rank)
+        return rows_of(Muon.step_of(self, number, together[: shape[0]]), ranks, self.rank)
 
 
 class Shard:

@@ -11,8 +11,7 @@ from peer.optim.inner import learning_rate
 from peer.optim.muon import NOTHING, step_scale
 from protocol.codec.contribution import Contribution
 from protocol.errors import FormatError
-from protocol.identity import EMBEDDING, Part
-from protocol.layout import Shape, is_layer_matrix, part_layout
+from protocol.layout import EMBEDDING_TENSOR, Shape, is_layer_matrix, part_layout
 from protocol.manifest import Manifest
 from protocol.tensor_formats import UNITS_PER_ONE
 
@@ -33,17 +32,21 @@ LARGEST_WEIGHT = 32.0
 """The grid's range: weight decay moves a weight by at most its share of this."""
 
 
-def largest_step(manifest: Manifest, part: Part, tensor: str) -> float:
+def largest_step(manifest: Manifest, tensor: str, shape: Shape) -> float:
     """How far one inner step at rate 1 moves an entry of a tensor at most, without weight decay: 2 by AdamW; by Muon,
     1.3 · 0.2 √n of a matrix whose longer side is n. A compressed group's token embedding moves by Z Uᵀ, whose entries
     are at most √k of Z's."""
-    shape = part_layout(manifest, part)[tensor]
     if manifest.inner.optimizer == "muon" and is_layer_matrix(tensor, shape):
         return MUON_STEP * step_scale(shape)
-    return ADAM_STEP * (math.sqrt(manifest.k) if part == EMBEDDING else 1.0)
+    return ADAM_STEP * _spread(manifest, tensor)
 
 
-def largest_value(manifest: Manifest, part: Part, tensor: str, round: int) -> int:
+def _spread(manifest: Manifest, tensor: str) -> float:
+    """How much larger an entry of Z Uᵀ may be than one of Z; 1 for what is no token embedding."""
+    return math.sqrt(manifest.k) if tensor == EMBEDDING_TENSOR else 1.0
+
+
+def largest_value(manifest: Manifest, tensor: str, shape: Shape, round: int) -> int:
     """The largest magnitude, in units of 2⁻²⁶, of a tensor in an honest contribution of a round.
 
     One round moves a weight by at most H · α · (s + λ · 32), α the highest rate so far and s the largest step; the
@@ -52,8 +55,8 @@ def largest_value(manifest: Manifest, part: Part, tensor: str, round: int) -> in
     inner, beta = manifest.inner, manifest.outer.beta
     steps = round * inner.steps
     rate = learning_rate(manifest, min(steps, max(1, inner.warmup)) - 1)
-    decay = inner.weight_decay * LARGEST_WEIGHT * (math.sqrt(manifest.k) if part == EMBEDDING else 1.0)
-    moved = inner.steps * rate * (largest_step(manifest, part, tensor) + decay)
+    decay = inner.weight_decay * LARGEST_WEIGHT * _spread(manifest, tensor)
+    moved = inner.steps * rate * (largest_step(manifest, tensor, shape) + decay)
     rounds = float(round) if beta == 1 else min(round, 1 / (1 - beta))
     return min(2**31 - 1, math.ceil(2 * moved * rounds * UNITS_PER_ONE))
 
@@ -61,8 +64,9 @@ def largest_value(manifest: Manifest, part: Part, tensor: str, round: int) -> in
 def check_magnitudes(contribution: Contribution, manifest: Manifest) -> None:
     """Raises FormatError if a value is larger than any honest one."""
     name = contribution.name
+    layout = part_layout(manifest, name.part)
     for tensor, sparse in contribution.tensors.items():
-        bound = largest_value(manifest, name.part, tensor, name.round)
+        bound = largest_value(manifest, tensor, layout[tensor], name.round)
         largest = int(np.abs(sparse.values).max(initial=0))
         if largest > bound:
             raise FormatError(

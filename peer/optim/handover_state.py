@@ -86,7 +86,8 @@ def added(own: Grid, given: Grid, manifest: Manifest, part: Part, round: int) ->
     """
     total: Grid = {}
     for name, tensor in own.items():
-        bound = largest_value(manifest, part, name, round) // 2  # the other half is for what may be put back
+        most = largest_value(manifest, name, tuple(tensor.shape), round)
+        bound = most // 2  # the other half is for what may be put back
         sums = tensor.to(torch.int64) + given[name].to(torch.int64)
         if int(sums.abs().max()) > bound:
             raise FormatError(f"a bequest whose error feedback of {name} is larger than honest work makes it")

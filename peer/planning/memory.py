@@ -197,7 +197,7 @@ def trained_values(manifest: Manifest, duty: Duty) -> int:
 
 
 def muon_values(manifest: Manifest, duty: Duty) -> int:
-    """The values of them that Muon moves, where the manifest says so: the matrices of the layers."""
+    """The values that a peer trains by Muon, where the manifest says so: those of the layers' matrices."""
     if manifest.inner.optimizer != "muon":
         return 0
     authored, _ = parts_of(manifest, duty)

@@ -39,6 +39,7 @@ from protocol.codec.frames import pack_frame as honest_pack
 from protocol.codec.quantize import LARGEST
 from protocol.errors import HetpeerError
 from protocol.identity import ContributionName, Part
+from protocol.layout import part_layout
 from protocol.limits import RECORD_SECONDS
 from protocol.net.channels import handshake
 from protocol.net.tasks import Children
@@ -139,9 +140,10 @@ async def anothers(reconciler: Reconciler, part: Part, round: int, blob: bytes) 
 
 async def against_all(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> None:
     """Publish a contribution with every sign the other way round, as large as the rules allow."""
+    layout = part_layout(reconciler.manifest, part)
 
     def flipped(tensor: str, values: Int32Array) -> Int32Array:
-        bound = int(ROOM * largest_value(reconciler.manifest, part, tensor, round))
+        bound = int(ROOM * largest_value(reconciler.manifest, tensor, layout[tensor], round))
         return (-np.sign(values) * bound).astype(np.int32)
 
     say(f"a contribution to {part} of round {round} as large as can be")

@@ -32,12 +32,12 @@ def test_steps_of_twice_the_learning_rate_kept_back_in_every_round_stay_below(
     for each in range(1, round + 1):
         moved = sum(2 * learning_rate(run, (each - 1) * 5 + step) for step in range(5))
         error = beta * error + moved
-    assert error * UNITS_PER_ONE <= largest_value(run, stage_part(0), NORM, round)
+    assert error * UNITS_PER_ONE <= largest_value(run, NORM, (16,), round)
 
 
 def test_a_value_beyond_the_bound_is_refused_with_its_size():
     run = small_manifest()
-    bound = largest_value(run, EMBEDDING, EMBEDDING_TENSOR, 3)
+    bound = largest_value(run, EMBEDDING_TENSOR, part_layout(run, EMBEDDING)[EMBEDDING_TENSOR], 3)
     name = ContributionName(EMBEDDING, 3, PeerId("QmA"))
 
     def made(value: int) -> Contribution:
@@ -70,14 +70,15 @@ def test_no_step_of_muon_moves_an_entry_further_than_its_bound(seed: int, kind: 
     parameter = torch.nn.Parameter(torch.zeros(shape))
     parameter.grad = gradient
     Muon([parameter], MUON.inner, hidden=frozenset({0})).update(1.0, 1.0)
-    assert 0 < parameter.abs().max().item() <= largest_step(LONG, stage_part(0), UP)
+    assert 0 < parameter.abs().max().item() <= largest_step(LONG, UP, shape)
 
 
 @pytest.mark.parametrize(("tensor", "part"), [(NORM, stage_part(0)), (EMBEDDING_TENSOR, EMBEDDING)])
 def test_what_muon_does_not_move_has_adamws_bound(tensor: str, part: Part):
     adamw = small_manifest(inner={"steps": 5, "warmup": 3})
-    assert largest_value(MUON, part, tensor, 3) == largest_value(adamw, part, tensor, 3)
-    assert largest_value(MUON, stage_part(0), UP, 3) != largest_value(adamw, stage_part(0), UP, 3)
+    shape, up = part_layout(MUON, part)[tensor], part_layout(MUON, stage_part(0))[UP]
+    assert largest_value(MUON, tensor, shape, 3) == largest_value(adamw, tensor, shape, 3)
+    assert largest_value(MUON, UP, up, 3) != largest_value(adamw, UP, up, 3)
 
 
 MUON_SHAPES = {"0.step": (), "0.exp_avg": (4, 3), "0.exp_avg_sq": (0,)}

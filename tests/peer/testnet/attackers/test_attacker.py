@@ -14,7 +14,7 @@ from peer.testnet.faults import CONTRIBUTING, AttackKind
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
-from protocol.layout import EMBEDDING_TENSOR
+from protocol.layout import EMBEDDING_TENSOR, part_layout
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -47,7 +47,7 @@ def poisoned(
         await honest.contribute(1, 1)
         reconciler = hostile.outer.reconciler
         await reconciler.discovery.news.until(lambda: honest.id in hostile.intake.ledgers[EMBEDDING].chosen(1))
-        usual = largest_value(MANIFEST, EMBEDDING, EMBEDDING_TENSOR, 1) // 100
+        usual = largest_value(MANIFEST, EMBEDDING_TENSOR, part_layout(MANIFEST, EMBEDDING)[EMBEDDING_TENSOR], 1) // 100
         blob = attacker.changed(blob_of(honest), reconciler, lambda _, values: np.sign(values) * usual)
         await publish(reconciler, EMBEDDING, 1, blob)
         return hostile.id
