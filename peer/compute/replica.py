@@ -1,6 +1,6 @@
 """A replica in one process: all stages in turn, no network. Datacenter replicas, and every replica of the lab."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -93,10 +93,10 @@ class WholeReplica:
         microbatches = batch_SM.split(self.manifest.inner.microbatch)
         with self.arithmetic(self.device, self.manifest.model.context):  # weights are rounded once for all microbatches
             losses = [self._pass(microbatch, tokens_BM) for microbatch, tokens_BM in enumerate(microbatches)]
-        return sum(losses) / len(losses)
+        return mean_of(losses)
 
-    def _pass(self, microbatch: int, tokens_BM: Tensor) -> float:
-        """One microbatch forward and back; its loss."""
+    def _pass(self, microbatch: int, tokens_BM: Tensor) -> Tensor:
+        """One microbatch forward and back; its loss, which is not waited for."""
         payload: Tensor | None = None
         for stage in self.stages:
             payload = stage.forward(microbatch, tokens_BM, payload)
@@ -104,7 +104,7 @@ class WholeReplica:
         gradient: Tensor | None = None
         for stage in reversed(self.stages):
             gradient = stage.backward(microbatch, gradient)
-        return payload.item()
+        return payload
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
         """Δ of every part of the model, each tensor made when it is asked for."""
@@ -123,3 +123,9 @@ class WholeReplica:
         """Take up the optimizer's state where `optimizer_tensors` left it."""
         for stage in self.stages:
             stage.load_optimizer(tensors)
+
+
+def mean_of(losses: Sequence[Tensor]) -> float:
+    """The mean of scalars, which are read from their device at once: each reading makes the device wait for orders."""
+    read: list[float] = torch.stack(list(losses)).tolist()
+    return sum(read) / len(read)

@@ -77,9 +77,11 @@ class Stage(nn.Module):
         return self.scale
 
     def compile_layers(self) -> None:
-        """Let torch compile each layer, at its first use."""
+        """Let torch compile each layer, and the head, at their first use."""
         for layer in self.model.layers.values():
             layer.compile(dynamic=False)
+        if self.last:
+            self.lm_head.compile_slices()
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by name, in the order of the layout."""

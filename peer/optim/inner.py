@@ -118,7 +118,8 @@ def learning_rate(manifest: Manifest, step: float) -> float:
 def squared_norm(parameters: Iterable[nn.Parameter]) -> float:
     """Σ g² over one stage's gradients; the replica's norm is the root of the sum over its stages."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return sum(norm.item() ** 2 for norm in torch._foreach_norm(gradients))
+    norms: list[float] = torch.stack(torch._foreach_norm(gradients)).tolist()  # read from the device at once
+    return sum(norm**2 for norm in norms)
 
 
 def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
