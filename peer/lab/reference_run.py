@@ -52,19 +52,20 @@ class Lab:
         directory: Path,
         device: torch.device,
         switches: Switches | None = None,
-        compiled: bool = False,
+        fast: bool = False,
     ) -> "Lab":
-        """Set up from a run's files. `compiled` is faster on a GPU, and not bit by bit what a swarm computes."""
+        """Set up from a run's files. `fast`, for a GPU, is not bit by bit what a swarm computes: all replicas of a kind
+        train at once, and layers are compiled where they cannot."""
         manifest, switches = descriptor.manifest, switches or Switches()
         basis = read_basis(directory, manifest)
         grids = {part: read_part(directory, manifest, part) for part in model_layout(manifest)}
         tokens, held_out = open_text(descriptor, directory)
         held_out_SM = torch.from_numpy(held_out_batch(held_out, manifest))
         te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
-        workshop = Workshop.open(manifest, switches, basis, te_VD, device)
+        workshop = Workshop.open(manifest, switches, basis, te_VD, device, stacked=fast)
         replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
         evaluator = Evaluator(manifest, basis, held_out_SM, device, workshop.through)
-        if compiled:
+        if fast and not workshop.stacks:
             workshop.compile()
             evaluator.compile()
         bench = Bench(manifest, grids, workshop, replicas, tokens)
@@ -110,7 +111,7 @@ def save_lab(lab: Lab, path: Path, told: Any) -> None:
     Raises:
         ResourceError: it cannot be written.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(lab)}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _tensors(lab)}
     numbers = {"done": lab.done, "sent_bytes": lab.method.sent_bytes, "told": told}
     numbers["steps"] = lab.bench.workshop.group.steps if lab.bench.workshop.group else 0
     try:

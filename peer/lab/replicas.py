@@ -25,6 +25,7 @@ from peer.lab.boundaries import GroupBoundaries
 from peer.lab.late import ClipFactors, LateGradients
 from peer.lab.paths import inner_steps, schedule
 from peer.lab.pool import PoolRound
+from peer.lab.stacked import StackedClip, StackedReplica, stackable
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
 from peer.optim.inner import AdamW
@@ -158,12 +159,20 @@ class Workshop:
     group: GroupBoundaries | None
     pool: list[WholeReplica] = field(default_factory=list)
     """Where paths are loose, the weights of each group: all its members train at once."""
+    stacks: dict[Kind, StackedReplica] = field(default_factory=dict)
+    """The weights of all replicas of a kind, where they train at once."""
 
     @staticmethod
     def open(
-        manifest: Manifest, switches: Switches, basis_DD: Tensor, genesis_VD: Tensor, device: torch.device
+        manifest: Manifest,
+        switches: Switches,
+        basis_DD: Tensor,
+        genesis_VD: Tensor,
+        device: torch.device,
+        stacked: bool = False,
     ) -> "Workshop":
-        """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1."""
+        """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1. `stacked`: replicas
+        of a kind train at once, where they can."""
         own, group = None, None
         if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
@@ -179,7 +188,11 @@ class Workshop:
         wholes = {
             kind: WholeReplica(manifest, kind, basis_DD, device, own if kind == "group" else None) for kind in kinds
         }
-        return Workshop(manifest, switches, device, wholes, group, pool)
+        copies = {"group": manifest.replicas.groups, "datacenter": manifest.replicas.datacenters}
+        stacks: dict[Kind, StackedReplica] = {}
+        if stacked and stackable(manifest, switches):
+            stacks = {kind: StackedReplica(whole, copies[kind]) for kind, whole in wholes.items()}
+        return Workshop(manifest, switches, device, wholes, group, pool, stacks)
 
     @property
     def through(self) -> Design | None:
@@ -212,19 +225,20 @@ class Workshop:
             stage.optimizer = own
         return whole
 
-    def inner_loop(self, replica: LabReplica) -> "InnerLoop":
-        """An inner loop of the replica that is seated, which is to be loaded."""
-        late = LateGradients(self.wholes[replica.kind], self.switches.late, self.switches.lookahead)
-        return InnerLoop(self, replica, late)
+    def inner_loop(self, kind: Kind, whole: WholeReplica) -> "InnerLoop":
+        """An inner loop in weights that are to be loaded: of the replica that is seated, or of all of a kind."""
+        late = LateGradients(whole, self.switches.late, self.switches.lookahead)
+        stacked = isinstance(whole, StackedReplica)
+        return InnerLoop(self, kind, late, StackedClip(self.clip.clip, self.clip.by_stage) if stacked else self.clip)
 
     @property
     def clip(self) -> ClipFactors:
-        """By what gradients are multiplied."""
+        """By what the gradients of a replica are multiplied."""
         return ClipFactors(self.manifest.inner.clip, self.switches.clip == "stage")
 
     def compile(self) -> None:
         """Let torch compile every layer of every replica."""
-        for whole in (*self.wholes.values(), *self.pool):
+        for whole in (*(self.stacks or self.wholes).values(), *self.pool):
             whole.compile_layers()
 
     @contextmanager
@@ -241,25 +255,27 @@ class Workshop:
 
 @dataclass(slots=True)
 class InnerLoop:
-    """One replica's inner loop: in numbers as the switches have them, with gradients that may be late."""
+    """An inner loop of a kind's weights: in numbers as the switches have them, with gradients that may be late."""
 
     workshop: Workshop
-    replica: LabReplica
+    kind: Kind
     late: LateGradients
+    clip: ClipFactors
+    """By what gradients are multiplied."""
 
     def step(self, batch_SM: Tensor, at: float) -> float:
         """One batch, and the update that is due by now, `at` inner steps after the run's beginning; the batch's mean
         loss in nats per token."""
         workshop = self.workshop
         with workshop.computing():
-            loss = self.late.step(batch_SM, at, workshop.clip)
-        if self.replica.kind == "group" and workshop.group is not None:
+            loss = self.late.step(batch_SM, at, self.clip)
+        if self.kind == "group" and workshop.group is not None:
             after_step(self.late.whole, workshop.switches, workshop.group.basis_dk)
         return loss
 
     def finish(self, at: float) -> None:
         """The updates that are due still, at the rate of the last step."""
-        self.late.finish(at, self.workshop.clip)
+        self.late.finish(at, self.clip)
 
 
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
@@ -300,6 +316,10 @@ class Bench:
     def trained(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> Iterator[Trained]:
         """The inner loops of a round, one replica after another; those of a pool are all over before its first is
         given. A replica starts from θ, or, of the parts in `ahead`, from there."""
+        if self.workshop.stacks:
+            for kind, stack in self.workshop.stacks.items():
+                yield from self._stacked_round(kind, stack, round, emit)
+            return
         pooled = self._pool_round(round, ahead, emit) if self.workshop.pool else []
         yield from pooled
         for replica in self.replicas[len(pooled) :]:
@@ -313,13 +333,28 @@ class Bench:
         whole, workshop = self.workshop.seat(replica), self.workshop
         whole.load(self.grids, ahead)
         chunks = self.chunks(round, replica.slot)
-        loop = workshop.inner_loop(replica)
+        loop = workshop.inner_loop(replica.kind, whole)
         first, pace = (round - 1) * self.manifest.inner.steps, self.manifest.inner.steps / len(chunks)
         for step, chunk in enumerate(chunks):
             loss = loop.step(self.read(chunk), first + step * pace)
             emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
         loop.finish(first + (len(chunks) - 1) * pace)
         return len(chunks)
+
+    def _stacked_round(self, kind: Kind, stack: StackedReplica, round: int, emit: Listener) -> Iterator[Trained]:
+        """A round of all replicas of a kind, which take each step together."""
+        own = [replica for replica in self.replicas if replica.kind == kind]
+        stack.one.load(self.grids)
+        stack.begin([replica.optimizers for replica in own])
+        loop, first = self.workshop.inner_loop(kind, stack), (round - 1) * self.manifest.inner.steps
+        for step in range(self.manifest.inner.steps):
+            batch_MSL = torch.stack([self.batch(round, step, replica.slot) for replica in own])
+            loss = loop.step(batch_MSL, first + step)
+            emit(StepDone(round, step, loss, self.manifest.tokens_per_step * len(own)))
+        loop.finish(first + self.manifest.inner.steps - 1)
+        for copy, replica in enumerate(own):
+            moved = stack.give(copy).moved()
+            yield Trained(replica, moved, dict.fromkeys(moved, self.manifest.inner.steps))
 
     def chunks(self, round: int, slot: int) -> range:
         """Which chunks of the text a replica reads in a round, one for each inner step."""

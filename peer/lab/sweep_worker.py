@@ -106,7 +106,7 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     manifest, device = case.manifest, torch.device(setting.device)
     descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
     files = files_folder(setting.folder, manifest)
-    lab = Lab.open(descriptor, files, device, case.switches, compiled=device.type == "cuda")
+    lab = Lab.open(descriptor, files, device, case.switches, fast=device.type == "cuda")
     path = state_folder(setting.folder, case) / STATE
     told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
     curve = [Point(**point) for point in told["curve"]]

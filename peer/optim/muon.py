@@ -71,6 +71,11 @@ class Muon(AdamW):
         if others:
             rest = {name: [of[i] for i in others] for name, of in self.state.items()}
             AdamW([self.parameters[i] for i in others], self.inner, rest).update(factor, rate)
+        self.update_hidden(factor, rate)
+
+    @torch.no_grad()
+    def update_hidden(self, factor: float, rate: float) -> None:
+        """A step of the matrices in `hidden`."""
         for i in sorted(self.hidden):
             parameter, momentum = self.parameters[i], self.state["exp_avg"][i]
             gradient = parameter.grad

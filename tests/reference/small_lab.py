@@ -20,8 +20,8 @@ from tests.reference.llama import random_weights
 RUN = RunId("ab" * 32)
 
 
-def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 0) -> Lab:
-    """A fresh lab; equal arguments give equal labs."""
+def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 0, stacked: bool = False) -> Lab:
+    """A fresh lab; equal arguments give equal labs. `stacked`: replicas train at once, where they can."""
     switches, cpu = switches or Switches(), torch.device("cpu")
     weights = random_weights(manifest, seed, torch.float32)
     grids = {
@@ -29,7 +29,7 @@ def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 
         for part, layout in model_layout(manifest).items()
     }
     basis = orthonormal(manifest.model.d, seed)
-    workshop = Workshop.open(manifest, switches, basis, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), cpu)
+    workshop = Workshop.open(manifest, switches, basis, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), cpu, stacked)
     replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
     evaluator = Evaluator(
         manifest, basis, torch.from_numpy(held_out_batch(text(seed + 1), manifest)), cpu, workshop.through

@@ -1,0 +1,274 @@
+"""All replicas of a kind, trained at once: every weight has a copy for each of M replicas, and one kernel computes what
+would be M small ones. A small model leaves a GPU idle otherwise, which waits for the next kernel most of the time.
+
+The replicas differ in their weights, moments and texts alone, so they share everything else: θ that a round begins
+from, the boundaries, the schedule of learning rates. Sums run in another order than one replica's own do: the last bits
+of a run are not the swarm's.
+
+Letters of shapes: M replicas, B sequences of each, L tokens of a sequence, V vocabulary, d = D width.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from peer.compute.replica import WholeReplica, mean_of
+from peer.compute.trainer import StageTrainer
+from peer.lab.late import ClipFactors
+from peer.lab.switches import Switches
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
+from peer.model.head import Head
+from peer.model.linear import Linear
+from peer.optim.inner import AdamW, State, clip_factor
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
+from protocol.manifest import Manifest
+
+WIDEST = 512
+"""d of a model of which a replica alone leaves a GPU idle."""
+
+
+def stackable(manifest: Manifest, switches: Switches) -> bool:
+    """Whether replicas of such a run do the same at the same time, each in its own numbers."""
+    plain = Switches(
+        late=switches.late,
+        lookahead=switches.lookahead,
+        clip=switches.clip,
+        values=switches.values,
+        indices=switches.indices,
+        anchor=switches.anchor,
+        adaptation=switches.adaptation,
+        payload=switches.payload,
+        gradient_payload=switches.gradient_payload,
+        residuals=switches.residuals,
+        precision=switches.precision,
+    )
+    return switches == plain and not manifest.outer.overlap and manifest.model.d <= WIDEST
+
+
+class StackedLinear(nn.Module):
+    """y = x Wᵀ with a W [outputs, inputs] for each replica."""
+
+    def __init__(self, one: Linear, copies: int) -> None:
+        super().__init__()
+        self.weight = stacked_parameter(one.weight, copies)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M B, …, inputs] → [M B, …, outputs]."""
+        copies, outputs, inputs = self.weight.shape
+        return torch.bmm(x.reshape(copies, -1, inputs), self.weight.mT).view(*x.shape[:-1], outputs)
+
+
+class StackedNorm(nn.Module):
+    """RMSNorm with gains [d] for each replica."""
+
+    def __init__(self, one: nn.RMSNorm, copies: int) -> None:
+        super().__init__()
+        self.weight = stacked_parameter(one.weight, copies)
+        self.eps = one.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M B, L, d] → the same shape."""
+        copies, width = self.weight.shape
+        normal = F.rms_norm(x, (width,), eps=self.eps).view(copies, -1, width)
+        return (normal * self.weight[:, None]).view(x.shape)
+
+
+class StackedHead(nn.Module):
+    """The head of each replica; all logits exist together."""
+
+    def __init__(self, one: Head, copies: int) -> None:
+        super().__init__()
+        self.weight = stacked_parameter(one.weight, copies)
+
+    def forward(self, x_BLD: Tensor, targets_BL: Tensor) -> Tensor:
+        """The sum over the replicas of their mean cross-entropies, a scalar in nats a token: its gradient by a
+        replica's weights is that of the replica's own mean."""
+        copies, vocabulary, width = self.weight.shape
+        logits_MTV = torch.bmm(x_BLD.reshape(copies, -1, width), self.weight.mT)
+        total = F.cross_entropy(logits_MTV.float().view(-1, vocabulary), targets_BL.flatten(), reduction="sum")
+        return total * copies / targets_BL.numel()
+
+
+class StackedEmbedding(nn.Module):
+    """The token embedding of each replica. What is no parameter, T⊥, is that of the plain one, which all share."""
+
+    def __init__(self, one: Embedding, copies: int) -> None:
+        super().__init__()
+        (parameter,) = one.parameters()
+        self.table = stacked_parameter(parameter, copies)
+        self.shared = [one] if isinstance(one, FactoredEmbedding) else []  # in a list: no module of this one
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        """[M B, L] → [M B, L, d]."""
+        copies, vocabulary, columns = self.table.shape
+        first_M = torch.arange(copies, device=tokens_BL.device) * vocabulary
+        rows_BL = (tokens_BL.reshape(copies, -1) + first_M[:, None]).view(tokens_BL.shape)
+        found: Tensor = F.embedding(rows_BL, self.table.view(-1, columns))
+        for one in self.shared:
+            found = F.embedding(tokens_BL, one.anchor_Vd) + found @ one.basis_dk.T
+        return found
+
+
+STACKED: dict[type[nn.Module], type[nn.Module]] = {Linear: StackedLinear, nn.RMSNorm: StackedNorm, Head: StackedHead}
+
+
+def stacked_parameter(one: Tensor, copies: int) -> nn.Parameter:
+    """Room for a parameter [M, …] of M replicas, with a gradient of zeros."""
+    parameter = nn.Parameter(torch.empty(copies, *one.shape, device=one.device))
+    parameter.grad = torch.zeros_like(parameter)
+    return parameter
+
+
+def stacked_stage(one: StageTrainer, copies: int) -> StageTrainer:
+    """The trainer of a stage of M replicas; of a stage of one it shares what is no weight."""
+    trainer = copy.copy(one)
+    trainer.in_flight, trainer.due = {}, {}
+    trainer.stage = copy.deepcopy(one.stage)
+    for module in list(trainer.stage.modules()):
+        for name, child in module.named_children():
+            if type(child) in STACKED:
+                setattr(module, name, STACKED[type(child)](child, copies))
+    trainer.parameters = list(trainer.stage.parameters())
+    if one.embedding is not None:
+        assert isinstance(one.embedding, FactoredEmbedding | DenseEmbedding)
+        embedding = StackedEmbedding(one.embedding, copies)
+        trainer.embedding = embedding  # type: ignore[assignment]  # who asks for more than forward asks `one`
+        trainer.parameters += [embedding.table]
+    trainer.optimizer = stacked_optimizer(one.optimizer, trainer.parameters)
+    return trainer
+
+
+def stacked_optimizer(one: AdamW, parameters: list[nn.Parameter]) -> AdamW:
+    """Such an optimizer of stacked parameters. AdamW takes each number by itself, and so M replicas at once."""
+    if isinstance(one, Muon):
+        return StackedMuon(parameters, one.inner, hidden=one.hidden)
+    return AdamW(parameters, one.inner)
+
+
+@dataclass(slots=True)
+class StackedMuon(Muon):
+    """Muon for M replicas at once, and for all matrices of one shape."""
+
+    @torch.no_grad()
+    def update_hidden(self, factor: float, rate: float) -> None:
+        """As Muon does it for one matrix after another."""
+        hidden = sorted(self.hidden)
+        parameters = [self.parameters[i].detach() for i in hidden]
+        gradients = [gradient for i in hidden if (gradient := self.parameters[i].grad) is not None]
+        momenta = [self.state["exp_avg"][i] for i in hidden]
+        torch._foreach_add_([self.state["step"][i] for i in hidden], 1)
+        torch._foreach_mul_(gradients, factor)
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        torch._foreach_lerp_(gradients, momenta, MOMENTUM)
+        torch._foreach_mul_(parameters, 1 - rate * self.inner.weight_decay)
+        torch._foreach_sub_(parameters, orthogonals(gradients), alpha=rate)
+        torch._foreach_zero_(gradients)
+
+
+def orthogonals(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Muon's steps at rate 1 by gradients with momentum, [M, rows, columns] each, of any shapes: `orthogonal` for many,
+    and scaled."""
+    places = defaultdict[tuple[int, ...], list[int]](list)
+    for i, each in enumerate(matrices):
+        places[tuple(sorted(each.shape[-2:]))].append(i)
+    found: dict[int, Tensor] = {}
+    a, b, c = COEFFICIENTS
+    for shape, of in places.items():
+        wide = [matrices[i].mT if matrices[i].shape[-2] > matrices[i].shape[-1] else matrices[i] for i in of]
+        x = torch.cat(wide)
+        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)
+        for _ in range(ITERATIONS):
+            square = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        x = x * step_scale(shape)
+        for i, each in zip(of, x.split([len(matrices[i]) for i in of]), strict=True):
+            found[i] = each.mT if matrices[i].shape[-2] > matrices[i].shape[-1] else each
+    return [found[i] for i in range(len(matrices))]
+
+
+class StackedReplica(WholeReplica):
+    """M replicas of one kind. `one` is a replica alone: it loads a round, and says how far each of them has moved."""
+
+    def __init__(self, one: WholeReplica, copies: int) -> None:
+        self.one, self.copies = one, copies
+        self.manifest, self.device, self.arithmetic = one.manifest, one.device, one.arithmetic
+        self.stages = [stacked_stage(stage, copies) for stage in one.stages]
+        for stage in self.stages:
+            stage.optimizer.begin()
+        self.views = [[self._state_of(copy, stage) for stage in self.stages] for copy in range(copies)]
+
+    def _state_of(self, copy: int, stage: StageTrainer) -> State:
+        """A replica's part of the state of a stage's optimizer, in its memory."""
+        parameters = stage.parameters
+
+        def view(i: int, state: Tensor) -> Tensor:
+            return state[copy] if state.shape == parameters[i].shape else state
+
+        return {name: [view(i, each) for i, each in enumerate(of)] for name, of in stage.optimizer.state.items()}
+
+    @torch.no_grad()
+    def begin(self, optimizers: Sequence[Sequence[AdamW]]) -> None:
+        """Begin an inner loop where `one` has been loaded, with the optimizers of each replica, by stage."""
+        for ours, plain in zip(self.stages, self.one.stages, strict=True):
+            ours.before, ours.behind = plain.before, plain.behind
+            for parameter, start in zip(ours.parameters, plain.parameters, strict=True):
+                parameter.copy_(start.expand_as(parameter))
+        for own, views in zip(optimizers, self.views, strict=True):
+            for optimizer, view in zip(own, views, strict=True):
+                self._take_up(optimizer, view)
+
+    def _take_up(self, optimizer: AdamW, view: State) -> None:
+        """Have a replica's optimizer keep its state in the stack."""
+        if optimizer.state is view:
+            return
+        for name, of in optimizer.state.items():
+            for ours, theirs in zip(view[name], of, strict=True):
+                ours.copy_(theirs)
+        optimizer.state = view
+
+    def gradients(self, batch_MSL: Tensor) -> float:
+        """Add the gradients of a batch [M, sequences, L + 1]; its mean loss."""
+        microbatches = [each.flatten(0, 1) for each in batch_MSL.split(self.manifest.inner.microbatch, 1)]
+        with self.arithmetic(self.device, self.manifest.model.context):
+            losses = [self._pass(number, tokens_BM) for number, tokens_BM in enumerate(microbatches)]
+        return mean_of(losses) / self.copies
+
+    @torch.no_grad()
+    def give(self, copy: int) -> WholeReplica:
+        """`one` with the weights of a replica, which it has until another's are asked for."""
+        for ours, plain in zip(self.stages, self.one.stages, strict=True):
+            torch._foreach_copy_([*plain.parameters], [each[copy] for each in ours.parameters])
+        return self.one
+
+
+class StackedClip(ClipFactors):
+    """Clips the gradients of each of M replicas by its own norm, in place, and leaves 1 to be multiplied by."""
+
+    @torch.no_grad()
+    def __call__(self, whole: WholeReplica) -> list[float]:
+        """Raises DivergedError if a norm is not a number."""
+        norms = [
+            torch.linalg.vector_norm(torch.cat([gradient.flatten(1) for gradient in gradients_of(stage)], 1), dim=1)
+            for stage in whole.stages
+        ]
+        squares = [[norm**2 for norm in of] for of in torch.stack(norms, 1).tolist()]  # [M][S]
+        if self.by_stage:
+            factors = [[self.of_stage(square, len(of)) for square in of] for of in squares]
+        else:
+            factors = [[clip_factor(of, self.clip)] * len(of) for of in squares]
+        if min(map(min, factors)) < 1.0:
+            by_MS = torch.tensor(factors, device=whole.device)
+            for stage, factor_M in zip(whole.stages, by_MS.T, strict=True):
+                for gradient in gradients_of(stage):
+                    gradient.mul_(factor_M.view(-1, *[1] * (gradient.dim() - 1)))
+        return [1.0] * len(whole.stages)
+
+
+def gradients_of(stage: StageTrainer) -> list[Tensor]:
+    """The gradients of all that a stage trains."""
+    return [parameter.grad for parameter in stage.parameters if parameter.grad is not None]
