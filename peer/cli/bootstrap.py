@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bootstrap.node import Listen, ServingRights
     from peer.process import Terminal
     from peer.telemetry.events import Listener
+    from protocol.manifest import Manifest
     from protocol.run.run_files import Descriptor, RunFile
     from protocol.trust.ticket import Ticket
 
@@ -40,6 +41,12 @@ HOLD_ELSEWHERE = (
     "Before the run ends, start `hetpeer observe --stay` on a machine with more room; without it the last state is "
     "only in the folders of the peers that finish"
 )
+
+MUON_ALONE = (
+    'WARNING: with inner.optimizer = "muon", a model that volunteers alone train may be good through their boundaries '
+    "alone, and an exported model has none"
+)
+HAVE_WHOLE = 'Plan for at least one datacenter, or use "adamw"; and compare the two losses that `hetpeer status` shows'
 
 MOST_PORT = 65533
 """The node takes the next two as well."""
@@ -184,6 +191,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             if options.run_toml is None:
                 raise UserError("give the run's manifest, RUN.toml, or --join TICKET to serve a run that exists")
             manifest = load_manifest(options.run_toml)
+            if is_muon_alone(manifest):
+                terminal.emit(Warned(f"{MUON_ALONE}. {HAVE_WHOLE}"))
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
@@ -359,6 +368,12 @@ async def _become_gateway(
         operator_lists.set_closed(folder, True)
     operator_lists.require_trials(folder, place.trials)
     return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
+
+
+def is_muon_alone(manifest: "Manifest") -> bool:
+    """Whether Muon is to train in compressed groups alone, where nothing bounds what boundaries do not let pass."""
+    alone = not manifest.replicas.datacenters and manifest.replicas.stages > 1
+    return manifest.inner.optimizer == "muon" and manifest.compressed and alone
 
 
 def _listen_address(options: BootstrapOptions) -> "Listen":

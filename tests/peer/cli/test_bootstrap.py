@@ -4,9 +4,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from bootstrap.monitor.run_state import Found
-from peer.cli.bootstrap import tell_state
+from peer.cli.bootstrap import is_muon_alone, tell_state
 from peer.telemetry.events import Event, Progress
+from protocol.manifest import check_manifest
 from protocol.net.tasks import Children, Notifier
 
 GATHERING = "waits for 1 datacenter (0 of 1)"
@@ -68,3 +71,26 @@ def test_a_node_that_is_stopped_before_it_is_up_tells_nothing_and_ends():
         assert not up.cancelled()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compression", "stages", "datacenters", "alone"),
+    [
+        ("muon", 8, 2, 0, True),
+        ("adamw", 8, 2, 0, False),
+        ("muon", 1, 2, 0, False),
+        ("muon", 8, 1, 0, False),
+        ("muon", 8, 2, 1, False),
+    ],
+)
+def test_muon_among_volunteers_alone_is_warned_of(
+    optimizer: str, compression: int, stages: int, datacenters: int, alone: bool
+):
+    manifest = check_manifest(
+        {
+            "model": {"preset": "nano"},
+            "replicas": {"groups": 1, "datacenters": datacenters, "stages": stages, "compression": compression},
+            "inner": {"optimizer": optimizer},
+        }
+    )
+    assert is_muon_alone(manifest) == alone
