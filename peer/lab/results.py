@@ -92,14 +92,21 @@ def append(folder: Path, record: Record) -> None:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All runs that have ended. A last line that was cut short does not count.
+    """All runs that have ended, from the file in a folder of results; none if there is no file.
+
+    Raises:
+        FormatError: a line is none that `append` wrote.
+    """
+    path = folder / RESULTS
+    return records_in(path) if path.exists() else []
+
+
+def records_in(path: Path) -> list[Record]:
+    """The runs of a file. A last line that was cut short does not count.
 
     Raises:
         FormatError: another line is none that `append` wrote.
     """
-    path = folder / RESULTS
-    if not path.exists():
-        return []
     records = []
     whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     for number, line in enumerate(whole, 1):
