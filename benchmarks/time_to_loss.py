@@ -29,7 +29,7 @@ STEP = {"sequences": 32, "microbatch": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TimeToLoss:
     """A run, and when its loss is the target. `bytes_per_token`: of a boundary and direction, at the scale. `times`: T
     of the vanilla pipeline, with AdamW if there is such a run, as a multiple of this one's."""
 
@@ -70,7 +70,7 @@ def as_pipeline(record: Record, scale: str) -> Manifest:
     )
 
 
-def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float | None = None) -> list[Reached]:
+def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float | None = None) -> list[TimeToLoss]:
     """All runs that reach the target, the vanilla pipeline first; the target is what all reach, if none is given.
 
     Raises:
@@ -80,7 +80,7 @@ def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float 
     alike.sort(key=lambda each: (each.groups, check_manifest(each.manifest).inner.optimizer))
     last = {record.id: record.loss("through" if record.groups else "plain") for record in alike}
     goal = max(last.values(), default=0.0) if target is None else target
-    found: list[Reached] = []
+    found: list[TimeToLoss] = []
     for record in alike:
         tokens = tokens_until(record, goal)
         if not found and (record.groups or tokens is None):
@@ -92,7 +92,7 @@ def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float 
         seconds = round_of(work_of(manifest), on).seconds / tokens_a_round * 1e6
         first = found[0].tokens * found[0].seconds_per_million if found else tokens * seconds
         width = 2 * manifest.model.d // manifest.compressions[0]
-        found.append(Reached(name_of(record), last[record.id], width, tokens, seconds, first / (tokens * seconds)))
+        found.append(TimeToLoss(name_of(record), last[record.id], width, tokens, seconds, first / (tokens * seconds)))
     return found
 
 

@@ -24,7 +24,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
 from peer.model.linear import Linear
-from peer.optim.inner import AdamW, State, clip_factor
+from peer.optim.inner import AdamW, OptimizerState, clip_factor
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
 from protocol.manifest import Manifest
 
@@ -202,7 +202,7 @@ class StackedReplica(WholeReplica):
             stage.optimizer.begin()
         self.views = [[self._state_of(copy, stage) for stage in self.stages] for copy in range(copies)]
 
-    def _state_of(self, copy: int, stage: StageTrainer) -> State:
+    def _state_of(self, copy: int, stage: StageTrainer) -> OptimizerState:
         """A replica's part of the state of a stage's optimizer, in its memory."""
         parameters = stage.parameters
 
@@ -222,7 +222,7 @@ class StackedReplica(WholeReplica):
             for optimizer, view in zip(own, views, strict=True):
                 self._take_up(optimizer, view)
 
-    def _take_up(self, optimizer: AdamW, view: State) -> None:
+    def _take_up(self, optimizer: AdamW, view: OptimizerState) -> None:
         """Have a replica's optimizer keep its state in the stack."""
         if optimizer.state is view:
             return

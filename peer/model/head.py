@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from peer.planning.memory import SLICE_TOKENS
 
-Slice = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+SliceLoss = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 """`sliced_loss`, or what torch has compiled of it."""
 
 
@@ -30,7 +30,7 @@ class Head(nn.Module):
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
-        self.slice: Slice = sliced_loss
+        self.slice: SliceLoss = sliced_loss
         """What computes the loss of a slice of tokens, and its slope."""
 
     def compile_slices(self) -> None:
@@ -51,7 +51,7 @@ class _SlicedLoss(torch.autograd.Function):
     """`_sliced`, which keeps of its pass forward what the pass backward scales."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, slice_of: Slice) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, slice_of: SliceLoss) -> Tensor:
         ctx.tokens, ctx.gradients = len(x_TD), (torch.empty_like(x_TD), torch.zeros_like(weight_VD))
         return _sliced(x_TD, weight_VD, targets_T, slice_of, *ctx.gradients)
 
@@ -81,7 +81,7 @@ def _sliced(
     x_TD: Tensor,
     weight_VD: Tensor,
     targets_T: Tensor,
-    slice_of: Slice,
+    slice_of: SliceLoss,
     dx_TD: Tensor | None,
     dweight_VD: Tensor | None,
 ) -> Tensor:

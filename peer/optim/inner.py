@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE = ("step", *MOMENTS)
 """What AdamW keeps of each parameter, by torch's names."""
 
-State = dict[str, list[Tensor]]
+OptimizerState = dict[str, list[Tensor]]
 """Of an optimizer: by name, a tensor for each parameter."""
 
 
@@ -31,7 +31,7 @@ class AdamW:
 
     parameters: list[nn.Parameter]
     inner: Inner
-    state: State = field(default_factory=dict)
+    state: OptimizerState = field(default_factory=dict)
 
     def begin(self) -> None:
         """Make the state before the first step, all zero; nothing if there is one."""
