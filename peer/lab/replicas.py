@@ -238,7 +238,7 @@ class Workshop:
 
     def compile(self) -> None:
         """Let torch compile every layer of every replica."""
-        for whole in (*(self.stacks or self.wholes).values(), *self.pool):
+        for whole in (*self.wholes.values(), *self.pool):
             whole.compile_layers()
 
     @contextmanager
@@ -352,8 +352,8 @@ class Bench:
             loss = loop.step(batch_MSL, first + step)
             emit(StepDone(round, step, loss, self.manifest.tokens_per_step * len(own)))
         loop.finish(first + self.manifest.inner.steps - 1)
-        for copy, replica in enumerate(own):
-            moved = stack.give(copy).moved()
+        for place, replica in enumerate(own):
+            moved = stack.give(place).moved()
             yield Trained(replica, moved, dict.fromkeys(moved, self.manifest.inner.steps))
 
     def chunks(self, round: int, slot: int) -> range:

@@ -200,14 +200,14 @@ class StackedReplica(WholeReplica):
         self.stages = [stacked_stage(stage, copies) for stage in one.stages]
         for stage in self.stages:
             stage.optimizer.begin()
-        self.views = [[self._state_of(copy, stage) for stage in self.stages] for copy in range(copies)]
+        self.views = [[self._state_of(place, stage) for stage in self.stages] for place in range(copies)]
 
-    def _state_of(self, copy: int, stage: StageTrainer) -> OptimizerState:
+    def _state_of(self, place: int, stage: StageTrainer) -> OptimizerState:
         """A replica's part of the state of a stage's optimizer, in its memory."""
         parameters = stage.parameters
 
         def view(i: int, state: Tensor) -> Tensor:
-            return state[copy] if state.shape == parameters[i].shape else state
+            return state[place] if state.shape == parameters[i].shape else state
 
         return {name: [view(i, each) for i, each in enumerate(of)] for name, of in stage.optimizer.state.items()}
 
@@ -239,10 +239,10 @@ class StackedReplica(WholeReplica):
         return mean_of(losses) / self.copies
 
     @torch.no_grad()
-    def give(self, copy: int) -> WholeReplica:
-        """`one` with the weights of a replica, which it has until another's are asked for."""
+    def give(self, place: int) -> WholeReplica:
+        """`one` with the weights of the replica at a place, which it has until another's are asked for."""
         for ours, plain in zip(self.stages, self.one.stages, strict=True):
-            torch._foreach_copy_([*plain.parameters], [each[copy] for each in ours.parameters])
+            torch._foreach_copy_([*plain.parameters], [each[place] for each in ours.parameters])
         return self.one
 
 
