@@ -90,10 +90,15 @@ class WholeReplica:
 
     def gradients(self, batch_SM: Tensor) -> float:
         """Add the gradients of a batch to what the stages have; its mean loss over the microbatches."""
-        microbatches = batch_SM.split(self.manifest.inner.microbatch)
         with self.arithmetic(self.device, self.manifest.model.context):  # weights are rounded once for all microbatches
-            losses = [self._pass(microbatch, tokens_BM) for microbatch, tokens_BM in enumerate(microbatches)]
-        return mean_of(losses)
+            losses = [self._pass(number, each) for number, each in enumerate(self.microbatches(batch_SM))]
+        read: list[float] = torch.stack(losses).tolist()  # at once: each reading makes the device wait for orders
+        return sum(read) / len(read)
+
+    def microbatches(self, batch_SM: Tensor) -> Sequence[Tensor]:
+        """A batch in the pieces that go through the stages, [b, L + 1] each."""
+        pieces: Sequence[Tensor] = batch_SM.split(self.manifest.inner.microbatch)
+        return pieces
 
     def _pass(self, microbatch: int, tokens_BM: Tensor) -> Tensor:
         """One microbatch forward and back; its loss, which is not waited for."""
@@ -123,9 +128,3 @@ class WholeReplica:
         """Take up the optimizer's state where `optimizer_tensors` left it."""
         for stage in self.stages:
             stage.load_optimizer(tensors)
-
-
-def mean_of(losses: Sequence[Tensor]) -> float:
-    """The mean of scalars, which are read from their device at once: each reading makes the device wait for orders."""
-    read: list[float] = torch.stack(list(losses)).tolist()
-    return sum(read) / len(read)

@@ -111,7 +111,9 @@ def save_lab(lab: Lab, path: Path, told: Any) -> None:
     Raises:
         ResourceError: it cannot be written.
     """
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _tensors(lab)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(lab)}
+    for name in [name for name, tensor in tensors.items() if not tensor.dim()]:
+        tensors[name] = tensors[name].clone()  # replicas that train at once share their count of steps
     numbers = {"done": lab.done, "sent_bytes": lab.method.sent_bytes, "told": told}
     numbers["steps"] = lab.bench.workshop.group.steps if lab.bench.workshop.group else 0
     try:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peer.compute.replica import WholeReplica, mean_of
+from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.lab.late import ClipFactors
 from peer.lab.switches import Switches
@@ -233,10 +233,11 @@ class StackedReplica(WholeReplica):
 
     def gradients(self, batch_MSL: Tensor) -> float:
         """Add the gradients of a batch [M, sequences, L + 1]; its mean loss."""
-        microbatches = [each.flatten(0, 1) for each in batch_MSL.split(self.manifest.inner.microbatch, 1)]
-        with self.arithmetic(self.device, self.manifest.model.context):
-            losses = [self._pass(number, tokens_BM) for number, tokens_BM in enumerate(microbatches)]
-        return mean_of(losses) / self.copies
+        return super().gradients(batch_MSL) / self.copies  # the head gives the sum over the replicas
+
+    def microbatches(self, batch_MSL: Tensor) -> Sequence[Tensor]:
+        """A batch in pieces of all replicas, [M b, L + 1] each."""
+        return [each.flatten(0, 1) for each in batch_MSL.split(self.manifest.inner.microbatch, 1)]
 
     @torch.no_grad()
     def give(self, place: int) -> WholeReplica:
