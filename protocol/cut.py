@@ -34,7 +34,7 @@ class StageCost:
 
 
 def cut_by(
-    balance: Balance, model: Model, stages: int, subspace: int, microbatch: int, microbatches: int
+    balance: Balance, model: Model, stages: int, subspace: int, factored: bool, microbatch: int, microbatches: int
 ) -> tuple[int, ...]:
     """The number of layers of each stage, where there are at least as many layers as stages.
 
@@ -42,13 +42,14 @@ def cut_by(
         balance: what the dearest stage has the least of. By count the first stages have one layer more where they
             cannot all have as many (9 in 4: 3 2 2 2).
         subspace: k of a compressed group; 0 where groups send all of d.
+        factored: a compressed group trains the token embedding by its factor Z, and not whole.
         microbatch: sequences of a microbatch.
         microbatches: microbatches of an inner step.
     """
     if balance == "compute":
-        return cheapest_cut(model.layers, compute_costs(model, stages, subspace))
+        return cheapest_cut(model.layers, compute_costs(model, stages, subspace, factored))
     if balance == "memory":
-        return cheapest_cut(model.layers, memory_costs(model, stages, subspace, microbatch, microbatches))
+        return cheapest_cut(model.layers, memory_costs(model, stages, subspace, factored, microbatch, microbatches))
     return even_cut(model.layers, stages)
 
 
@@ -74,7 +75,7 @@ def cheapest_cut(layers: int, costs: Sequence[StageCost]) -> tuple[int, ...]:
     return tuple(cut)
 
 
-def compute_costs(model: Model, stages: int, subspace: int) -> list[StageCost]:
+def compute_costs(model: Model, stages: int, subspace: int, factored: bool) -> list[StageCost]:
     """The operations for one token of each stage of a group, forward and backward.
 
     A matrix takes 6 for each value, attention 6 L d a layer (half of the square, as it is causal), and the head 6 d V.
@@ -84,20 +85,24 @@ def compute_costs(model: Model, stages: int, subspace: int) -> list[StageCost]:
     a_layer = 6 * (model.matrix_values + model.context * model.d)
     head, projection, last = 6 * model.d * model.vocabulary, 4 * model.d * subspace, stages - 1
     return [
-        StageCost(projection * ((stage > 0) + (stage < last) + (stage == 0)) + head * (stage == last), a_layer)
+        StageCost(
+            projection * ((stage > 0) + (stage < last) + (factored and stage == 0)) + head * (stage == last), a_layer
+        )
         for stage in range(stages)
     ]
 
 
-def memory_costs(model: Model, stages: int, subspace: int, microbatch: int, microbatches: int) -> list[StageCost]:
+def memory_costs(
+    model: Model, stages: int, subspace: int, factored: bool, microbatch: int, microbatches: int
+) -> list[StageCost]:
     """The bytes on the device of each stage of a group.
 
-    What is trained: the layers, the head [V, d] on the last stage, and on the first the embedding: [V, d], or in a
-    compressed group its factor Z [V, k], where every stage holds the anchor T⊥ [V, d], too. Then the values that layers
-    keep for backward passes: the later a stage is, the fewer microbatches are in flight (1F1B). Logits are left out.
+    What is trained: the layers, the head [V, d] on the last stage, and on the first the embedding: [V, d], or its
+    factor Z [V, k]. In a compressed group every stage holds the anchor [V, d], too. Then the values that layers keep
+    for backward passes: the later a stage is, the fewer microbatches are in flight (1F1B). Logits are left out.
     """
     embedding, last = model.vocabulary * model.d, stages - 1
-    first_trains = model.vocabulary * subspace if subspace else embedding
+    first_trains = model.vocabulary * subspace if subspace and factored else embedding
     anchor = VALUE_BYTES * embedding if subspace else 0
     kept = VALUE_BYTES * microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
     return [

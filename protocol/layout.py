@@ -34,6 +34,11 @@ def is_layer_matrix(tensor: str, shape: Shape) -> bool:
     return tensor.startswith("model.layers.") and len(shape) == 2
 
 
+def writes_residual(tensor: str) -> bool:
+    """Whether a tensor is a matrix [d, inputs] whose product is added to the residual stream."""
+    return tensor.endswith(("o_proj.weight", "down_proj.weight"))
+
+
 EMBEDDING_TENSOR = "model.embed_tokens.weight"
 HEAD_TENSOR = "lm_head.weight"
 

@@ -56,7 +56,8 @@ class Replicas(Section):
     """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed.
 
     In a manifest `layers` has a number for each stage, whatever the file gave. The canonical form has `layers` only
-    where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it.
+    where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it. It has
+    `anchor` only where it is not T⊥: runs that began before there was another have their ids.
     """
 
     groups: int = Field(2, ge=0, le=1024)
@@ -67,6 +68,10 @@ class Replicas(Section):
     )
     wire: NumberFormatName = Field("bf16", description="number format of activations between stages")
     gradient_wire: NumberFormatName | Literal["same"] = Field("same", description="that of gradients")
+    anchor: Literal["complement", "embedding"] = Field(
+        "complement",
+        description="what boundaries take off before they project: T⊥[x], or all of TE[x], which is then trained whole",
+    )
     layers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (), max_length=MOST_STAGES, description="layers of each stage, in order; none: as `balance` says"
     )
@@ -92,9 +97,11 @@ class Replicas(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def leave_out_the_usual_cut(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = dump(self)
         fields.pop("balance", None)
+        if self.anchor == "complement":
+            fields.pop("anchor", None)
         if not self.layers or self.layers == even_cut(sum(self.layers), self.stages):
             fields.pop("layers", None)
         return fields
@@ -113,8 +120,8 @@ class Replicas(Section):
 class Inner(Section):
     """The inner loop: AdamW with warm-up and cosine (paper, Table 9), or Muon for the matrices of the layers.
 
-    The canonical form has `optimizer` only where it is not AdamW: runs that began before there was another have their
-    ids.
+    The canonical form has `optimizer` and `subspace_steps` only where they are not the defaults: runs that began before
+    there was another have their ids.
     """
 
     steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
@@ -122,6 +129,9 @@ class Inner(Section):
     microbatch: int = Field(4, ge=1, lt=2**31, description="sequences in one microbatch")
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: for the matrices of the layers, and AdamW for the rest"
+    )
+    subspace_steps: bool = Field(
+        False, description="Muon moves what a compressed group writes into the residual stream in Col(U) alone"
     )
     learning_rate: float = Field(1e-3, gt=0, le=1)
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="share of the peak at the run's end")
@@ -131,11 +141,19 @@ class Inner(Section):
     weight_decay: float = Field(0.1, ge=0)
     clip: float = Field(1.0, gt=0, description="global gradient norm over all stages of a replica")
 
+    @model_validator(mode="after")
+    def subspace_steps_are_muons(self) -> "Inner":
+        if self.subspace_steps and self.optimizer != "muon":
+            raise ValueError('subspace_steps = true is for optimizer = "muon"')
+        return self
+
     @model_serializer(mode="wrap")
-    def leave_out_the_usual_optimizer(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = dump(self)
         if self.optimizer == "adamw":
             fields.pop("optimizer", None)
+        if not self.subspace_steps:
+            fields.pop("subspace_steps", None)
         return fields
 
     @property
@@ -235,7 +253,8 @@ class Manifest(Section):
             return replicas
         compression = AUTO_COMPRESSIONS[0] if replicas.compression == "auto" else replicas.compression
         subspace = model.d // compression if compression > 1 else 0
-        cut = cut_by(replicas.balance, model, replicas.stages, subspace, inner.microbatch, inner.microbatches)
+        factored = replicas.anchor == "complement"
+        cut = cut_by(replicas.balance, model, replicas.stages, subspace, factored, inner.microbatch, inner.microbatches)
         return replicas.model_copy(update={"layers": cut, "balance": "count"})
 
     @model_validator(mode="after")

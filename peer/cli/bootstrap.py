@@ -46,7 +46,10 @@ MUON_ALONE = (
     'WARNING: with inner.optimizer = "muon", a model that volunteers alone train may be good through their boundaries '
     "alone, and an exported model has none"
 )
-HAVE_WHOLE = 'Plan for at least one datacenter, or use "adamw"; and compare the two losses that `hetpeer status` shows'
+HAVE_WHOLE = (
+    'Say inner.subspace_steps = true, plan for a datacenter, or use "adamw"; and compare the two losses that '
+    "`hetpeer status` shows"
+)
 
 MOST_PORT = 65533
 """The node takes the next two as well."""
@@ -373,7 +376,8 @@ async def _become_gateway(
 def is_muon_alone(manifest: "Manifest") -> bool:
     """Whether Muon is to train in compressed groups alone, where nothing bounds what boundaries do not let pass."""
     alone = not manifest.replicas.datacenters and manifest.replicas.stages > 1
-    return manifest.inner.optimizer == "muon" and manifest.compressed and alone
+    free = manifest.inner.optimizer == "muon" and not manifest.inner.subspace_steps
+    return free and manifest.compressed and alone
 
 
 def _listen_address(options: BootstrapOptions) -> "Listen":

@@ -24,7 +24,7 @@ Boundaries = Callable[[int], Boundary]
 @dataclass(frozen=True, slots=True)
 class Design:
     """`embedding` makes a token embedding; `boundaries` the boundaries of an inner loop that starts from TE [V, d],
-    which it needs if the design is `anchored`, and may use up: T⊥ takes its memory.
+    which it needs if the design is `anchored`, and may use up: the anchor takes its memory.
 
     `basis_dk` is U if the token embedding must not leave its subspace in an inner loop; None if all of TE is trained.
     """
@@ -45,12 +45,17 @@ def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torc
 
 
 def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
+    whole = manifest.replicas.anchor == "embedding"
+    vocabulary, d = manifest.model.vocabulary, manifest.model.d
+
     def boundaries(te_VD: Tensor | None) -> Boundaries:
         assert te_VD is not None
-        boundary = SubspaceBoundary(basis_dk, anchor_of(te_VD, basis_dk), _formats(manifest))
+        boundary = SubspaceBoundary(basis_dk, te_VD if whole else anchor_of(te_VD, basis_dk), _formats(manifest))
         return lambda stage: boundary
 
-    return Design(lambda: FactoredEmbedding(manifest.model.vocabulary, basis_dk), boundaries, True, basis_dk)
+    if whole:
+        return Design(lambda: DenseEmbedding(vocabulary, d).to(basis_dk.device), boundaries, True)
+    return Design(lambda: FactoredEmbedding(vocabulary, basis_dk), boundaries, True, basis_dk)
 
 
 def _formats(manifest: Manifest) -> Formats:

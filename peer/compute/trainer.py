@@ -18,7 +18,7 @@ from peer.compute.on_demand import OnDemand
 from peer.model.gradient_scale import GradientScale
 from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage
-from peer.model.subspace import Boundary, DirectBoundary
+from peer.model.subspace import Boundary, DirectBoundary, nested
 from peer.optim import inner
 from peer.optim.grid import to_float
 from peer.optim.muon import optimizer
@@ -88,7 +88,11 @@ class StageTrainer:
     def new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of what this stage trains, before its first step."""
         embedding = [] if self.embedding is None else [EMBEDDING_TENSOR]
-        return optimizer(self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner)
+        within = None
+        if self.manifest.inner.subspace_steps and self.kind == "group" and self.manifest.compressed and not self.last:
+            assert self.basis_DD is not None
+            within = nested(self.basis_DD, self.manifest.k).to(self.device)
+        return optimizer(self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner, within)
 
     def split_backward(self) -> None:
         """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,
@@ -130,7 +134,7 @@ class StageTrainer:
             return
         self.compression = compression
         self.design = design(self.manifest.at(compression), self.kind, self.basis_DD, self.device)
-        if self.embedding is not None:
+        if self._trains_factor:
             self.embedding = self.design.embedding()
             (self.parameters[-1],) = self.embedding.parameters()  # the optimizer's list, too
             self.parameters[-1].grad = torch.zeros_like(self.parameters[-1])
@@ -248,9 +252,14 @@ class StageTrainer:
     @property
     def _moments_of_embedding(self) -> list[str]:
         """The optimizer's names of those whose columns follow k."""
-        if self.embedding is None or self.kind == "datacenter" or len(self.manifest.compressions) == 1:
+        if not self._trains_factor or len(self.manifest.compressions) == 1:
             return []
         return [f"{len(self.parameters) - 1}.{name}" for name in inner.MOMENTS]
+
+    @property
+    def _trains_factor(self) -> bool:
+        """Whether it trains a token embedding by its factor Z [V, k]."""
+        return self.embedding is not None and self.design.basis_dk is not None
 
     @property
     def warmed_up(self) -> bool:

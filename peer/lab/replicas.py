@@ -32,10 +32,8 @@ from peer.optim.inner import AdamW
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.layout import writes_residual
 from protocol.manifest import Manifest
-
-WRITERS = ("o_proj.weight", "down_proj.weight")
-"""What writes into the residual stream: [d, inputs]."""
 
 
 class SubspaceTable(Embedding):
@@ -131,7 +129,7 @@ def _writers(stage: StageTrainer) -> Sequence[nn.Parameter]:
     """Those of a stage before a boundary: the last is free, as in the field's code."""
     if stage.last:
         return []
-    return [parameter for name, parameter in stage.stage.named_parameters() if name.endswith(WRITERS)]
+    return [parameter for name, parameter in stage.stage.named_parameters() if writes_residual(name)]
 
 
 Grids = dict[Part, dict[str, Tensor]]
@@ -281,13 +279,14 @@ class InnerLoop:
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
     """A group's token embedding and boundaries under these switches."""
     vocabulary, basis_dk = manifest.model.vocabulary, group.basis_dk
+    whole = manifest.replicas.anchor == "embedding"
 
     def embedding() -> Embedding:
-        if switches.anchor == "embedding":
+        if whole:
             return DenseEmbedding(vocabulary, manifest.model.d).to(basis_dk.device)
         return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
 
-    return Design(embedding, group.boundaries, True, None if switches.anchor == "embedding" else basis_dk)
+    return Design(embedding, group.boundaries, True, None if whole else basis_dk)
 
 
 @dataclass(frozen=True, slots=True)

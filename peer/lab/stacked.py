@@ -40,7 +40,6 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         clip=switches.clip,
         values=switches.values,
         indices=switches.indices,
-        anchor=switches.anchor,
         adaptation=switches.adaptation,
         payload=switches.payload,
         gradient_payload=switches.gradient_payload,
@@ -146,7 +145,7 @@ def stacked_stage(one: StageTrainer, copies: int) -> StageTrainer:
 def stacked_optimizer(one: AdamW, parameters: list[nn.Parameter]) -> AdamW:
     """Such an optimizer of stacked parameters. AdamW takes each number by itself, and so M replicas at once."""
     if isinstance(one, Muon):
-        return StackedMuon(parameters, one.inner, hidden=one.hidden)
+        return StackedMuon(parameters, one.inner, hidden=one.hidden, within=one.within)
     return AdamW(parameters, one.inner)
 
 
@@ -166,26 +165,28 @@ class StackedMuon(Muon):
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         torch._foreach_lerp_(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, 1 - rate * self.inner.weight_decay)
-        torch._foreach_sub_(parameters, orthogonals(gradients), alpha=rate)
+        bases = [self.within.get(i) for i in hidden]
+        told = [each if u is None else u.T @ each for u, each in zip(bases, gradients, strict=True)]
+        steps = [each if u is None else u @ each for u, each in zip(bases, orthogonals(told), strict=True)]
+        torch._foreach_mul_(steps, [step_scale(tuple(each.shape[1:])) for each in parameters])
+        torch._foreach_sub_(parameters, steps, alpha=rate)
         torch._foreach_zero_(gradients)
 
 
 def orthogonals(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Muon's steps at rate 1 by gradients with momentum, [M, rows, columns] each, of any shapes: `orthogonal` for many,
-    and scaled."""
+    """`orthogonal` of many matrices, [M, rows, columns] each, of any shapes."""
     places = defaultdict[tuple[int, ...], list[int]](list)
     for i, each in enumerate(matrices):
         places[tuple(sorted(each.shape[-2:]))].append(i)
     found: dict[int, Tensor] = {}
     a, b, c = COEFFICIENTS
-    for shape, of in places.items():
+    for of in places.values():
         wide = [matrices[i].mT if matrices[i].shape[-2] > matrices[i].shape[-1] else matrices[i] for i in of]
         x = torch.cat(wide)
         x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)
         for _ in range(ITERATIONS):
             square = torch.bmm(x, x.mT)
             x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-        x = x * step_scale(shape)
         for i, each in zip(of, x.split([len(matrices[i]) for i in of]), strict=True):
             found[i] = each.mT if matrices[i].shape[-2] > matrices[i].shape[-1] else each
     return [found[i] for i in range(len(matrices))]

@@ -74,9 +74,6 @@ class Switches(Section):
         "elements", description="columns: AdamW's v is one number for a column of such a W (Subspace Networks)"
     )
     grassmann: int = Field(0, ge=0, description="inner steps between two updates of U towards the gradients; 0: never")
-    anchor: Literal["complement", "embedding"] = Field(
-        "complement", description="what boundaries take off: T⊥[x], or all of TE[x], which is then trained densely"
-    )
     basis: Literal["random", "fitted"] = Field(
         "random", description="fitted: principal directions of what crossed each boundary in the round before"
     )
@@ -94,18 +91,13 @@ class Switches(Section):
 
     @model_validator(mode="after")
     def fit_together(self) -> "Switches":
-        free = self.anchor == "embedding"
         rules = {
-            "basis = fitted needs anchor = embedding: T_S lies in Col(U) alone": self.basis == "fitted" and not free,
-            "anchor = embedding has no T_S: leave embedding and adaptation alone": free
-            and (self.embedding != "factor" or not self.adaptation),
             "payload = allocated needs basis = fitted: it goes by the variances": self.payload == "allocated"
             and self.basis != "fitted",
             "gradient_basis = own needs basis = fitted": self.gradient_basis == "own" and self.basis != "fitted",
-            "weight_projection is onto Col(U), which anchor = embedding does not use": self.weight_projection and free,
             "gradient_payload is for a random basis that stays": self.gradient_payload != "same"
             and (self.basis != "random" or self.grassmann > 0),
-            "grassmann moves the random basis": bool(self.grassmann) and (free or self.basis != "random"),
+            "grassmann moves the random basis": bool(self.grassmann) and self.basis != "random",
             "method = adamw has no inner loop for these": self.method == "adamw"
             and (
                 self.embedding != "factor"
@@ -113,7 +105,6 @@ class Switches(Section):
                 or self.weight_projection
                 or self.grassmann > 0
                 or self.second_moment != "elements"
-                or free
                 or self.late > 0
                 or self.clip != "replica"
                 or bool(self.speeds)
@@ -173,12 +164,29 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         return found.without_groups
     if found != found.without_groups and any(FORMATS[wire].step for wire in manifest.replicas.wires):
         raise ManifestError(f"{source}: replicas.wire: the lab's own boundaries send floats; say lab.payload")
+    for rule, broken in _anchor_rules(found, manifest).items():
+        if broken:
+            raise ManifestError(f"{source}: lab: {rule}")
     try:
         for payload in found.payloads:
             coordinates(16 * manifest.k, BITS[payload], found.residuals, manifest.model.d)
     except ValueError as error:
         raise ManifestError(f"{source}: lab.payload and lab.residuals: {error}") from None
     return found
+
+
+def _anchor_rules(table: Switches, manifest: Manifest) -> dict[str, bool]:
+    """What does not go with `replicas.anchor`, and whether it is so."""
+    whole = manifest.replicas.anchor == "embedding"
+    return {
+        "basis = fitted needs replicas.anchor = embedding: T_S lies in Col(U) alone": table.basis == "fitted"
+        and not whole,
+        "replicas.anchor = embedding has no T_S: leave embedding, adaptation and grassmann alone": whole
+        and (table.embedding != "factor" or not table.adaptation or table.grassmann > 0),
+        "weight_projection is onto Col(U), which replicas.anchor = embedding does not use": whole
+        and table.weight_projection,
+        "method = adamw has no inner loop for replicas.anchor = embedding": whole and table.method == "adamw",
+    }
 
 
 def coordinates(budget: int, bits: int, residuals: int, d: int) -> int:

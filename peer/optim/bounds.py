@@ -43,7 +43,8 @@ def largest_step(manifest: Manifest, tensor: str, shape: Shape) -> float:
 
 def _spread(manifest: Manifest, tensor: str) -> float:
     """How much larger an entry of Z Uᵀ may be than one of Z; 1 for what is no token embedding."""
-    return math.sqrt(manifest.k) if tensor == EMBEDDING_TENSOR else 1.0
+    factored = tensor == EMBEDDING_TENSOR and manifest.replicas.anchor == "complement"
+    return math.sqrt(manifest.k) if factored else 1.0
 
 
 def largest_value(manifest: Manifest, tensor: str, shape: Shape, round: int) -> int:

@@ -1,14 +1,14 @@
 """Muon for the matrices of the layers, AdamW for the rest (Jordan et al., 2024; Liu et al., arXiv 2502.16982)."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from peer.optim.inner import AdamW
-from protocol.layout import Shape, is_layer_matrix
+from protocol.layout import Shape, is_layer_matrix, writes_residual
 from protocol.manifest import Inner
 
 MOMENTUM = 0.95
@@ -63,6 +63,8 @@ class Muon(AdamW):
 
     hidden: frozenset[int] = frozenset()
     """Places in `parameters`."""
+    within: Mapping[int, Tensor] = field(default_factory=dict)
+    """Place in `parameters` → U [d, k], of a matrix [d, inputs] that moves in Col(U) alone."""
 
     @torch.no_grad()
     def update(self, factor: float, rate: float) -> None:
@@ -90,7 +92,11 @@ class Muon(AdamW):
 
     def step_of(self, number: int, gradient: Tensor) -> Tensor:
         """How far parameter `number` moves at rate 1, by a gradient with momentum."""
-        return orthogonal(gradient) * step_scale(tuple(gradient.shape))
+        scale = step_scale(tuple(gradient.shape))
+        basis_dk = self.within.get(number)
+        if basis_dk is None:
+            return orthogonal(gradient) * scale
+        return basis_dk @ orthogonal(basis_dk.T @ gradient) * scale
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -98,10 +104,14 @@ class Muon(AdamW):
         return super(Muon, self).shapes | {f"{i}.exp_avg_sq": NOTHING for i in self.hidden}
 
 
-def optimizer(parameters: list[nn.Parameter], tensors: Iterable[str], inner: Inner) -> AdamW:
-    """The optimizer that the manifest names, of these parameters, which are these tensors of the model."""
+def optimizer(
+    parameters: list[nn.Parameter], tensors: Iterable[str], inner: Inner, basis_dk: Tensor | None = None
+) -> AdamW:
+    """The optimizer that the manifest names, of these parameters, which are these tensors of the model. With `basis_dk`
+    Muon keeps what it adds to the matrices that write into the residual stream in Col(U)."""
     if inner.optimizer == "adamw":
         return AdamW(parameters, inner)
-    named = enumerate(zip(tensors, parameters, strict=True))
+    named = list(enumerate(zip(tensors, parameters, strict=True)))
     hidden = frozenset(i for i, (tensor, each) in named if is_layer_matrix(tensor, tuple(each.shape)))
-    return Muon(parameters, inner, hidden=hidden)
+    within = {} if basis_dk is None else {i: basis_dk for i, (tensor, _) in named if writes_residual(tensor)}
+    return Muon(parameters, inner, hidden=hidden, within=within)

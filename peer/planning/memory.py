@@ -124,8 +124,9 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
         passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
         return trained, max(passes, evaluation, muon_step_bytes(manifest))
-    looked_up = table + 4 * model.d * (model.d + manifest.k) if manifest.compressed else 0
-    looked_up += table if manifest.compressed and duty.stage == 0 else 0  # the embedding's T⊥, and its boundary's
+    bases = 2 if manifest.inner.subspace_steps else 1  # the boundaries' U, and Muon's
+    looked_up = table + 4 * model.d * (model.d + bases * manifest.k) if manifest.compressed else 0
+    looked_up += table if trains_factor(manifest, duty) else 0  # the embedding's T⊥, and its boundary's
     kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
     passes = kept + pass_bytes(manifest, duty.stage, duty.recompute)
     return trained + looked_up, max(passes, muon_step_bytes(manifest))
@@ -191,9 +192,15 @@ def trained_values(manifest: Manifest, duty: Duty) -> int:
     """The values that a peer trains: of a compressed token embedding its factor Z [V, k]."""
     authored, _ = parts_of(manifest, duty)
     values, model = _values(manifest, authored), manifest.model
-    if duty.role == "volunteer" and duty.stage == 0 and manifest.compressed:
+    if trains_factor(manifest, duty):
         values -= model.vocabulary * (model.d - manifest.k)
     return values
+
+
+def trains_factor(manifest: Manifest, duty: Duty) -> bool:
+    """Whether a peer trains the token embedding by its factor Z [V, k]."""
+    factored = manifest.compressed and manifest.replicas.anchor == "complement"
+    return factored and duty.role == "volunteer" and duty.stage == 0
 
 
 def muon_values(manifest: Manifest, duty: Duty) -> int:

@@ -68,6 +68,7 @@ def sizes(draw: st.DrawFn) -> Manifest:
             "replicas": {
                 "stages": draw(st.integers(1, min(4, model["layers"]))),
                 "compression": draw(st.sampled_from([1, 2, 8, "auto"])),
+                "anchor": draw(st.sampled_from(["complement", "embedding"])),
                 "balance": draw(st.sampled_from(["memory", "compute"])),
             },
             "inner": {"microbatch": microbatch, "sequences": microbatch * draw(st.integers(1, 5))},
@@ -85,7 +86,8 @@ def operations(manifest: Manifest, stage: int, layers: int) -> Fraction:
     total = layers * (6 * matrices + 6 * model.context * model.d)
     if manifest.compressed:
         borders = (1 if stage else 0) + (1 if stage != last else 0)
-        total += (borders + (0 if stage else 1)) * 4 * model.d * manifest.k
+        factored = manifest.replicas.anchor == "complement"
+        total += (borders + (1 if factored and not stage else 0)) * 4 * model.d * manifest.k
     return Fraction(total + (6 * model.d * model.vocabulary if stage == last else 0))
 
 
@@ -95,7 +97,8 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
     trained = layers * sum(shape[0] * shape[1] for shape in layer_layout(model, 0).values() if len(shape) == 2)
     trained += model.vocabulary * model.d if stage == last else 0
     if stage == 0:
-        trained += model.vocabulary * (manifest.k if manifest.compressed else model.d)
+        factored = manifest.compressed and manifest.replicas.anchor == "complement"
+        trained += model.vocabulary * (manifest.k if factored else model.d)
     kept = model.vocabulary * model.d if manifest.compressed else 0
     tokens = manifest.inner.microbatch * model.context
     in_flight = min(manifest.replicas.stages - stage, manifest.inner.microbatches)
@@ -107,8 +110,9 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
 def test_costs_are_those_of_the_layout(manifest: Manifest):
     model, inner, stages = manifest.model, manifest.inner, manifest.replicas.stages
     k = manifest.k if manifest.compressed else 0
-    pairs = [(compute_costs(model, stages, k), operations)]
-    pairs += [(memory_costs(model, stages, k, inner.microbatch, inner.microbatches), device_bytes)]
+    factored = manifest.replicas.anchor == "complement"
+    pairs = [(compute_costs(model, stages, k, factored), operations)]
+    pairs += [(memory_costs(model, stages, k, factored, inner.microbatch, inner.microbatches), device_bytes)]
     for costs, reference in pairs:
         for stage, cost in enumerate(costs):
             for layers in (1, 5):
@@ -134,7 +138,7 @@ def test_an_uncompressed_stages_operations_are_the_models_together():
     norms = 6 * sum(
         elements({name: shape}) for name, shape in layer_layout(manifest.model, 0).items() if len(shape) == 1
     )
-    costs = compute_costs(manifest.model, 2, 0)
+    costs = compute_costs(manifest.model, 2, 0, factored=True)
     together = sum(cost.fixed + count * cost.a_layer for count, cost in zip((1, 2), costs, strict=True))
     assert together == operations_per_token(manifest) - 3 * norms - 6 * manifest.model.d
 

@@ -69,6 +69,19 @@ def test_another_optimizer_is_in_the_digest_and_the_usual_one_is_not():
     assert b'"optimizer":"muon"' in muon.canonical()
 
 
+def test_what_came_later_is_in_the_digest_only_where_it_is_said():
+    (usual, tables), *_ = DIGESTS.items()
+    muon = {"optimizer": "muon"}
+    plain = check_manifest({**tables, "inner": muon, "replicas": {"anchor": "complement"}})
+    within = check_manifest({**tables, "inner": muon | {"subspace_steps": True}})
+    whole = check_manifest({**tables, "replicas": {"anchor": "embedding"}})
+    assert check_manifest({**tables, "inner": {"subspace_steps": False}}).digest == usual
+    assert plain.digest == check_manifest({**tables, "inner": muon}).digest
+    assert len({usual, plain.digest, within.digest, whole.digest}) == 4
+    for manifest in (plain, within, whole):
+        assert parse_manifest(manifest.canonical()) == manifest
+
+
 def test_peers_agree_on_the_cut_whatever_made_it():
     by_cost = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4, "balance": "compute"}})
     by_hand = check_manifest({"model": {"preset": "178m"}, "replicas": {"layers": [3, 3, 2, 1]}})
@@ -123,6 +136,8 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
         ({"model": {"preset": "nano"}, "replicas": {"layers": [1, 3], "balance": "count"}}, "leave one of them out"),
         ({"model": {"preset": "nano"}, "replicas": {"balance": "cost"}}, "'count', 'memory' or 'compute'"),
         ({"model": {"preset": "nano"}, "replicas": {"compression": 7}}, "compression = 7 must divide"),
+        ({"model": {"preset": "nano"}, "replicas": {"anchor": "token"}}, "'complement' or 'embedding'"),
+        ({"model": {"preset": "nano"}, "inner": {"subspace_steps": True}}, 'is for optimizer = "muon"'),
         ({"model": {"preset": "nano"}, "replicas": {"groups": 0, "datacenters": 0}}, "at least 1"),
         (
             {"model": {"preset": "nano"}, "inner": {"sequences": 5, "microbatch": 2}},

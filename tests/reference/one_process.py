@@ -13,7 +13,8 @@ from protocol.manifest import Manifest
 
 
 class OneProcess:
-    """All stages as one module. `project` puts X̂ = (X − T⊥[x]) U Uᵀ + T⊥[x] between stages."""
+    """All stages as one module. With `u`, X̂ = (X − A[x]) U Uᵀ + A[x] is between stages: A is T⊥, or all of TE as it was
+    at the start."""
 
     def __init__(self, manifest: Manifest, stages: list[dict[str, Tensor]], te: Tensor, u: Tensor | None) -> None:
         self.manifest = manifest
@@ -21,8 +22,12 @@ class OneProcess:
         for stage, weights in zip(self.stages, stages, strict=True):
             stage.load(weights)
         self.u = u
-        self.t_perp = te - te @ u @ u.T if u is not None else torch.zeros_like(te)
-        self.embedding = nn.Parameter(te @ u if u is not None else te.clone())
+        self.factored = u is not None and manifest.replicas.anchor == "complement"
+        self.anchor = te.clone()
+        self.embedding = nn.Parameter(te.clone())
+        if u is not None and self.factored:
+            self.anchor -= te @ u @ u.T
+            self.embedding = nn.Parameter(te @ u)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         self.parameters = [*parameters, self.embedding]
         inner = manifest.inner
@@ -31,8 +36,8 @@ class OneProcess:
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        z = self.embedding[tokens]
-        return self.t_perp[tokens] + z @ self.u.T if self.u is not None else z
+        rows = self.embedding[tokens]
+        return self.anchor[tokens] + rows @ self.u.T if self.u is not None and self.factored else rows
 
     def loss(self, batch: Tensor) -> Tensor:
         """Mean cross-entropy of `batch` [sequences, L + 1]."""
@@ -40,7 +45,7 @@ class OneProcess:
         x = self.embed(tokens)
         for index, stage in enumerate(self.stages):
             if index and self.u is not None:
-                x = (x - self.t_perp[tokens]) @ self.u @ self.u.T + self.t_perp[tokens]
+                x = (x - self.anchor[tokens]) @ self.u @ self.u.T + self.anchor[tokens]
             x = stage(x)
         logits = F.linear(x, self.stages[-1].lm_head.weight)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

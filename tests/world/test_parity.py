@@ -34,6 +34,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "no datacenter, an observer evaluates": {"replicas": {"datacenters": 0}, "outer": {"beta": 0.5}},
     "overlap": {"replicas": {"compression": 4}, "outer": {"overlap": True}},
     "Muon": {"replicas": {"compression": 4}, "inner": {"optimizer": "muon"}},
+    "Muon in the subspace, the embedding as anchor, integers": {
+        "replicas": {"compression": 2, "wire": "int4", "anchor": "embedding"},
+        "inner": {"optimizer": "muon", "subspace_steps": True},
+    },
     "overlap, an observer evaluates": {"replicas": {"datacenters": 0}, "outer": {"overlap": True, "values": "2bit"}},
 }
 

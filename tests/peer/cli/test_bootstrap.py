@@ -94,3 +94,6 @@ def test_muon_among_volunteers_alone_is_warned_of(
         }
     )
     assert is_muon_alone(manifest) == alone
+    if optimizer == "muon":
+        within = manifest.inner.model_copy(update={"subspace_steps": True})
+        assert not is_muon_alone(manifest.model_copy(update={"inner": within}))

@@ -19,9 +19,10 @@ CPU = torch.device("cpu")
 SIZES = {"layers": 4, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16, "vocabulary": 300}
 
 
-def manifest(stages: int | list[int], compression: int | str, wire: str = "fp32") -> Manifest:
+def manifest(stages: int | list[int], compression: int | str, wire: str = "fp32", **replicas: str) -> Manifest:
     """In so many stages, by count, or in stages of so many layers."""
     cut = {"stages": stages} if isinstance(stages, int) else {"layers": stages}
+    cut |= replicas
     return check_manifest(
         {
             "model": SIZES,
@@ -49,11 +50,19 @@ def batches(run: Manifest, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, [1, 3], [2, 1, 1]], ids=str)
-@pytest.mark.parametrize(("compression", "kind"), [(1, "group"), (4, "group"), (4, "datacenter")])
+@pytest.mark.parametrize(
+    ("compression", "kind", "anchor"),
+    [
+        (1, "group", "complement"),
+        (4, "group", "complement"),
+        (4, "group", "embedding"),
+        (4, "datacenter", "complement"),
+    ],
+)
 def test_twenty_inner_steps_give_the_losses_of_one_model_under_autograd(
-    stages: int | list[int], compression: int, kind: Kind
+    stages: int | list[int], compression: int, kind: Kind, anchor: str
 ):
-    run = manifest(stages, compression)
+    run = manifest(stages, compression, anchor=anchor)
     grids = genesis(run)
     basis = orthonormal(run.model.d)
     replica = WholeReplica(run, kind, basis, CPU)
@@ -183,8 +192,22 @@ def test_a_compressed_group_moves_the_embedding_only_inside_the_subspace():
     torch.testing.assert_close(moved @ u @ u.T, moved, atol=1e-6, rtol=0)
 
 
-def test_evaluation_reports_the_loss_through_the_boundaries_and_plain():
-    run = manifest(2, 4)
+def test_with_the_embedding_as_anchor_a_group_moves_all_of_the_embedding_and_takes_off_what_the_round_began_with():
+    run, basis = manifest(2, 4, anchor="embedding"), orthonormal(32)
+    grids, u, tokens = genesis(run), basis[:, :8], batches(run, 1)[0][:, :-1]
+    replica = WholeReplica(run, "group", basis, CPU)
+    replica.load(grids)
+    te = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
+    replica.inner_step(batches(run, 1)[0], 0)
+    moved = replica.moved()[EMBEDDING][EMBEDDING_TENSOR]
+    assert (moved - moved @ u @ u.T).abs().max() > 0.1 * moved.abs().max()
+    for boundary in (replica.stages[0].behind, replica.stages[1].before):
+        assert torch.equal(boundary.decode(boundary.encode(te[tokens], tokens), tokens), te[tokens])
+
+
+@pytest.mark.parametrize("anchor", ["complement", "embedding"])
+def test_evaluation_reports_the_loss_through_the_boundaries_and_plain(anchor: str):
+    run = manifest(2, 4, anchor=anchor)
     grids = genesis(run)
     basis = orthonormal(32)
     held_out = batches(run, 1)[0]
@@ -196,11 +219,12 @@ def test_evaluation_reports_the_loss_through_the_boundaries_and_plain():
     assert loss != pytest.approx(plain, abs=1e-5)
 
 
+@pytest.mark.parametrize("anchor", ["complement", "embedding"])
 @pytest.mark.parametrize(("before", "after"), [(8, 2), (2, 8)])
 def test_a_group_that_changes_k_between_rounds_goes_on_with_the_moments_of_the_coordinates_it_keeps(
-    before: int, after: int
+    before: int, after: int, anchor: str
 ):
-    run = manifest(2, "auto")
+    run = manifest(2, "auto", anchor=anchor)
     grids, basis = genesis(run), orthonormal(run.model.d)
     replica = WholeReplica(run, "group", basis, CPU)
     te = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
@@ -227,8 +251,9 @@ def take_over(old: OneProcess, new: OneProcess) -> None:
     new.optimizer.load_state_dict(state)
 
 
-def test_adamws_state_is_kept_with_all_columns_that_k_may_have_and_taken_up_with_those_it_has():
-    run = manifest(2, "auto")
+@pytest.mark.parametrize("anchor", ["complement", "embedding"])
+def test_adamws_state_is_kept_with_all_columns_that_k_may_have_and_taken_up_with_those_it_has(anchor: str):
+    run = manifest(2, "auto", anchor=anchor)
     grids, basis = genesis(run), orthonormal(run.model.d)
     first, second = (WholeReplica(run, "group", basis, CPU) for _ in range(2))
     for replica, compression in ((first, 8), (second, 4)):

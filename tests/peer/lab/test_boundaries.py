@@ -194,8 +194,10 @@ def test_moments_are_as_exact_where_the_model_is_computed_in_bf16():
 
 CPU = torch.device("cpu")
 WIRE = pytest.mark.parametrize("wire", ["bf16", "fp32"])
+ANCHOR = pytest.mark.parametrize("anchor", ["complement", "embedding"])
 PAYLOADS = ["wire", "8bit", "4bit", "2bit"]
-FITTED = {"anchor": "embedding", "basis": "fitted"}
+FITTED = {"basis": "fitted"}
+FREE = {"anchor": "embedding"}
 
 
 def begin(manifest: Manifest, switches: Switches, te: Tensor, seed: int = 0) -> GroupBoundaries:
@@ -208,13 +210,14 @@ def table(manifest: Manifest, seed: int = 0) -> Tensor:
 
 
 @WIRE
+@ANCHOR
 @given(st.integers(0, 99))
 @settings(max_examples=20)
-def test_by_default_a_boundary_gives_the_bits_of_the_protocols(wire: str, seed: int):
-    manifest = small_manifest(replicas={"wire": wire})
+def test_by_default_a_boundary_gives_the_bits_of_the_protocols(anchor: str, wire: str, seed: int):
+    manifest = small_manifest(replicas={"wire": wire, "anchor": anchor})
     te, tokens, x = table(manifest, seed), random_tokens(manifest, 2, 7, seed), normal(2, 7, 16, seed=seed + 1)
     u = nested(orthonormal(16, seed), manifest.k)
-    protocols = SubspaceBoundary(u, split(te, u)[1], floats(DTYPES[wire]))
+    protocols = SubspaceBoundary(u, te if anchor == "embedding" else split(te, u)[1], floats(DTYPES[wire]))
     ours = begin(manifest, Switches(), te, seed).boundaries(te)(0)
     assert torch.equal(
         ours.decode(ours.encode(x, tokens), tokens), protocols.decode(protocols.encode(x, tokens), tokens)
@@ -225,8 +228,9 @@ def test_by_default_a_boundary_gives_the_bits_of_the_protocols(wire: str, seed: 
 
 
 @WIRE
-def test_by_default_a_group_built_from_the_labs_parts_trains_to_the_protocols_bits(wire: str):
-    manifest = small_manifest(replicas={"wire": wire, "stages": 3})
+@ANCHOR
+def test_by_default_a_group_built_from_the_labs_parts_trains_to_the_protocols_bits(anchor: str, wire: str):
+    manifest = small_manifest(replicas={"wire": wire, "stages": 3, "anchor": anchor})
     lab, basis = small_lab(manifest), orthonormal(16)
     te = to_float(lab.bench.grids[EMBEDDING][EMBEDDING_TENSOR])
     group = begin(manifest, Switches(), te)
@@ -249,7 +253,7 @@ def test_by_default_a_group_built_from_the_labs_parts_trains_to_the_protocols_bi
     ids=str,
 )
 def test_a_token_never_takes_more_bytes_than_k_numbers_in_bf16(payload: str, more: dict[str, str], residuals: int):
-    manifest = small_manifest(model={"d": 32}, replicas={"compression": 4})
+    manifest = small_manifest(model={"d": 32}, replicas={"compression": 4} | (FREE if more else {}))
     te = table(manifest)
     group = begin(manifest, Switches(payload=payload, residuals=residuals, **more), te)  # type: ignore[arg-type]
     limit, loosest = 2 * manifest.k, (2 * manifest.k * 8 - 16 - residuals * 21) // 16
@@ -286,7 +290,7 @@ def lost(group: GroupBoundaries, te: Tensor, tokens: Tensor, x: Tensor, g: Tenso
 def test_a_fitted_basis_loses_no_more_than_rounding_of_what_has_few_dimensions_but_not_in_its_first_round(
     payload: str, most: float
 ):
-    manifest = small_manifest(model={"d": 32}, replicas={"compression": 8})
+    manifest = small_manifest(model={"d": 32}, replicas={"compression": 8} | FREE)
     te, tokens = table(manifest), random_tokens(manifest, 16, 8)
     group = begin(manifest, Switches(payload=payload, gradient_basis="own", **FITTED), te)  # type: ignore[arg-type]
     x, g = low_rank(te, tokens, 3), 1e-6 * normal(16, 8, 3, seed=5) @ orthonormal(32, 98)[:3]
@@ -298,7 +302,7 @@ def test_a_fitted_basis_loses_no_more_than_rounding_of_what_has_few_dimensions_b
 
 
 def test_gradients_are_told_in_the_basis_of_activations_unless_they_have_their_own():
-    manifest = small_manifest(model={"d": 32}, replicas={"compression": 8})
+    manifest = small_manifest(model={"d": 32}, replicas={"compression": 8} | FREE)
     te, tokens = table(manifest), random_tokens(manifest, 16, 8)
     x, g = low_rank(te, tokens, 3), normal(16, 8, 3, seed=5) @ orthonormal(32, 98)[:3]
     losses = {}
@@ -316,9 +320,9 @@ def test_gradients_are_told_in_the_basis_of_activations_unless_they_have_their_o
 @pytest.mark.parametrize("residuals", [0, 1])
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_with_the_embedding_as_anchor_the_token_embedding_comes_through_exactly(payload: str, residuals: int):
-    manifest = small_manifest(replicas={"compression": 2})
+    manifest = small_manifest(replicas={"compression": 2} | FREE)
     te, tokens = table(manifest), random_tokens(manifest, 2, 7)
-    switches = Switches(anchor="embedding", payload=payload, residuals=residuals)  # type: ignore[arg-type]
+    switches = Switches(payload=payload, residuals=residuals)  # type: ignore[arg-type]
     boundary = begin(manifest, switches, te).boundaries(te)(0)
     assert torch.equal(boundary.decode(boundary.encode(te[tokens], tokens), tokens), te[tokens])
 
@@ -423,7 +427,7 @@ def test_a_basis_that_moves_takes_the_token_embeddings_subspace_with_it():
 
 
 def test_an_evaluation_teaches_nothing():
-    manifest = small_manifest()
+    manifest = small_manifest(replicas=FREE)
     te, tokens = table(manifest), random_tokens(manifest, 2, 7)
     group = begin(manifest, Switches(**FITTED), te)  # type: ignore[arg-type]
     group.boundaries(te, watched=False)(0).encode(normal(2, 7, 16), tokens)
@@ -433,7 +437,7 @@ def test_an_evaluation_teaches_nothing():
 
 
 def test_each_boundary_is_fitted_to_what_crosses_it():
-    manifest = small_manifest(replicas={"stages": 3})
+    manifest = small_manifest(replicas={"stages": 3} | FREE)
     te, tokens = table(manifest), random_tokens(manifest, 4, 8)
     group = begin(manifest, Switches(**FITTED), te)  # type: ignore[arg-type]
     boundaries, xs = (

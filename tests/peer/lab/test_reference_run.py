@@ -156,8 +156,6 @@ def test_every_choice_of_the_manifest_changes_the_outcome_and_still_learns(tmp_p
 
 CPU = torch.device("cpu")
 
-FITTED = {"anchor": "embedding", "basis": "fitted"}
-
 
 def opened(folder: Path, manifest: Manifest) -> Descriptor:
     text = folder / "text.txt"
@@ -195,7 +193,10 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, {"outer": {"overlap": True}}),
         ({"method": "adamw"}, {}),
         ({"grassmann": 5}, {}),
-        ({**FITTED, "payload": "allocated", "gradient_basis": "own"}, {}),
+        (
+            {"basis": "fitted", "payload": "allocated", "gradient_basis": "own"},
+            {"replicas": {"anchor": "embedding"}},
+        ),
         ({"second_moment": "columns", "weight_projection": True, "embedding": "project"}, {}),
         ({"precision": "bf16", "payload": "4bit", "residuals": 1}, {}),
         ({"payload": "4bit", "gradient_payload": "8bit"}, {}),

@@ -8,7 +8,7 @@ import torch
 from peer.lab.reference_run import Lab, load_lab, save_lab
 from peer.lab.stacked import StackedReplica, orthogonals, stackable
 from peer.lab.switches import Switches
-from peer.optim.muon import orthogonal, step_scale
+from peer.optim.muon import orthogonal
 from peer.telemetry.events import Evaluated, StepDone
 from protocol.manifest import Manifest
 from tests.reference.small_lab import small_lab
@@ -19,13 +19,13 @@ TOLERANCE = 5e-3
 
 
 def manifest(optimizer: str = "adamw", **replicas) -> Manifest:
-    """Two microbatches a step; gradients that are clipped."""
+    """Two microbatches a step; gradients that are clipped; Muon in the subspace, where it is Muon."""
     return small_manifest(
         model={"layers": 4, "heads": 2, "kv_heads": 1},
         replicas={"groups": 3, "datacenters": 2, "stages": 2} | replicas,
         inner={
             "steps": 3, "learning_rate": 1e-2, "warmup": 2, "clip": 0.5, "sequences": 4, "microbatch": 2,
-            "optimizer": optimizer,
+            "optimizer": optimizer, "subspace_steps": optimizer == "muon",
         },
         outer={"rounds": 3, "top_k": 1024},
     )  # fmt: skip
@@ -43,14 +43,18 @@ SWITCHES = [
     {},
     {"late": 1},
     {"late": 1, "lookahead": True, "clip": "stage"},
-    {"anchor": "embedding", "payload": "4bit"},
+    {"payload": "4bit"},
 ]
 
 
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+@pytest.mark.parametrize(
+    ("switches", "replicas"),
+    [*((each, {}) for each in SWITCHES), ({"payload": "4bit"}, {"anchor": "embedding"})],
+    ids=str,
+)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_each_replica_moves_as_it_does_alone(optimizer: str, switches: dict):
-    run, own = manifest(optimizer), Switches(**switches)
+def test_each_replica_moves_as_it_does_alone(optimizer: str, switches: dict, replicas: dict):
+    run, own = manifest(optimizer, **replicas), Switches(**switches)
     alone, at_once = small_lab(run, own), small_lab(run, own, stacked=True)
     assert at_once.bench.workshop.stacks.keys() == {"group", "datacenter"}
     for slot, (expected, found) in enumerate(zip(moved(alone), moved(at_once), strict=True)):
@@ -105,7 +109,7 @@ def test_matrices_of_all_shapes_get_the_steps_that_each_would_get_alone():
     matrices = [torch.randn(shape) for shape in shapes]
     for many, found in zip(matrices, orthogonals(matrices), strict=True):
         for one, step in zip(many, found, strict=True):
-            assert torch.allclose(step, orthogonal(one) * step_scale(tuple(one.shape)), atol=1e-5)
+            assert torch.allclose(step, orthogonal(one), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,13 @@ def test_matrices_of_all_shapes_get_the_steps_that_each_would_get_alone():
         {"embedding": "project"},
         {"second_moment": "columns"},
         {"weight_projection": True},
-        {"anchor": "embedding", "basis": "fitted"},
+        {"basis": "fitted"},
         {"method": "adamw"},
     ],
     ids=str,
 )
 def test_who_does_something_of_their_own_trains_alone(switches: dict):
-    run, own = manifest(), Switches(**switches)
+    run, own = manifest(anchor="embedding" if "basis" in switches else "complement"), Switches(**switches)
     assert stackable(run, Switches())
     assert not stackable(run, own)
     assert not small_lab(run, own, stacked=True).bench.workshop.stacks

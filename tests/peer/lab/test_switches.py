@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from tests.reference.small_lab import play, small_lab
 from tests.reference.small_manifest import small_manifest
 
 FREE = {"anchor": "embedding"}
+"""`replicas.anchor`, which the manifest has and not the lab: `both` tells them apart."""
 FITTED = FREE | {"basis": "fitted"}
 ROUNDS = 3
 
@@ -26,17 +28,24 @@ def manifest(**tables) -> Manifest:
     return small_manifest(replicas=replicas, outer=outer, inner=inner, **tables)
 
 
+def both(table: Mapping[str, object], **replicas) -> tuple[Manifest, dict[str, object]]:
+    """A manifest, and the table `lab`."""
+    anchor = {"anchor": table["anchor"]} if "anchor" in table else {}
+    return manifest(replicas=anchor | replicas), {key: value for key, value in table.items() if key != "anchor"}
+
+
 @pytest.mark.parametrize(
     ("table", "named"),
     [
-        ({"basis": "fitted"}, "basis = fitted needs anchor = embedding"),
-        (FREE | {"embedding": "project"}, "anchor = embedding has no T_S"),
-        (FREE | {"embedding": "drift"}, "anchor = embedding has no T_S"),
-        (FREE | {"adaptation": False}, "anchor = embedding has no T_S"),
+        ({"basis": "fitted"}, "basis = fitted needs replicas.anchor = embedding"),
+        (FREE | {"embedding": "project"}, "replicas.anchor = embedding has no T_S"),
+        (FREE | {"embedding": "drift"}, "replicas.anchor = embedding has no T_S"),
+        (FREE | {"adaptation": False}, "replicas.anchor = embedding has no T_S"),
+        (FREE | {"weight_projection": True}, "weight_projection is onto Col(U)"),
         ({"payload": "allocated"}, "payload = allocated needs basis = fitted"),
         (FREE | {"payload": "allocated"}, "payload = allocated needs basis = fitted"),
         (FREE | {"gradient_basis": "own"}, "gradient_basis = own needs basis = fitted"),
-        (FREE | {"grassmann": 5}, "grassmann moves the random basis"),
+        (FREE | {"grassmann": 5}, "replicas.anchor = embedding has no T_S"),
         (FITTED | {"grassmann": 5}, "grassmann moves the random basis"),
         (FITTED | {"gradient_payload": "8bit"}, "gradient_payload is for a random basis that stays"),
         ({"grassmann": 5, "gradient_payload": "8bit"}, "gradient_payload is for a random basis that stays"),
@@ -76,8 +85,9 @@ def manifest(**tables) -> Manifest:
     ids=str,
 )
 def test_what_does_not_go_together_or_is_unknown_is_an_error_that_names_it(table: dict[str, object], named: str):
+    run, own = both(table)
     with pytest.raises(ManifestError) as error:
-        switches(table, manifest(), "experiment.toml")
+        switches(own, run, "experiment.toml")
     assert str(error.value).startswith("experiment.toml: lab")
     assert named in str(error.value)
 
@@ -134,8 +144,8 @@ HEARD = [
 @functools.cache
 def outcome(**table: object) -> tuple[str, float, float]:
     """Digests after the last round, and the losses (plain) at the genesis and then."""
-    run = manifest()
-    lab = small_lab(run, switches(table, run, ""))
+    run, own = both(table)
+    lab = small_lab(run, switches(own, run, ""))
     _, before = lab.evaluator.evaluate(lab.bench.grids)
     digests = str(play(lab, ROUNDS))
     return digests, before, lab.evaluator.evaluate(lab.bench.grids)[1]
@@ -150,7 +160,8 @@ def test_every_switch_is_heard_and_the_run_still_learns(table: dict[str, object]
 
 def test_every_switch_is_tried_here():
     silent = {"indices": "what it changes is in bytes: test_methods.py"}
-    assert {name for table in HEARD for name in table} | silent.keys() == Switches.model_fields.keys()
+    tried = {name for table in HEARD for name in table} - FREE.keys()
+    assert tried | silent.keys() == Switches.model_fields.keys()
 
 
 def test_by_default_a_group_is_the_protocols():
@@ -159,11 +170,10 @@ def test_by_default_a_group_is_the_protocols():
 
 @pytest.mark.parametrize("people", [{"groups": 0}, {"compression": 1}], ids=str)
 def test_what_is_said_of_compressed_groups_is_nothing_where_there_are_none(people: dict[str, int]):
-    run = manifest(replicas=people)
-    digests = [
-        play(small_lab(run, switches(table, run, "")), 1)
-        for table in ({}, FITTED, {"grassmann": 1}, {"weight_projection": True}, {"second_moment": "columns"})
-    ]
+    digests = []
+    for table in ({}, FITTED, {"grassmann": 1}, {"weight_projection": True}, {"second_moment": "columns"}):
+        run, own = both(table, **people)
+        digests.append(play(small_lab(run, switches(own, run, "")), 1))
     assert all(each == digests[0] for each in digests)
 
 
@@ -181,10 +191,11 @@ def test_what_is_said_of_compressed_groups_is_nothing_where_there_are_none(peopl
 def test_what_the_bytes_of_a_token_have_no_room_for_is_an_error_that_says_so(
     table: dict[str, object], compression: int
 ):
+    run, own = both(table, compression=compression)
     with pytest.raises(ManifestError, match=r"lab\.payload and lab\.residuals: \d+ bits a token are too few"):
-        switches(table, manifest(replicas={"compression": compression}), "experiment.toml")
-    none = manifest(replicas={"compression": compression, "groups": 0})
-    assert switches(table, none, "") == Switches()
+        switches(own, run, "experiment.toml")
+    none, own = both(table, compression=compression, groups=0)
+    assert switches(own, none, "") == Switches()
 
 
 @given(st.integers(8, 4096), st.sampled_from(sorted(BITS.values())), st.integers(0, 40), st.integers(16, 65536))

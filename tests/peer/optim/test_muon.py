@@ -8,12 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from peer.compute.design import Kind
+from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
+from peer.model.subspace import nested
 from peer.optim.inner import AdamW
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, optimizer, orthogonal, step_scale
 from protocol.identity import stage_part
-from protocol.layout import part_layout
+from protocol.layout import is_layer_matrix, part_layout, writes_residual
 from protocol.manifest import Inner
+from tests.reference.boundary import orthonormal
+from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest
 
 SHAPES = [(1, 1), (3, 5), (7, 2), (16, 16), (24, 40)]
@@ -110,6 +115,52 @@ def test_hidden_are_the_matrices_of_layers_and_neither_head_nor_embedding_nor_no
         chosen = {names[i] for i in own.hidden}
         assert {name.split(".")[-2] for name in chosen} == set(kinds)
         assert all(name.startswith("model.layers.") for name in chosen)
+
+
+def test_a_step_within_a_subspace_is_that_of_the_matrixs_coordinates_in_it():
+    """W = U A: what moves is A [k, inputs], by Muon's own step."""
+    inner, basis, rate = Inner(weight_decay=0), torch.linalg.qr(normal(24, 6, seed=3)).Q, 1e-2
+    start, coordinates = normal(24, 40, seed=1), nn.Parameter(torch.zeros(6, 40))
+    whole = nn.Parameter(start.clone())
+    ours = Muon([whole], inner, hidden=frozenset({0}), within={0: basis})
+    theirs = Muon([coordinates], inner, hidden=frozenset({0}))
+    for step in range(4):
+        gradient = normal(24, 40, seed=10 + step)
+        whole.grad, coordinates.grad = gradient.clone(), basis.T @ gradient
+        ours.update(0.3, rate)
+        theirs.update(0.3, rate)
+    assert torch.allclose(whole - start, basis @ coordinates, atol=1e-5)
+    assert coordinates.abs().max() > rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "stays"),
+    [
+        ("group", {}, True),
+        ("group", {"compression": "auto"}, True),
+        ("datacenter", {}, False),
+    ],
+)
+def test_what_a_group_writes_before_a_boundary_stays_in_the_subspace_and_nothing_else(
+    kind: Kind, replicas: dict, stays: bool
+):
+    manifest = small_manifest(
+        inner={"optimizer": "muon", "subspace_steps": True, "weight_decay": 0, "warmup": 0, "learning_rate": 1e-2},
+        replicas={"stages": 2} | replicas,
+    )
+    lab, basis = small_lab(manifest), orthonormal(manifest.model.d)
+    replica = WholeReplica(manifest, kind, basis, torch.device("cpu"))
+    for stage in replica.stages if replicas.get("compression") == "auto" else ():
+        stage.compress(manifest.compressions[-1], lab.bench.grids)
+    replica.load(lab.bench.grids)
+    for step in range(3):
+        replica.inner_step(lab.bench.batch(1, step, 0), step)
+    u = nested(basis, manifest.k)
+    for stage in range(2):
+        for name, moved in replica.moved()[stage_part(stage)].items():
+            if is_layer_matrix(name, tuple(moved.shape)) and len(moved) == manifest.model.d:
+                outside = (moved - u @ (u.T @ moved)).norm() / moved.norm()
+                assert (outside < 1e-3) == (stays and stage == 0 and writes_residual(name)), name
 
 
 def test_adamw_is_the_manifests_where_it_says_nothing():

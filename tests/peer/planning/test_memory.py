@@ -106,10 +106,10 @@ def test_a_microbatch_in_flight_keeps_what_the_model_says(stage: int, recompute:
     assert said <= 4 * (kept.total + left) <= said + 4 * looked_up + 64
 
 
-@pytest.mark.parametrize("compression", [1, 4])
+@pytest.mark.parametrize(("compression", "anchor"), [(1, "complement"), (4, "complement"), (4, "embedding")])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_what_a_volunteer_trains_and_what_its_outer_state_takes(stage: int, compression: int):
-    manifest, duty = run(compression), Duty("volunteer", stage)
+def test_what_a_volunteer_trains_and_what_its_outer_state_takes(stage: int, compression: int, anchor: str):
+    manifest, duty = run(compression, anchor=anchor), Duty("volunteer", stage)
     assert trained_values(manifest, duty) == sum(each.numel() for each in trainer(manifest, stage).parameters)
     authored, followed = parts_of(manifest, duty)
     for parts, author, each in ((authored, True, AUTHORED_BYTES), (followed, False, FOLLOWED_BYTES)):
