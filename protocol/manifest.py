@@ -39,6 +39,9 @@ AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """The compressions among which a group chooses where a run leaves that to its groups. Bases are nested, so groups of
 all of them train one model."""
 
+FACTOR_ONE = 2**16
+"""β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
+
 OUTER_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
 }
@@ -178,7 +181,8 @@ class Outer(Section):
     top_k: int = Field(86, ge=1, le=4096, description="values kept of each full chunk")
     chunk_side: int = Field(64, ge=1, le=64, description="a chunk is a block of side × side")
     beta: float = Field(0.95, ge=0, le=1, description="decay of the error feedback")
-    learning_rate: float = Field(1.0, gt=0, le=16, description="η")
+    learning_rate: float = Field(1.0, gt=0, le=16, description="η of the first round")
+    final_learning_rate: float = Field(1.0, ge=0, le=1, description="η of the last round, as a share of the first's")
     aggregate: Literal["all", "senders"] = "all"
     clip: Literal["none", "median"] = Field("none", description="cut contributions to the medians of the round's set")
     values: Codec = "2bit"
@@ -206,6 +210,25 @@ class Outer(Section):
         if self.overlap and self.grace < 3:
             raise ValueError(f"grace = {self.grace} is too little with overlap; give grace = 3 or more")
         return self
+
+    @model_serializer(mode="wrap")
+    def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.final_learning_rate == 1.0:
+            fields.pop("final_learning_rate", None)
+        return fields
+
+    def factor(self, round: int) -> int:
+        """η of a round's contributions, in units of 2⁻¹⁶: from that of the first round it goes linearly, rounded down,
+        to that of the last."""
+        first, last = self.factors
+        return first + (last - first) * (round - 1) // max(1, self.rounds - 1)
+
+    @property
+    def factors(self) -> tuple[int, int]:
+        """η of the first and of the last round, in units of 2⁻¹⁶, rounded half to even."""
+        end = self.learning_rate * self.final_learning_rate
+        return round(self.learning_rate * FACTOR_ONE), round(end * FACTOR_ONE)
 
     @property
     def delay(self) -> int:

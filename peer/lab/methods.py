@@ -28,7 +28,7 @@ from protocol.codec.contribution import HEADER, Contribution, SparseTensor
 from protocol.codec.quantize import payload_bytes, quantize
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.layout import EMBEDDING_TENSOR
-from protocol.manifest import Manifest
+from protocol.manifest import FACTOR_ONE, Manifest
 from protocol.tensor_formats import Codec
 
 STATISTICAL_BINS = 4
@@ -212,7 +212,7 @@ class DiLoCo:
             for name, tensor in tensors.items():
                 mean = tensor / len(bench.replicas)
                 velocity = velocities[name].mul_(self.momentum).add_(mean)
-                step = self.manifest.outer.learning_rate * (mean + self.momentum * velocity)
+                step = self.manifest.outer.factor(round) / FACTOR_ONE * (mean + self.momentum * velocity)
                 grid = bench.grids[part]
                 grid[name] = to_int32(grid[name].to(torch.int64) - to_units(step), name)
                 self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)

@@ -25,11 +25,7 @@ from protocol.codec.contribution import Contribution, SparseTensor, compose
 from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout
-from protocol.manifest import Manifest
-
-FACTOR_ONE = 2**16
-"""β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
-
+from protocol.manifest import FACTOR_ONE, Manifest
 
 Grid = dict[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
@@ -218,7 +214,7 @@ def _sparse_term(
         [each.offsets for each in sparse],
         values,
         grid,
-        round(outer.learning_rate * FACTOR_ONE),
+        outer.factor(contributions[0].name.round),
         [weigh(each) for each in contributions],
         outer.aggregate == "senders",
     )

@@ -77,8 +77,10 @@ def test_what_came_later_is_in_the_digest_only_where_it_is_said():
     whole = check_manifest({**tables, "replicas": {"anchor": "embedding"}})
     assert check_manifest({**tables, "inner": {"subspace_steps": False}}).digest == usual
     assert plain.digest == check_manifest({**tables, "inner": muon}).digest
-    assert len({usual, plain.digest, within.digest, whole.digest}) == 4
-    for manifest in (plain, within, whole):
+    slower = check_manifest({**tables, "outer": {"final_learning_rate": 0.5}})
+    assert check_manifest({**tables, "outer": {"final_learning_rate": 1.0}}).digest == usual
+    assert len({usual, plain.digest, within.digest, whole.digest, slower.digest}) == 5
+    for manifest in (plain, within, whole, slower):
         assert parse_manifest(manifest.canonical()) == manifest
 
 
@@ -107,6 +109,13 @@ def test_a_difference_names_the_field_and_both_values():
     assert words == "inner.steps: ours is 20, theirs is 50"
     assert difference(nano(inner={"optimizer": "muon"}), nano()) == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
     assert difference(nano(), nano(inner={"optimizer": "muon"})) == "inner.optimizer: ours is 'adamw', theirs is 'muon'"
+
+
+def test_the_outer_rate_goes_from_the_first_to_the_last_rounds():
+    outer = nano(outer={"rounds": 5, "learning_rate": 2.0, "final_learning_rate": 0.25}).outer
+    assert [outer.factor(round) for round in range(1, 6)] == [2**17, 2**17 - 24576, 2**16 + 16384, 2**16 - 8192, 2**15]
+    assert {nano(outer={"rounds": 1, "final_learning_rate": 0.0}).outer.factor(1)} == {2**16}
+    assert len({nano().outer.factor(round) for round in (1, 50, 100)}) == 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from fractions import Fraction
-from math import isqrt
+from math import floor, isqrt
 from statistics import median_low
 
 import numpy as np
@@ -61,6 +61,13 @@ def norm(values: Iterable[int]) -> int:
 
 def toward_zero(numerator: int, denominator: int) -> int:
     return numerator // denominator if numerator >= 0 else -(-numerator // denominator)
+
+
+def rate(first: float, share: float, round_: int, rounds: int) -> Fraction:
+    """η of a round: from `first` to `share` of it on a line, both ends in units of 2⁻¹⁶, and rounded down to them."""
+    start, end = half_even(Fraction(first) * 2**16), half_even(Fraction(first * share) * 2**16)
+    way = Fraction(round_ - 1, rounds - 1) if rounds > 1 else Fraction(0)
+    return Fraction(floor(start + (end - start) * way), 2**16)
 
 
 def outer_term(

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ import torch
 from peer.cli.credit import check_receipts
 from peer.model.first_weights import read_part
 from peer.optim.grid import digest as digest_of
-from peer.optim.outer import FACTOR_ONE
 from peer.process import INTERRUPTED
 from peer.store.receipt_file import RECEIPTS
 from peer.telemetry.events import Contributed, Event, Finished, GroupBroken, Joined, Progress, StepDone
@@ -249,17 +247,15 @@ def _counted(evidence: Evidence, part: Part, held: PartHeld) -> dict[int, Chosen
 def _afresh(world: World, part: Part, counted: Mapping[int, Chosen], manifest: Manifest) -> str:
     """The digest of θ, by the reference."""
     theta = integers(read_part(world.files, manifest, part))
-    shapes, factor = (
-        {name: each.shape for name, each in theta.items()},
-        round(manifest.outer.learning_rate * FACTOR_ONE),
-    )
-    for chosen in counted.values():
+    shapes, outer = {name: each.shape for name, each in theta.items()}, manifest.outer
+    for round, chosen in counted.items():
+        eta = sparse_outer.rate(outer.learning_rate, outer.final_learning_rate, round, outer.rounds)
         said = [sparse(world.evidence.made[sha256], shapes, world) for sha256 in chosen.values()]
         for name, shape in shapes.items() if said else ():
             sent = [each[name] for each in said]
             if manifest.outer.clip == "median":
                 sent = sparse_outer.clip(sent, shape, manifest.outer.chunk_side)
-            term = sparse_outer.outer_term(sent, shape, Fraction(factor, FACTOR_ONE), manifest.outer.aggregate)
+            term = sparse_outer.outer_term(sent, shape, eta, manifest.outer.aggregate)
             theta[name] -= term
     return digest_of({name: torch.from_numpy(tensor.astype(np.int32)) for name, tensor in theta.items()})
 

@@ -17,9 +17,9 @@ from tests.world.test_cases import MakeWorld, all_end_well, join, manifest, told
 world = test_cases.world
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "2-bit values over senders, eta 0.8": {
+    "2-bit values over senders, eta from 0.8 to 0.24": {
         "replicas": {"compression": 4},
-        "outer": {"values": "2bit", "aggregate": "senders", "learning_rate": 0.8},
+        "outer": {"values": "2bit", "aggregate": "senders", "learning_rate": 0.8, "final_learning_rate": 0.3},
     },
     "other chunks, a stage with most layers": {
         "replicas": {"layers": [1, 3]},

@@ -132,6 +132,7 @@ def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_
         {"outer": {"clip": "median"}},
         {"outer": {"values": "bf16"}},
         {"outer": {"learning_rate": 0.5}},
+        {"outer": {"final_learning_rate": 0.5}},
         {"outer": {"beta": 0.0}},
         {"outer": {"overlap": True}},
         {"replicas": {"compression": 2}},

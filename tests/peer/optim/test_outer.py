@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.grid import digest
-from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, by_steps, decay_and_add, equally, outer_term, top_k
+from peer.optim.outer import OuterState, as_chunks, by_steps, decay_and_add, equally, outer_term, top_k
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout
-from protocol.manifest import Manifest, check_manifest
+from protocol.manifest import FACTOR_ONE, Manifest, check_manifest
 from tests.reference import sparse_outer
 
 RUN = RunId("ab" * 32)
@@ -51,13 +51,16 @@ def moved(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tenso
 @given(
     st.lists(st.integers(1, 3000), min_size=1, max_size=5),
     st.booleans(),
-    st.floats(0.01, 4),
+    st.tuples(st.floats(0.01, 4), st.floats(0, 1), st.integers(1, 9), st.integers(0, 8)),
     st.sampled_from(["all", "senders"]),
     st.integers(0, 99),
 )
-def test_the_term_is_the_equation(steps: list[int], weighted: bool, eta: float, aggregate: str, seed: int):
-    shape = (6, 9)
-    run = manifest(learning_rate=eta, aggregate=aggregate)
+def test_the_term_is_the_equation(
+    steps: list[int], weighted: bool, rates: tuple[float, float, int, int], aggregate: str, seed: int
+):
+    shape, (eta, share, rounds, passed) = (6, 9), rates
+    round = 1 + passed % rounds
+    run = manifest(learning_rate=eta, final_learning_rate=share, rounds=rounds, aggregate=aggregate)
     grid = chunk_grid(shape, 4, 2)
     random_values = np.random.default_rng(seed)
     contributions, sent = [], []
@@ -65,11 +68,11 @@ def test_the_term_is_the_equation(steps: list[int], weighted: bool, eta: float, 
         values = random_values.integers(-(2**31) + 1, 2**31, shape)
         places = sparse_outer.top_k(values, 4, 2)
         picked = top_k(torch.from_numpy(values).to(torch.int32), grid)
-        name = ContributionName(EMBEDDING, 1, PeerId(f"R{number + 1}"))
+        name = ContributionName(EMBEDDING, round, PeerId(f"R{number + 1}"))
         contributions.append(Contribution(RUN, name, count, {"w": picked}))
         sent.append({place: int(values[place]) for place in places})
     term = outer_term(contributions, {"w": shape}, run, by_steps if weighted else equally)["w"]
-    factor = Fraction(round(eta * FACTOR_ONE), FACTOR_ONE)
+    factor = sparse_outer.rate(eta, share, round, rounds)
     expected = sparse_outer.outer_term(sent, shape, factor, aggregate, steps if weighted else None)
     assert (term.numpy() == expected).all()
 
