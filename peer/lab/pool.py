@@ -43,6 +43,7 @@ class PoolRound:
     clip: ClipFactors
     emit: Listener
     tokens: dict[int, Tensor] = field(default_factory=dict)
+    """By the place at which they are drawn."""
     payloads: dict[int, Tensor | None] = field(default_factory=lambda: defaultdict(lambda: None))
     """Of a microbatch, what the last pass has sent on: activations, and then gradients."""
     entered: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class PoolRound:
         """Compute all passes in their order, and then the steps for which there were too few microbatches."""
         for each in passes:
             member = self.members[each.member][each.stage]
-            while each.microbatch not in self.tokens:
+            while each.text not in self.tokens:
                 self.tokens[len(self.tokens)] = next(self.drawn)
             if each.way == "forward":
                 self._forward(member, each)
@@ -90,7 +91,7 @@ class PoolRound:
         """A pass forward, of which nothing is kept but what has come in."""
         entered = self.entered[each.microbatch, each.stage] = self.payloads[each.microbatch]
         with torch.no_grad():
-            sent = member.trainer.forward(each.microbatch, self.tokens[each.microbatch], entered)
+            sent = member.trainer.forward(each.microbatch, self.tokens[each.text], entered)
         member.trainer.in_flight.clear()
         self.payloads[each.microbatch] = sent
         member.begun[each.microbatch] = member.steps
@@ -99,7 +100,7 @@ class PoolRound:
         """Both passes of the last stage; or at another one the pass forward once more, and the pass back."""
         trainer, came = member.trainer, self.payloads.pop(each.microbatch, None)
         entered = came if trainer.last else self.entered.pop((each.microbatch, each.stage))
-        left = trainer.forward(each.microbatch, self.tokens[each.microbatch], entered)
+        left = trainer.forward(each.microbatch, self.tokens[each.text], entered)
         if trainer.last:
             member.losses.append(left.item())
         self.payloads[each.microbatch] = trainer.backward(each.microbatch, None if trainer.last else came)
@@ -111,9 +112,9 @@ class PoolRound:
 
     def _step(self, member: PoolMember, back: int) -> None:
         """An inner step of a member, at the rate of the share of the round that is behind its stage: `back` of all
-        microbatches."""
+        microbatches, where those that were lost elsewhere have come back more than once."""
         trainer, inner = member.trainer, member.trainer.manifest.inner
-        at = (self.round - 1) * inner.steps + inner.steps * back / self.total
+        at = (self.round - 1) * inner.steps + inner.steps * min(back, self.total) / self.total
         trainer.update(self.clip.of_stage(trainer.squared_norm(), len(self.members[0])), at)
         if member.losses:
             loss = sum(member.losses) / len(member.losses)

@@ -23,7 +23,7 @@ from peer.data.batches import batch, in_turn
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.late import ClipFactors, LateGradients
-from peer.lab.paths import inner_steps, schedule
+from peer.lab.paths import absences, inner_steps, schedule
 from peer.lab.pool import PoolRound
 from peer.lab.stacked import StackedClip, StackedReplica, stackable
 from peer.lab.switches import Switches
@@ -382,7 +382,9 @@ class Bench:
         total = len(chunks) * manifest.inner.microbatches
         drawn = (each for chunk in chunks for each in self.read(chunk).split(manifest.inner.microbatch))
         done = PoolRound.begin(wholes, drawn, total, round, self.workshop.clip, emit)
-        done.play(schedule([speeds] * manifest.replicas.stages, total))
+        stages, switches = [speeds] * manifest.replicas.stages, self.workshop.switches
+        away = absences(stages, total, switches.churn, (manifest.run.seed, round))
+        done.play(schedule(stages, total, switches.link, away))
         self.lateness = done.lateness
         return [
             Trained(

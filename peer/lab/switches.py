@@ -21,6 +21,8 @@ NOT_OF_GROUPS = {
     "clip",
     "speeds",
     "paths",
+    "link",
+    "churn",
     "weights",
     "values",
     "indices",
@@ -56,6 +58,18 @@ class Switches(Section):
     )
     paths: Literal["chains", "loose"] = Field(
         "chains", description="loose: each microbatch of the groups takes a member of each stage, whoever is soonest"
+    )
+    link: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="of loose paths: how long a frame takes, in forward passes of a member of speed 1",
+    )
+    churn: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="of loose paths: how often a member goes away in a round, each time for a tenth of it",
     )
     weights: Literal["equal", "steps"] = Field(
         "equal", description="in the mean over replicas; steps: as many as each has taken"
@@ -112,6 +126,7 @@ class Switches(Section):
             "lookahead is for late gradients": self.lookahead and not self.late,
             "paths = loose clips by stage: say clip = stage": self.paths == "loose" and self.clip != "stage",
             "paths = loose makes gradients late by itself": self.paths == "loose" and self.late > 0,
+            "link and churn are of paths = loose": self.paths == "chains" and (self.link > 0 or self.churn > 0),
             "paths = loose puts nothing back into the subspace after a step": self.paths == "loose"
             and (self.embedding == "project" or self.weight_projection),
             "paths and weights are SparseLoCo's": self.method != "sparseloco"
@@ -159,7 +174,7 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
     if found.weights != "equal" and manifest.outer.clip != "none":
         raise ManifestError(f"{source}: lab.weights: outer.clip knows no weights")
     if not manifest.replicas.groups:
-        return found.without_groups.model_copy(update={"paths": "chains"})
+        return found.without_groups.model_copy(update={"paths": "chains", "link": 0.0, "churn": 0.0})
     if not manifest.compressed:
         return found.without_groups
     if found != found.without_groups and any(FORMATS[wire].step for wire in manifest.replicas.wires):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
+from peer.compute.trainer import StageTrainer
 from peer.data.batches import batch
 from peer.lab import paths
 from peer.lab.methods import SparseLoCo
@@ -13,6 +14,7 @@ from peer.lab.replicas import Bench
 from peer.lab.switches import Switches
 from peer.optim.outer import by_steps, equally, outer_term
 from peer.telemetry.events import StepDone
+from protocol.identity import EMBEDDING
 from protocol.layout import model_layout
 from protocol.manifest import Manifest
 from tests.reference.boundary import orthonormal
@@ -158,6 +160,24 @@ def test_a_pool_reads_what_chains_read_takes_steps_by_speed_and_says_how_late_gr
     assert len(lab.bench.lateness) == 3 * 2 * 12
     told = [event.loss for event in losses if isinstance(event, StepDone)]
     assert all(2 < loss < 8 for loss in told)
+
+
+def test_a_pool_whose_members_come_and_go_reads_each_text_and_those_that_were_lost_again(monkeypatch):
+    run = manifest(replicas={"groups": 3, "datacenters": 0, "stages": 3}, inner={"sequences": 4, "microbatch": 1})
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3", weights="steps", link=0.5, churn=3.0)
+    lab, read, was = small_lab(run, chosen), dict[int, tuple[int, ...]](), StageTrainer.forward
+
+    def forward(self: StageTrainer, microbatch: int, tokens_BM: torch.Tensor, payload: torch.Tensor | None):
+        if self.first:
+            read[microbatch] = tuple(tokens_BM.flatten().tolist())
+        return was(self, microbatch, tokens_BM, payload)
+
+    monkeypatch.setattr(StageTrainer, "forward", forward)
+    done = list(lab.bench.trained(1, lambda replica: {}, lambda event: None))
+    texts = {tuple(row.tolist()) for chunk in range(18) for row in lab.bench.read(chunk)}
+    assert set(read.values()) == texts
+    assert len(read) > len(texts) == 72
+    assert sum(each.steps[EMBEDDING] for each in done) >= 18
 
 
 def test_a_pool_learns_and_its_state_is_what_its_seed_says():

@@ -192,6 +192,7 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({"method": "diloco"}, {}),
         ({"late": 2, "lookahead": True}, {}),
         ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, {"outer": {"overlap": True}}),
+        ({"paths": "loose", "clip": "stage", "link": 0.5, "churn": 1.0}, {}),
         ({"method": "adamw"}, {}),
         ({"grassmann": 5}, {}),
         (
