@@ -39,13 +39,18 @@ AUTO_COMPRESSIONS = (2, 4, 8, 16, 32, 64, 128)
 """The compressions among which a group chooses where a run leaves that to its groups. Bases are nested, so groups of
 all of them train one model."""
 
-FACTOR_ONE = 2**16
-"""β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
-
 OUTER_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
 }
 """Named settings of the outer exchange."""
+
+
+def without_usual(section: Section, dump: SerializerFunctionWrapHandler, *later: str) -> dict[str, Any]:
+    """The fields of a table in canonical form, without those of `later` that have their defaults: runs that began
+    before there were these fields keep their ids."""
+    fields: dict[str, Any] = dump(section)
+    usual = [name for name in later if getattr(section, name) == type(section).model_fields[name].default]
+    return {name: value for name, value in fields.items() if name not in usual}
 
 
 class Run(Section):
@@ -59,8 +64,7 @@ class Replicas(Section):
     """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed.
 
     In a manifest `layers` has a number for each stage, whatever the file gave. The canonical form has `layers` only
-    where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it. It has
-    `anchor` only where it is not T⊥: runs that began before there was another have their ids.
+    where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it.
     """
 
     groups: int = Field(2, ge=0, le=1024)
@@ -101,10 +105,8 @@ class Replicas(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
+        fields = without_usual(self, dump, "anchor")
         fields.pop("balance", None)
-        if self.anchor == "complement":
-            fields.pop("anchor", None)
         if not self.layers or self.layers == even_cut(sum(self.layers), self.stages):
             fields.pop("layers", None)
         return fields
@@ -121,11 +123,7 @@ class Replicas(Section):
 
 
 class Inner(Section):
-    """The inner loop: AdamW with warm-up and cosine (paper, Table 9), or Muon for the matrices of the layers.
-
-    The canonical form has `optimizer` and `subspace_steps` only where they are not the defaults: runs that began before
-    there was another have their ids.
-    """
+    """The inner loop: AdamW with warm-up and cosine (paper, Table 9), or Muon for the matrices of the layers."""
 
     steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
     sequences: int = Field(32, ge=1, lt=2**31, description="sequences of one replica in one inner step")
@@ -152,12 +150,7 @@ class Inner(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if self.optimizer == "adamw":
-            fields.pop("optimizer", None)
-        if not self.subspace_steps:
-            fields.pop("subspace_steps", None)
-        return fields
+        return without_usual(self, dump, "optimizer", "subspace_steps")
 
     @property
     def microbatches(self) -> int:
@@ -213,22 +206,7 @@ class Outer(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if self.final_learning_rate == 1.0:
-            fields.pop("final_learning_rate", None)
-        return fields
-
-    def factor(self, round: int) -> int:
-        """η of a round's contributions, in units of 2⁻¹⁶: from that of the first round it goes linearly, rounded down,
-        to that of the last."""
-        first, last = self.factors
-        return first + (last - first) * (round - 1) // max(1, self.rounds - 1)
-
-    @property
-    def factors(self) -> tuple[int, int]:
-        """η of the first and of the last round, in units of 2⁻¹⁶, rounded half to even."""
-        end = self.learning_rate * self.final_learning_rate
-        return round(self.learning_rate * FACTOR_ONE), round(end * FACTOR_ONE)
+        return without_usual(self, dump, "final_learning_rate")
 
     @property
     def delay(self) -> int:
@@ -406,18 +384,12 @@ def parse_manifest(canonical: bytes) -> Manifest:
 
 def difference(ours: Manifest, theirs: Manifest) -> str | None:
     """The first field in which two manifests differ, in words; None if they are equal."""
-    mine, other = (
-        {
-            **dumped,
-            "replicas": {**dumped["replicas"], "layers": list(each.replicas.layers)},
-            "inner": {**dumped["inner"], "optimizer": each.inner.optimizer},
-        }
-        for each, dumped in ((each, each.model_dump(mode="json")) for each in (ours, theirs))
-    )
-    for table, fields in mine.items():
-        for field, value in fields.items():
-            if other[table][field] != value:
-                return f"{table}.{field}: ours is {value!r}, theirs is {other[table][field]!r}"
+    for table in Manifest.model_fields:
+        mine, other = dict(getattr(ours, table)), dict(getattr(theirs, table))
+        for field, value in mine.items():
+            if other[field] != value:
+                values = [list(each) if isinstance(each, tuple) else each for each in (value, other[field])]
+                return f"{table}.{field}: ours is {values[0]!r}, theirs is {values[1]!r}"
     return None
 
 

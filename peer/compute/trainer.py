@@ -88,11 +88,16 @@ class StageTrainer:
     def new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of what this stage trains, before its first step."""
         embedding = [] if self.embedding is None else [EMBEDDING_TENSOR]
-        within = None
+        return optimizer(
+            self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner, self._basis_of_steps()
+        )
+
+    def _basis_of_steps(self) -> Tensor | None:
+        """U, if what this stage adds to the residual stream is to stay in Col(U): a boundary is behind it."""
         if self.manifest.inner.subspace_steps and self.kind == "group" and self.manifest.compressed and not self.last:
             assert self.basis_DD is not None
-            within = nested(self.basis_DD, self.manifest.k).to(self.device)
-        return optimizer(self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner, within)
+            return nested(self.basis_DD, self.manifest.k).to(self.device)
+        return None
 
     def split_backward(self) -> None:
         """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,

@@ -19,7 +19,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner
 from peer.optim.grid import to_float, to_int32, to_units
-from peer.optim.outer import OuterState, by_steps, equally
+from peer.optim.outer import FACTOR_ONE, OuterState, by_steps, equally, eta
 from peer.telemetry.events import Listener, StepDone
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
@@ -28,7 +28,7 @@ from protocol.codec.contribution import HEADER, Contribution, SparseTensor
 from protocol.codec.quantize import payload_bytes, quantize
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.layout import EMBEDDING_TENSOR
-from protocol.manifest import FACTOR_ONE, Manifest
+from protocol.manifest import Manifest
 from protocol.tensor_formats import Codec
 
 STATISTICAL_BINS = 4
@@ -212,7 +212,7 @@ class DiLoCo:
             for name, tensor in tensors.items():
                 mean = tensor / len(bench.replicas)
                 velocity = velocities[name].mul_(self.momentum).add_(mean)
-                step = self.manifest.outer.factor(round) / FACTOR_ONE * (mean + self.momentum * velocity)
+                step = eta(self.manifest.outer, round) / FACTOR_ONE * (mean + self.momentum * velocity)
                 grid = bench.grids[part]
                 grid[name] = to_int32(grid[name].to(torch.int64) - to_units(step), name)
                 self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)

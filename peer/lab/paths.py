@@ -57,13 +57,13 @@ class Absence:
 
 LEAVES, RETURNS, ARRIVES, ENDED = range(4)
 
-Event = tuple[float, int, int, Way, int, int]
+Happening = tuple[float, int, int, Way, int, int]
 """When, what, of which microbatch, its way, and at which member of which stage. Of leaving and returning only the last
 two mean something."""
 
 
 @dataclass(slots=True)
-class Member:
+class VirtualMember:
     """What a member has to do, and when it will have done all that it was given."""
 
     speed: float
@@ -80,10 +80,10 @@ class Member:
 
 
 @dataclass(slots=True)
-class Pool:
+class VirtualPool:
     """A round of a pool, in virtual time. `link`: how long a frame takes from one stage to the next."""
 
-    stages: list[list[Member]]
+    stages: list[list[VirtualMember]]
     microbatches: int
     link: float
     now: float = 0.0
@@ -97,7 +97,7 @@ class Pool:
     """The members of stages 0, 1, … that each microbatch has taken so far."""
     waiting: list[deque[int]] = field(default_factory=list)
     """By stage, the microbatches for which nobody is there."""
-    events: list[Event] = field(default_factory=list)
+    events: list[Happening] = field(default_factory=list)
     done: list[Pass] = field(default_factory=list)
 
     @property
@@ -239,10 +239,9 @@ def schedule(
     passes = sum(COST.values()) * len(speeds) * len(speeds[0]) / sum(speeds[0])
     links = 2 * link * (len(speeds) - 1)
     in_flight = AHEAD * len(speeds) * len(speeds[0]) * (1 + links / passes)
-    stages = [
-        [Member(speed, max(1, round(in_flight * speed / sum(speeds[0])))) for speed in members] for members in speeds
-    ]
-    return Pool(stages, microbatches, link, waiting=[deque() for _ in stages]).play(absences)
+    share = in_flight / sum(speeds[0])
+    stages = [[VirtualMember(speed, max(1, round(share * speed))) for speed in members] for members in speeds]
+    return VirtualPool(stages, microbatches, link, waiting=[deque() for _ in stages]).play(absences)
 
 
 def absences(speeds: Sequence[Sequence[float]], microbatches: int, often: float, seed: Sequence[int]) -> list[Absence]:

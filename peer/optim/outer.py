@@ -25,7 +25,10 @@ from protocol.codec.contribution import Contribution, SparseTensor, compose
 from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout
-from protocol.manifest import FACTOR_ONE, Manifest
+from protocol.manifest import Manifest, Outer
+
+FACTOR_ONE = 2**16
+"""β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
 
 Grid = dict[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
@@ -198,6 +201,14 @@ def outer_term(
     return term
 
 
+def eta(outer: Outer, round_: int) -> int:
+    """η of a round's contributions, in units of 2⁻¹⁶: from that of the first round it goes linearly to that of the
+    last, rounded down; both ends are rounded half to even."""
+    first = round(outer.learning_rate * FACTOR_ONE)
+    last = round(outer.learning_rate * outer.final_learning_rate * FACTOR_ONE)
+    return first + (last - first) * (round_ - 1) // max(1, outer.rounds - 1)
+
+
 def _sparse_term(
     contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest, weigh: Weigh = equally
 ) -> Change:
@@ -214,7 +225,7 @@ def _sparse_term(
         [each.offsets for each in sparse],
         values,
         grid,
-        outer.factor(contributions[0].name.round),
+        eta(outer, contributions[0].name.round),
         [weigh(each) for each in contributions],
         outer.aggregate == "senders",
     )

@@ -107,15 +107,12 @@ def test_a_difference_names_the_field_and_both_values():
     assert difference(nano(), nano()) is None
     words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
     assert words == "inner.steps: ours is 20, theirs is 50"
+    whole, half = nano(replicas={"anchor": "embedding"}), nano(outer={"final_learning_rate": 0.5})
+    assert difference(whole, nano()) == "replicas.anchor: ours is 'embedding', theirs is 'complement'"
+    assert difference(nano(), whole) == "replicas.anchor: ours is 'complement', theirs is 'embedding'"
+    assert difference(half, nano()) == "outer.final_learning_rate: ours is 0.5, theirs is 1.0"
     assert difference(nano(inner={"optimizer": "muon"}), nano()) == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
     assert difference(nano(), nano(inner={"optimizer": "muon"})) == "inner.optimizer: ours is 'adamw', theirs is 'muon'"
-
-
-def test_the_outer_rate_goes_from_the_first_to_the_last_rounds():
-    outer = nano(outer={"rounds": 5, "learning_rate": 2.0, "final_learning_rate": 0.25}).outer
-    assert [outer.factor(round) for round in range(1, 6)] == [2**17, 2**17 - 24576, 2**16 + 16384, 2**16 - 8192, 2**15]
-    assert {nano(outer={"rounds": 1, "final_learning_rate": 0.0}).outer.factor(1)} == {2**16}
-    assert len({nano().outer.factor(round) for round in (1, 50, 100)}) == 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -16,13 +16,13 @@ from torch import Tensor
 
 import peer.swarm.group.handover
 from peer.optim.grid import digest as digest_of
-from peer.optim.outer import OuterState
+from peer.optim.outer import FACTOR_ONE, OuterState
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
 from protocol.codec.contribution import Contribution
 from protocol.codec.contribution import digest as sha256_of
 from protocol.identity import Part, PeerId
-from protocol.manifest import FACTOR_ONE, Manifest
+from protocol.manifest import Manifest
 from protocol.outer.data_plan import Reading, Spans, beginning
 from protocol.outer.history import History
 from protocol.tensor_formats import UNITS_PER_ONE

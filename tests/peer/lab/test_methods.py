@@ -287,7 +287,7 @@ def by_autograd(run: Manifest, start: Grids, rows: Tensor, u: Tensor | None) -> 
     x = te[tokens]
     for index, stage in enumerate(one.stages):
         if index and u is not None:
-            x = through(x, tokens, u, one.t_perp)
+            x = through(x, tokens, u, one.anchor)
         x = stage(x)
     logits = nn.functional.linear(x, one.stages[-1].lm_head.weight)
     backward(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))

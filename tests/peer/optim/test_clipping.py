@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from peer.optim.clipping import clip_to_medians
-from peer.optim.outer import OuterState, outer_term
+from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
 from protocol.codec.chunks import ChunkGrid, chunk_grid
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId
 from protocol.layout import part_layout
-from protocol.manifest import FACTOR_ONE, Manifest, check_manifest
+from protocol.manifest import Manifest, check_manifest
 from tests.reference import sparse_outer
 
 Rows = NDArray[np.int64]

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim.grid import digest
-from peer.optim.outer import OuterState, as_chunks, by_steps, decay_and_add, equally, outer_term, top_k
+from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, by_steps, decay_and_add, equally, eta, outer_term, top_k
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
 from protocol.identity import EMBEDDING, ContributionName, PeerId, RunId, stage_part
 from protocol.layout import part_layout
-from protocol.manifest import FACTOR_ONE, Manifest, check_manifest
+from protocol.manifest import Manifest, check_manifest
 from tests.reference import sparse_outer
 
 RUN = RunId("ab" * 32)
@@ -58,9 +58,9 @@ def moved(run: Manifest, part=EMBEDDING, seed: int = 0) -> dict[str, torch.Tenso
 def test_the_term_is_the_equation(
     steps: list[int], weighted: bool, rates: tuple[float, float, int, int], aggregate: str, seed: int
 ):
-    shape, (eta, share, rounds, passed) = (6, 9), rates
+    shape, (first, share, rounds, passed) = (6, 9), rates
     round = 1 + passed % rounds
-    run = manifest(learning_rate=eta, final_learning_rate=share, rounds=rounds, aggregate=aggregate)
+    run = manifest(learning_rate=first, final_learning_rate=share, rounds=rounds, aggregate=aggregate)
     grid = chunk_grid(shape, 4, 2)
     random_values = np.random.default_rng(seed)
     contributions, sent = [], []
@@ -72,9 +72,16 @@ def test_the_term_is_the_equation(
         contributions.append(Contribution(RUN, name, count, {"w": picked}))
         sent.append({place: int(values[place]) for place in places})
     term = outer_term(contributions, {"w": shape}, run, by_steps if weighted else equally)["w"]
-    factor = sparse_outer.rate(eta, share, round, rounds)
+    factor = sparse_outer.rate(first, share, round, rounds)
     expected = sparse_outer.outer_term(sent, shape, factor, aggregate, steps if weighted else None)
     assert (term.numpy() == expected).all()
+
+
+def test_eta_goes_from_the_first_rounds_to_the_last_ones():
+    outer = manifest(rounds=5, learning_rate=2.0, final_learning_rate=0.25).outer
+    assert [eta(outer, round) for round in range(1, 6)] == [2**17, 2**17 - 24576, 2**16 + 16384, 2**16 - 8192, 2**15]
+    assert eta(manifest(rounds=1, final_learning_rate=0.0).outer, 1) == 2**16
+    assert {eta(manifest().outer, round) for round in (1, 50, 100)} == {2**16}
 
 
 def test_weights_that_cannot_be_summed_up_exactly_are_refused():
