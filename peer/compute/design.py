@@ -45,17 +45,17 @@ def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torc
 
 
 def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
-    whole = manifest.replicas.anchor == "embedding"
+    factored = manifest.replicas.factored
     vocabulary, d = manifest.model.vocabulary, manifest.model.d
 
     def boundaries(te_VD: Tensor | None) -> Boundaries:
         assert te_VD is not None
-        boundary = SubspaceBoundary(basis_dk, te_VD if whole else anchor_of(te_VD, basis_dk), _formats(manifest))
+        boundary = SubspaceBoundary(basis_dk, anchor_of(te_VD, basis_dk) if factored else te_VD, _formats(manifest))
         return lambda stage: boundary
 
-    if whole:
-        return Design(lambda: DenseEmbedding(vocabulary, d).to(basis_dk.device), boundaries, True)
-    return Design(lambda: FactoredEmbedding(vocabulary, basis_dk), boundaries, True, basis_dk)
+    if factored:
+        return Design(lambda: FactoredEmbedding(vocabulary, basis_dk), boundaries, True, basis_dk)
+    return Design(lambda: DenseEmbedding(vocabulary, d).to(basis_dk.device), boundaries, True)
 
 
 def _formats(manifest: Manifest) -> Formats:

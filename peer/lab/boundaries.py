@@ -188,7 +188,7 @@ class GroupBoundaries:
         """Those of an inner loop that starts from TE, or, if nothing is to be learnt from it, of an evaluation."""
         assert te_VD is not None
         anchor_VD = te_VD
-        if self.manifest.replicas.anchor == "complement":
+        if self.manifest.replicas.factored:
             anchor_VD = split(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
         watch = self._watchers() if watched else [(None, None)] * len(self.coders)
         made = [CodedBoundary(anchor_VD, *pair, *each) for pair, each in zip(self.coders, watch, strict=True)]

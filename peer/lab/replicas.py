@@ -279,14 +279,14 @@ class InnerLoop:
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
     """A group's token embedding and boundaries under these switches."""
     vocabulary, basis_dk = manifest.model.vocabulary, group.basis_dk
-    whole = manifest.replicas.anchor == "embedding"
+    factored = manifest.replicas.factored
 
     def embedding() -> Embedding:
-        if whole:
+        if not factored:
             return DenseEmbedding(vocabulary, manifest.model.d).to(basis_dk.device)
         return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
 
-    return Design(embedding, group.boundaries, True, None if whole else basis_dk)
+    return Design(embedding, group.boundaries, True, basis_dk if factored else None)
 
 
 @dataclass(frozen=True, slots=True)

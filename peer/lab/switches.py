@@ -192,7 +192,7 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
 
 def _anchor_rules(table: Switches, manifest: Manifest) -> dict[str, bool]:
     """What does not go with `replicas.anchor`, and whether it is so."""
-    whole = manifest.replicas.anchor == "embedding"
+    whole = not manifest.replicas.factored
     return {
         "basis = fitted needs replicas.anchor = embedding: T_S lies in Col(U) alone": table.basis == "fitted"
         and not whole,

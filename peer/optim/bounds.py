@@ -43,7 +43,7 @@ def largest_step(manifest: Manifest, tensor: str, shape: Shape) -> float:
 
 def _spread(manifest: Manifest, tensor: str) -> float:
     """How much larger an entry of Z Uᵀ may be than one of Z; 1 for what is no token embedding."""
-    factored = tensor == EMBEDDING_TENSOR and manifest.replicas.anchor == "complement"
+    factored = tensor == EMBEDDING_TENSOR and manifest.replicas.factored
     return math.sqrt(manifest.k) if factored else 1.0
 
 

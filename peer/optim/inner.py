@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from protocol.errors import DivergedError
-from protocol.manifest import Inner, Manifest
+from protocol.manifest import Manifest
+from protocol.manifest_tables import Inner
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE = ("step", *MOMENTS)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from peer.optim.inner import AdamW
 from protocol.layout import Shape, is_layer_matrix, writes_residual
-from protocol.manifest import Inner
+from protocol.manifest_tables import Inner
 
 MOMENTUM = 0.95
 

@@ -25,7 +25,8 @@ from protocol.codec.contribution import Contribution, SparseTensor, compose
 from protocol.errors import DivergedError
 from protocol.identity import ContributionName, Part, PeerId, RunId
 from protocol.layout import Layout, part_layout
-from protocol.manifest import Manifest, Outer
+from protocol.manifest import Manifest
+from protocol.manifest_tables import Outer
 
 FACTOR_ONE = 2**16
 """β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""

@@ -199,7 +199,7 @@ def trained_values(manifest: Manifest, duty: Duty) -> int:
 
 def trains_factor(manifest: Manifest, duty: Duty) -> bool:
     """Whether a peer trains the token embedding by its factor Z [V, k]."""
-    factored = manifest.compressed and manifest.replicas.anchor == "complement"
+    factored = manifest.compressed and manifest.replicas.factored
     return factored and duty.role == "volunteer" and duty.stage == 0
 
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import ResourceError, UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
-from protocol.manifest import Replicas
+from protocol.manifest_tables import Replicas
 from protocol.model_sizes import Model
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
 from protocol.tensor_formats import FORMATS, to_units

@@ -86,7 +86,7 @@ def operations(manifest: Manifest, stage: int, layers: int) -> Fraction:
     total = layers * (6 * matrices + 6 * model.context * model.d)
     if manifest.compressed:
         borders = (1 if stage else 0) + (1 if stage != last else 0)
-        factored = manifest.replicas.anchor == "complement"
+        factored = manifest.replicas.factored
         total += (borders + (1 if factored and not stage else 0)) * 4 * model.d * manifest.k
     return Fraction(total + (6 * model.d * model.vocabulary if stage == last else 0))
 
@@ -97,7 +97,7 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
     trained = layers * sum(shape[0] * shape[1] for shape in layer_layout(model, 0).values() if len(shape) == 2)
     trained += model.vocabulary * model.d if stage == last else 0
     if stage == 0:
-        factored = manifest.compressed and manifest.replicas.anchor == "complement"
+        factored = manifest.compressed and manifest.replicas.factored
         trained += model.vocabulary * (manifest.k if factored else model.d)
     kept = model.vocabulary * model.d if manifest.compressed else 0
     tokens = manifest.inner.microbatch * model.context
@@ -110,7 +110,7 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
 def test_costs_are_those_of_the_layout(manifest: Manifest):
     model, inner, stages = manifest.model, manifest.inner, manifest.replicas.stages
     k = manifest.k if manifest.compressed else 0
-    factored = manifest.replicas.anchor == "complement"
+    factored = manifest.replicas.factored
     pairs = [(compute_costs(model, stages, k, factored), operations)]
     pairs += [(memory_costs(model, stages, k, factored, inner.microbatch, inner.microbatches), device_bytes)]
     for costs, reference in pairs:

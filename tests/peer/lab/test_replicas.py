@@ -12,7 +12,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding
 from peer.model.subspace import nested
 from peer.optim.inner import AdamW
-from protocol.manifest import Inner
+from protocol.manifest_tables import Inner
 from tests.reference.boundary import orthonormal
 from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest

@@ -10,7 +10,8 @@ from torch import nn
 
 from peer.optim.inner import AdamW, clip_factor, learning_rate, squared_norm
 from protocol.errors import DivergedError
-from protocol.manifest import Inner, Manifest, check_manifest
+from protocol.manifest import Manifest, check_manifest
+from protocol.manifest_tables import Inner
 
 
 def manifest(**inner: object) -> Manifest:

@@ -16,7 +16,7 @@ from peer.optim.inner import AdamW
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, optimizer, orthogonal, step_scale
 from protocol.identity import stage_part
 from protocol.layout import is_layer_matrix, part_layout, writes_residual
-from protocol.manifest import Inner
+from protocol.manifest_tables import Inner
 from tests.reference.boundary import orthonormal
 from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest

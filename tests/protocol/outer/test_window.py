@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.manifest import Outer
+from protocol.manifest_tables import Outer
 from protocol.outer.window import SKEW, Window
 
 windows = st.builds(Window, st.integers(SKEW, 9), st.integers(0, 9))
