@@ -136,7 +136,7 @@ class Inner(Section):
 
 class Outer(Section):
     """The outer step: SparseLoCo (paper, equations 1 and 2). `preset = "paper"` fills in the paper's setting where a
-    field is not given; the defaults are what was best at equal bytes (docs/results.md, Beyond 2).
+    field is not given; the defaults are what was best at equal bytes (docs/paper-tables.md, Beyond 2).
 
     θ after round t is θ_t = θ_genesis − Σ F(S_s) over s ≤ t − `delay`; after the last round, over all. Inner loop t
     starts from θ_{t−1}, and Δ_t is its start less its end. With `overlap` the delay is 1, so that no inner loop waits
