@@ -10,6 +10,8 @@ from protocol.toml_tables import Section, filled
 
 MOST_STAGES = 128
 
+MOST_GATHER_SECONDS = 30 * 86400.0
+
 OUTER_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
 }
@@ -25,10 +27,20 @@ def without_usual(section: Section, dump: SerializerFunctionWrapHandler, *later:
 
 
 class Run(Section):
-    """The run's name, and the seed of everything random in it."""
+    """The run's name, the seed of everything random in it, and how long it waits for all its replicas."""
 
     name: str = Field("hetpeer", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int = Field(1, ge=0, lt=2**32)
+    gather: float = Field(
+        60.0,
+        ge=0,
+        le=MOST_GATHER_SECONDS,
+        description="seconds from the first replica to a beginning without all",
+    )
+
+    @model_serializer(mode="wrap")
+    def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_usual(self, dump, "gather")
 
 
 class Replicas(Section):

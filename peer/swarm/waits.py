@@ -7,15 +7,16 @@ from peer.telemetry.decisions import Waiting
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.trust.records import PeerRecord, Peers, lost_states
-from protocol.wording import LOST, so_many, state_after, tails
+from protocol.wording import LOST, lasting, so_many, state_after, tails
 
 MOST_NAMED = 8
 """The number of peers that a wait names; it counts all of them."""
 
 
 def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
-    """The wait of a peer that is ready, until all replicas of the manifest have formed. Names those that are missing:
-    "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
+    """The wait of a peer that is ready, until all replicas of the manifest have formed, or one has been there for as
+    long as the run gathers. Names those that are missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of
+    2)"."""
     planned, counts = manifest.replicas, _volunteers(peers, manifest)
     datacenters = sum(peer.role == "datacenter" for peer in peers)
     lacks = [
@@ -24,8 +25,10 @@ def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
     ]
     formed = len(replicas(peers))
     what = " and ".join(filter(None, lacks)) or f"the other replicas to form ({formed} of {planned.total})"
-    whole = f"all {planned.total} replicas are" if planned.total > 1 else "its replica is"
-    return Waiting(what, f"the run begins when {whole} there", formed, planned.total)
+    if planned.total == 1:
+        return Waiting(what, "the run begins when its replica is there", formed, 1)
+    ends = f"all {planned.total} replicas are there, or {lasting(manifest.run.gather)} after the first is"
+    return Waiting(what, f"the run begins when {ends}", formed, planned.total)
 
 
 def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:

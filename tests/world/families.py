@@ -18,6 +18,9 @@ DENSE = 2_000_000
 STORMS = 3_000_000
 """From this seed on the run's end is in a storm (`storms.py`): a fourth family."""
 
+EARLY = 4_000_000
+"""From this seed on runs begin before all their replicas are there: a fifth family."""
+
 QUIET_SECONDS = 40.0
 """From the first start to the last fault."""
 
@@ -59,11 +62,23 @@ def draw(seed: int) -> Schedule:
     faults = _faults(chance, members)
     overlap = chance.random() < 0.2
     drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    if seed >= EARLY:
+        return _beginning_early(drawn, random.Random(f"hetpeer world early {seed}"))
     if seed >= STORMS:
         return storm(drawn, random.Random(f"hetpeer world storm {seed}"))
     if seed >= DENSE:
         return dense(drawn, random.Random(f"hetpeer world dense {seed}"))
     return _with_more(drawn, random.Random(f"hetpeer world more {seed}")) if seed >= MORE else drawn
+
+
+def _beginning_early(drawn: Schedule, chance: random.Random) -> Schedule:
+    """The same schedule, in which the run waits for few seconds, and many come later than that or never."""
+    starts = (
+        each.at if chance.random() < 0.5 else round(each.at + chance.uniform(0, 25.0), 2) for each in drawn.members
+    )
+    members = tuple(replace(each, at=at) for each, at in zip(drawn.members, starts, strict=True))
+    more = chance.choice((0, 0, 1, 2))
+    return replace(drawn, members=members, datacenters=drawn.datacenters + more, gather=chance.choice((0.0, 2.0, 8.0)))
 
 
 def _with_more(drawn: Schedule, chance: random.Random) -> Schedule:

@@ -67,6 +67,7 @@ class Outcome:
 def manifest_of(schedule: Schedule) -> Manifest:
     """The manifest of a schedule: the smallest model that has all parts."""
     return small_manifest(
+        run={} if schedule.gather is None else {"gather": schedule.gather},
         model={"layers": schedule.stages},
         replicas={"groups": schedule.groups, "datacenters": schedule.datacenters, "stages": schedule.stages},
         inner={"steps": 4, "sequences": 2, "microbatch": 1},

@@ -94,7 +94,7 @@ def for_a_while(
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A story. `groups` and `datacenters` are the manifest's, and so are `grace` and `liars` unless they are None;
+    """A story. `groups` and `datacenters` are the manifest's, and so are `grace`, `liars` and `gather` if not None;
     with few of both, rounds are closed before the end. `life`: of certificates, in seconds."""
 
     seed: int
@@ -108,6 +108,7 @@ class Schedule:
     grace: int | None = None
     liars: int | None = None
     life: float | None = None
+    gather: float | None = None
 
     def lines(self) -> list[str]:
         """The schedule in words, one thing a line."""
@@ -116,6 +117,7 @@ class Schedule:
             f"{self.rounds} rounds{', overlap' if self.overlap else ''}"
             f"{f', certificates of {self.life:.0f} s' if self.life else ''}"
             f"{f', grace {self.grace}, liars {self.liars}' if self.grace else ''}"
+            f"{f', begins {self.gather:.0f} s after the first replica' if self.gather is not None else ''}"
         ]
         for each in self.members:
             place = f"stage {each.stage}" if each.stage is not None else each.role + ", audits" * each.audits

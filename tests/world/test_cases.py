@@ -248,7 +248,7 @@ def waits_for(owner: Owner) -> str:
 def test_a_group_at_the_start_is_told_which_replica_is_missing(world: MakeWorld):
     run = world(replicas={"groups": 1, "datacenters": 1})
     group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
-    beginning = "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
+    beginning = "1 datacenter (0 of 1): the run begins when all 2 replicas are there, or 60 s after the first is"
     assert run.run_until(lambda: all(waits_for(each) == beginning for each in group), 20), list(map(waits_for, group))
     run.run_for(5.0)
     since = [each.process.status.waits_since for each in group if each.process]
@@ -258,6 +258,31 @@ def test_a_group_at_the_start_is_told_which_replica_is_missing(world: MakeWorld)
     assert [len(told(each, Waiting)) for each in group] == told_so_far  # a wait that goes on is told once
     center = join(run, "center", "datacenter")
     all_end_well(run, *group, center)
+
+
+def test_a_run_that_has_gathered_begins_with_one_replica_and_others_find_it_under_way(world: MakeWorld):
+    run = world(run={"gather": 20}, replicas={"groups": 1, "datacenters": 1}, inner={"steps": 20})
+    center = join(run, "center", "datacenter")
+    missing = "1 volunteer of stage 0 (0 of 1) and 1 volunteer of stage 1 (0 of 1)"
+    wait = f"{missing}: the run begins when all 2 replicas are there, or 20 s after the first is"
+    assert run.run_until(lambda: waits_for(center) == wait, 20), waits_for(center)
+    since = run.loop.now
+    assert run.run_until(lambda: bool(told(center, StepDone)), 30), waits_for(center)
+    assert 19 <= run.loop.now - since < 25
+    group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
+    all_end_well(run, center, *group, seconds=120)
+    assert told(center, Contributed, lambda event: event.round == 1)
+    assert all(told(each, Contributed) for each in group)
+    assert len({said.digests["embedding"] for each in (center, group[0]) for said in told(each, Finished)}) == 1
+
+
+def test_the_first_round_of_a_run_that_has_gathered_waits_for_nobody_who_is_not_there(world: MakeWorld):
+    run = world(run={"gather": 5}, replicas={"groups": 0, "datacenters": 2}, inner={"steps": 20})
+    alone = join(run, "alone", "datacenter")
+    all_end_well(run, alone, seconds=120)
+    events = [(at, event) for at, event in alone.runs[0].events if isinstance(event, Contributed | RoundDone)]
+    (out, _), (over, _) = (pair for pair in events if pair[1].round == 1)
+    assert over - out < 1
 
 
 def test_a_spare_is_told_that_it_is_one_and_which_stage_is_short(world: MakeWorld):

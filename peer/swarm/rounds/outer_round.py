@@ -19,7 +19,7 @@ from peer.swarm.roles import authors, replicas
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
-from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundSeen
+from peer.swarm.rounds.round_policy import Noting, Pace, PartSeen, RoundSeen
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
@@ -42,20 +42,6 @@ LOST_SECONDS = 10.0
 
 LONG_SECONDS = 30.0
 """A wait for contributions that has lasted so long, and longer than a round takes, is worth a line of the log."""
-
-
-@dataclass(slots=True)
-class Noting:
-    """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
-    in seconds of `monotonic`."""
-
-    started: float = field(default_factory=monotonic)
-    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
-    passed: float | None = None
-
-    def arrived(self, part: Part) -> list[float]:
-        """When the contributions to a part came."""
-        return list(self.arrivals.get(part, {}).values())
 
 
 @dataclass(slots=True)
@@ -87,6 +73,8 @@ class OuterLoop:
     compared: bool = False
     """This peer has looked, after the last round, whether the others hold what it holds; in an earlier process, too."""
     told_finished: bool = False
+    gathering_since: float | None = None
+    """When this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none yet."""
 
     @property
     def clock(self) -> int:
@@ -110,10 +98,18 @@ class OuterLoop:
 
     @property
     def begun(self) -> bool:
-        """A run begins when all the replicas of its manifest have formed; who comes later finds it under way."""
-        formed = len(replicas(self.discovery.peers())) >= self.manifest.replicas.total
+        """A run begins when all the replicas of its manifest have formed, or, once it has gathered, with one; who comes
+        later finds it under way."""
+        needed = 1 if self.gathered else self.manifest.replicas.total
+        formed = len(replicas(self.discovery.peers())) >= needed
         contributed = any(each.ledger.accepted for each in self.followed.parts.values())
         return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a replica has been there for so long that the run waits for those that are missing no more."""
+        since = self.gathering_since
+        return since is not None and monotonic() - since >= self.manifest.run.gather
 
     @property
     def contributed(self) -> bool:
@@ -285,9 +281,11 @@ class OuterLoop:
     # Waiting
 
     async def keep_noting(self) -> None:
-        """Note arrivals for as long as this peer lives: a slow one is in the midst of a step when they come, and would
-        take its end for the time of them all, and stop too late."""
+        """Note when the first replica is there, and arrivals for as long as this peer lives: a slow one is in the midst
+        of a step when they come, and would take its end for the time of them all, and stop too late."""
         while True:
+            if self.gathering_since is None and replicas(self.discovery.peers()):
+                self.gathering_since = monotonic()
             if self.begun:  # the first round does not last from when this peer joined
                 self.note_arrivals()
             await asyncio.sleep(NOTE_SECONDS)
@@ -366,7 +364,7 @@ class OuterLoop:
         return round_policy.why_stop(self._seen_now(round, trains=True), self.pace, monotonic())
 
     def _noted(self, round: int) -> Noting:
-        return self.noted.setdefault(round, Noting())
+        return self.noted.setdefault(round, Noting(monotonic()))
 
     def _seen_now(self, round: int, trains: bool) -> RoundSeen:
         """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
@@ -381,7 +379,7 @@ class OuterLoop:
             parts=parts,
             started=noted.started,
             passed=noted.passed,
-            least=round_policy.least_contributions(round, self.clock, self.manifest.replicas.total),
+            least=round_policy.least_contributions(round, self.clock, self.manifest.replicas.total, self.gathered),
             applied_in=round + self.manifest.outer.delay,
             is_last=round == self.manifest.outer.rounds,
             others_at=self.others_at(),

@@ -82,6 +82,20 @@ def halfway(arrivals: Sequence[float], expected: int) -> float | None:
     return sorted(arrivals)[needed - 1] if len(arrivals) >= needed else None
 
 
+@dataclass(slots=True)
+class Noting:
+    """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
+    in seconds of one clock."""
+
+    started: float
+    arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
+    passed: float | None = None
+
+    def arrived(self, part: Part) -> list[float]:
+        """When the contributions to a part came."""
+        return list(self.arrivals.get(part, {}).values())
+
+
 @dataclass(frozen=True, slots=True)
 class PartSeen:
     """The contributions to one part of the model in a round: whose are awaited, whose are here, and when these came, in
@@ -167,8 +181,9 @@ def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ())
     )
 
 
-def least_contributions(round: int, clock: int, replicas: int) -> int:
+def least_contributions(round: int, clock: int, replicas: int, gathered: bool) -> int:
     """How many contributions to each part there must be for a peer that works on round `clock` of a run of so many
-    `replicas`. The first round is of all who began the run together, seen already or not; the present one is not of
-    nobody. One that is over may be: after a power cut, all go on from where one of them was."""
-    return replicas if round == 1 else int(round >= clock)
+    `replicas`. While these are still waited for (not `gathered`), the first round is of all of them, seen already or
+    not; the present one is not of nobody. One that is over may be: after a power cut, all go on from where one of them
+    was."""
+    return replicas if round == 1 and not gathered else int(round >= clock)

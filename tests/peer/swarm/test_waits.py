@@ -29,7 +29,7 @@ def test_the_beginning_names_the_replicas_that_are_missing():
     wait = waits.for_the_beginning((*ONE_GROUP, peer("c")), planned())
     assert wait.words == (
         "Waits for 1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2): "
-        "the run begins when all 3 replicas are there"
+        "the run begins when all 3 replicas are there, or 60 s after the first is"
     )
     assert (wait.here, wait.needed, wait.most_seconds) == (1, 3, None)
 

@@ -84,13 +84,10 @@ def test_why_a_peer_goes_on_says_who_did_first():
     assert round_policy.why_go_on(replace(ROUND, passed=150.0), 160.0).startswith("the others have gone on")
 
 
-def test_the_first_round_is_of_all_and_the_present_one_not_of_nobody():
-    assert [round_policy.least_contributions(*each, replicas=4) for each in ((1, 1), (1, 3), (3, 3), (2, 3))] == [
-        4,
-        4,
-        1,
-        0,
-    ]
+def test_the_first_round_is_of_all_while_they_are_waited_for_and_the_present_one_not_of_nobody():
+    rounds = (1, 1), (1, 3), (3, 3), (2, 3)
+    assert [round_policy.least_contributions(*each, replicas=4, gathered=False) for each in rounds] == [4, 4, 1, 0]
+    assert [round_policy.least_contributions(*each, replicas=4, gathered=True) for each in rounds] == [1, 0, 1, 0]
 
 
 def test_nobody_waits_for_who_is_on_trial():
