@@ -12,6 +12,12 @@ MOST_STAGES = 128
 
 MOST_GATHER_SECONDS = 30 * 86400.0
 
+BOUNDARY_PRESETS: dict[str, dict[str, Any]] = {
+    "int4": {"compression": 2, "wire": "int4", "gradient_wire": "same", "anchor": "embedding"},
+    "paper": {"compression": 8, "wire": "bf16", "gradient_wire": "same", "anchor": "complement"},
+}
+"""Named settings of the boundaries between volunteers, of about as many bytes."""
+
 OUTER_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"top_k": 32, "chunk_side": 64, "beta": 0.95, "learning_rate": 1.0, "aggregate": "all", "values": "bf16"}
 }
@@ -46,6 +52,10 @@ class Run(Section):
 class Replicas(Section):
     """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed.
 
+    `compression`, `wire`, `gradient_wire` and `anchor` are one setting, that of the boundaries: a preset fills in what
+    is not given, and where none of them is, `preset = "int4"` does, which was best at equal bytes (docs/results.md,
+    Beyond 6). The defaults are the paper's, for manifests that give some of them.
+
     In a manifest `layers` has a number for each stage, whatever the file gave. The canonical form has `layers` only
     where they differ from the cut by count, and never `balance`: peers agree on the cut, not on what made it.
     """
@@ -66,6 +76,12 @@ class Replicas(Section):
         (), max_length=MOST_STAGES, description="layers of each stage, in order; none: as `balance` says"
     )
     balance: Balance = Field("count", description="what stages have about as much of, where `layers` does not say")
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        silent = isinstance(given, dict) and not given.keys() & {"preset", *BOUNDARY_PRESETS["paper"]}
+        return filled({**given, "preset": "int4"} if silent else given, BOUNDARY_PRESETS)
 
     @model_validator(mode="before")
     @classmethod

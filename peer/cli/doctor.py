@@ -290,7 +290,7 @@ def drawn(findings: Sequence["Finding"], manifest: "Manifest | None") -> "Render
     if manifest is None:
         return table
     replicas = manifest.replicas
-    k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression}"
+    k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression} in {replicas.wire}"
     line = (
         f"{manifest.run.name}: {millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, "
         f"{replicas.total} replicas, H = {manifest.inner.steps}, {k}"

@@ -80,7 +80,6 @@ def run_toml(checkpoint: "ModelFolder") -> str:
     """A manifest that fits, for a person to go on with: its model's sizes, and a modest run around them."""
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
-    compression = next(each for each in (8, 4, 2, 1) if model.d % each == 0)
     cut = f"layers = {[*checkpoint.cut]}  # of each stage, as groups had them" if checkpoint.cut else "stages = 2"
     return f"""\
 # A run that begins from the checkpoint {str(folder)!r}, which `hetpeer bootstrap` takes with --weights.
@@ -103,7 +102,7 @@ end_of_text = {model.end_of_text}
 groups = 2
 datacenters = 1
 {cut if model.layers > 1 else "stages = 1"}
-compression = {compression}  # d / k between the stages of a group
+preset = "int4"  # between the stages of a group: half of the numbers, in 4 bits
 
 [inner]
 learning_rate = 3e-4  # gentler than from scratch

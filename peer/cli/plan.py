@@ -169,7 +169,7 @@ def drawn(
         f"{millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, {replicas.total} replicas, "
         f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
         f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
-        f"{on.operations / 1e12:g} TFLOP/s",
+        f"{on.operations / 1e12:g} TFLOP/s; frames in {replicas.wire}",
     )
     cut = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stage", "layers", "compute", "memory", "recomputed"):

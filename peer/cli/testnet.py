@@ -42,8 +42,12 @@ def testnet(
     ] = None,
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1,
     compression: Annotated[
-        str, typer.Option(metavar="D/K|auto", help="Between stages; 1 sends whole activations, auto what links carry.")
-    ] = "8",
+        str | None,
+        typer.Option(
+            metavar="D/K|auto",
+            help="Between stages, in bf16; 1: whole activations; auto: what links carry. Default: half, in 4 bits.",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     optimizer: Annotated[
@@ -87,7 +91,7 @@ def testnet(
         groups=groups,
         stages=stages or len(counts) or 2,
         datacenters=datacenters,
-        compression=int(compression) if compression.isdecimal() else compression,
+        compression=int(compression) if compression and compression.isdecimal() else compression,
         rounds=rounds,
         inner_steps=inner_steps,
         data=data,

@@ -17,13 +17,14 @@ evaluated for longer than it trains."""
 
 @dataclass(frozen=True, slots=True)
 class TestnetOptions:
-    """What `hetpeer testnet` was asked for. `layers` has a number for each stage; without them, `balance` cuts."""
+    """What `hetpeer testnet` was asked for. Without `compression`, boundaries are those of a manifest that says nothing
+    of them. `layers` has a number for each stage; without them, `balance` cuts."""
 
     preset: str
     groups: int
     stages: int
     datacenters: int
-    compression: int | str
+    compression: int | str | None
     rounds: int
     inner_steps: int
     data: Path | None = None
@@ -43,6 +44,7 @@ class TestnetOptions:
     def manifest_tables(self) -> dict[str, dict[str, Any]]:
         """The run's manifest: small batches and a high learning rate, so that minutes show something."""
         replicas: dict[str, Any] = {"groups": self.groups, "datacenters": self.datacenters, "stages": self.stages}
+        replicas |= {"compression": self.compression} if self.compression is not None else {}
         replicas |= {"layers": self.layers} if self.layers else {}
         replicas |= {"balance": self.balance} if self.balance else {}
         total = self.rounds * self.inner_steps
@@ -50,7 +52,7 @@ class TestnetOptions:
         return {
             "run": {"name": "testnet"},
             "model": {"preset": self.preset},
-            "replicas": replicas | {"compression": self.compression},
+            "replicas": replicas,
             "inner": {
                 "steps": self.inner_steps,
                 "sequences": 8,

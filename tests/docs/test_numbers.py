@@ -6,7 +6,9 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-SOURCES = "".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("benchmarks", "results"))
+SOURCES = "".join(
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("benchmarks", "results", "paper-tables")
+)
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Measured")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| (.+?) \| (.+?) \| `(.+?)` \|$", SECTION, re.MULTILINE)

@@ -42,13 +42,16 @@ def test_every_field_counts_in_the_digest():
 
 
 DIGESTS = {
-    "a5d16cc826a1a8d58096bb236501c7d4f0265ac7b3daee5b9b25afbe15197a78": {"model": {"preset": "nano"}},
+    "a5d16cc826a1a8d58096bb236501c7d4f0265ac7b3daee5b9b25afbe15197a78": {
+        "model": {"preset": "nano"},
+        "replicas": {"preset": "paper"},
+    },
     "40af90e257dece42ea7305ab0109bdacc7ac053a9b2ba17774ad15d3f59bbdff": {
         "model": {"preset": "178m"},
         "replicas": {"stages": 4, "compression": "auto"},
     },
 }
-"""Of manifests as they were before stages could have layers of their own, and a run Muon."""
+"""Of manifests as they were before stages could have layers of their own, a run Muon, and boundaries presets."""
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
@@ -84,6 +87,19 @@ def test_what_came_later_is_in_the_digest_only_where_it_is_said():
         assert parse_manifest(manifest.canonical()) == manifest
 
 
+def test_a_manifest_that_says_nothing_of_boundaries_has_the_preset_that_was_best_and_any_word_of_them_the_papers():
+    silent, named = nano(replicas={"stages": 4}), nano(replicas={"stages": 4, "preset": "int4"})
+    assert silent == named == nano(replicas={"stages": 4, "compression": 2, "wire": "int4", "anchor": "embedding"})
+    assert silent.digest == named.digest
+    assert parse_manifest(silent.canonical()) == silent
+    paper = nano(replicas={"preset": "paper"})
+    assert paper == nano(replicas={"compression": 8})
+    assert nano(replicas={"wire": "int8"}).replicas.compression == 8
+    assert nano(replicas={"anchor": "complement"}) == nano(replicas={"gradient_wire": "same"}) == paper
+    eighth = nano(replicas={"preset": "int4", "compression": 8})
+    assert (eighth.k, eighth.replicas.wires, eighth.replicas.factored) == (16, ("int4", "int4"), False)
+
+
 def test_peers_agree_on_the_cut_whatever_made_it():
     by_cost = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4, "balance": "compute"}})
     by_hand = check_manifest({"model": {"preset": "178m"}, "replicas": {"layers": [3, 3, 2, 1]}})
@@ -107,9 +123,9 @@ def test_a_difference_names_the_field_and_both_values():
     assert difference(nano(), nano()) is None
     words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
     assert words == "inner.steps: ours is 20, theirs is 50"
-    whole, half = nano(replicas={"anchor": "embedding"}), nano(outer={"final_learning_rate": 0.5})
-    assert difference(whole, nano()) == "replicas.anchor: ours is 'embedding', theirs is 'complement'"
-    assert difference(nano(), whole) == "replicas.anchor: ours is 'complement', theirs is 'embedding'"
+    whole, half = nano(replicas={"compression": 2, "wire": "int4"}), nano(outer={"final_learning_rate": 0.5})
+    assert difference(whole, nano()) == "replicas.anchor: ours is 'complement', theirs is 'embedding'"
+    assert difference(nano(), whole) == "replicas.anchor: ours is 'embedding', theirs is 'complement'"
     assert difference(half, nano()) == "outer.final_learning_rate: ours is 0.5, theirs is 1.0"
     assert difference(nano(inner={"optimizer": "muon"}), nano()) == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
     assert difference(nano(), nano(inner={"optimizer": "muon"})) == "inner.optimizer: ours is 'adamw', theirs is 'muon'"

@@ -27,7 +27,8 @@ def test_a_table_shows_each_k_and_a_sentence_what_to_do(capsys: pytest.CaptureFi
     code, out, _ = said(HOME, capsys)
     assert code == 0
     assert "512 M parameters in 4 stages" in out
-    assert "→ 8" in out
+    assert "→ 2" in out
+    assert "frames in int4" in out.replace("\n", " ")
     assert "A round moves" in out.replace("\n", " ")
 
 
@@ -131,9 +132,8 @@ def test_stages_share_the_model_and_a_datacenter_has_all_of_it(manifest: Manifes
     duties = [*(Duty("volunteer", stage) for stage in range(manifest.replicas.stages)), Duty("datacenter")]
     assert [each.memory_bytes for each in (*stages, datacenter)] == [memory_of(manifest, each).total for each in duties]
     assert all(each.least_memory_bytes < each.memory_bytes for each in (*stages, datacenter))
-    assert {each.frame_bytes for each in stages} == {
-        2 * manifest.inner.microbatch * manifest.model.context * manifest.k
-    }
+    a_token = {"bf16": 2 * manifest.k, "int4": manifest.k // 2 + 2}[manifest.replicas.wire]  # with its scale
+    assert {each.frame_bytes for each in stages} == {a_token * manifest.inner.microbatch * manifest.model.context}
 
 
 def test_a_person_sees_a_table_and_a_program_a_line_for_each(manifest: Manifest, capsys: pytest.CaptureFixture[str]):
