@@ -222,7 +222,7 @@ def test_a_leader_without_members_follows_the_rounds_of_the_others(world: MakeWo
 
 
 def test_the_record_of_who_waits_for_long_is_renewed(world: MakeWorld):
-    run = world(replicas={"groups": 1, "datacenters": 1})
+    run = world(run={"gather": 3600}, replicas={"groups": 1, "datacenters": 1})
     center = join(run, "center", "datacenter")
     run.run_for(180)
     node = next(each for each in run.directory.nodes if each.process is run.owners["node"].process)
