@@ -107,7 +107,7 @@ class OuterLoop:
 
     @property
     def gathered(self) -> bool:
-        """Whether a replica has been there for so long that the run waits for those that are missing no more."""
+        """Whether the first replica came so long ago that the run waits for those that are missing no more."""
         since = self.gathering_since
         return since is not None and monotonic() - since >= self.manifest.run.gather
 
