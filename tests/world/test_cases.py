@@ -105,6 +105,31 @@ def test_one_group_goes_on_when_the_volunteer_that_was_stopped_in_mid_round_is_b
     assert len({event.digests["embedding"] for owner in peers for event in told(owner, Finished)}) == 1
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_round_to_which_a_stage_has_nothing_is_over_when_whoever_could_lead_it_is_past_it(
+    world: MakeWorld, overlap: bool
+):
+    """Of two leaders one has lost its member early, so one alone shows how far the run is. Its member is killed when it
+    has taken a round's last step, before it could itself."""
+    run = world(replicas={"groups": 2, "datacenters": 0}, outer={"rounds": 6, "overlap": overlap})
+    leaders = [join(run, f"stage-0-{each}", "volunteer", 0) for each in range(2)]
+    members = [join(run, f"stage-1-{each}", "volunteer", 1, latency=0.2) for each in range(2)]
+    assert run.run_until(lambda: all(told(each, Contributed) for each in members), 60)
+    gone, member = members
+    assert gone.process is not None
+    run.kill(gone.process)
+    assert run.run_until(lambda: bool(told(member, Contributed, lambda event: event.round == 4)), 60)
+    leader = next(each for each in leaders if told(each, Contributed, lambda event: event.round == 4))
+    assert run.run_until(lambda: bool(told(leader, StepDone, lambda step: (step.round, step.step) == (5, 3))), 60)
+    assert member.process is not None
+    run.kill(member.process)
+    assert run.run_until(lambda: bool(told(leader, Contributed, lambda event: event.round == 5)), 30)
+    run.start(member)
+    all_end_well(run, *leaders, member, seconds=120)
+    assert not told(member, Contributed, lambda event: event.round == 5)
+    assert len({event.digests["embedding"] for owner in (*leaders, member) for event in told(owner, Finished)}) == 1
+
+
 def test_who_slept_over_the_runs_end_is_told_and_ends_within_seconds(world: MakeWorld):
     run = world(replicas={"groups": 1, "datacenters": 1})
     center = join(run, "center", "datacenter")

@@ -314,7 +314,7 @@ class OuterLoop:
                 return False
             self.note_arrivals()
             seen, now = self._seen_now(round, trains=False), monotonic()
-            if round_policy.others_have_gone_on(seen) and seen.passed is None:
+            if seen.passed is None and (round_policy.others_have_gone_on(seen) or not seen.led):
                 self._noted(round).passed = now
             left = round_policy.seconds_left(seen, self.pace, now)
             if left is not None and left <= 0:
@@ -383,7 +383,14 @@ class OuterLoop:
             applied_in=round + self.manifest.outer.delay,
             is_last=round == self.manifest.outer.rounds,
             others_at=self.others_at(),
+            led=self._may_be_led(round),
         )
+
+    def _may_be_led(self, round: int) -> bool:
+        contributed = frozenset().union(*(each.ledger.accepted.get(round, ()) for each in self.followed.parts.values()))
+        applied_in = round + self.manifest.outer.delay
+        others, me = self.discovery.others(), self.discovery.record
+        return round_policy.may_be_led(others, me, applied_in, contributed)
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's

@@ -2,13 +2,13 @@
 has seen of this round and of past ones, and from the time. Pure."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from peer.swarm.roles import authors
 from protocol.identity import Part, PeerId
-from protocol.trust.records import Peers
+from protocol.trust.records import PeerRecord, Peers
 
 ROUNDS_REMEMBERED = 8
 
@@ -123,6 +123,8 @@ class RoundSeen:
     is_last: bool
     others_at: int
     """The round that the others have finished, as far as their contributions bear them out."""
+    led: bool = True
+    """Whether somebody who could lead a replica through the round may still be in it (`may_be_led`)."""
 
 
 def others_have_gone_on(seen: RoundSeen) -> bool:
@@ -149,7 +151,7 @@ def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:
     waits = [pace.wait(seen.started, part.arrivals, len(part.awaited), seen.is_last) for part in seen.parts]
     if None not in waits:
         return max(wait for wait in waits if wait is not None) - now
-    if others_have_gone_on(seen):  # what exists of the round comes soon
+    if others_have_gone_on(seen) or not seen.led:  # what exists of the round comes soon
         return (now if seen.passed is None else seen.passed) + pace.grace - now
     return None
 
@@ -179,6 +181,21 @@ def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ())
         for peer in authors(peers, part)
         if peer.contributed == round or peer.round < round or peer.peer_id in told
     )
+
+
+def may_be_led(others: Peers, me: PeerRecord, applied_in: int, contributed: Container[PeerId]) -> bool:
+    """Whether anybody who is here could still lead a replica through a round, to which some have `contributed`, and
+    whose contributions are applied at the end of `applied_in`.
+
+    Nobody can if all who lead say that they are past that, and the contribution of one of them is here. A stage whose
+    members were all lost in the round's last step has nothing to it then, and would wait for ever. One honest leader
+    that is still in the round says so; and what comes late all the same counts as ever.
+    """
+    leaders = [peer for peer in others if peer.role == "datacenter" or (peer.role == "volunteer" and peer.stage == 0)]
+    if me.role == "datacenter" or (me.role == "volunteer" and me.stage == 0):
+        return True
+    past = all(peer.round >= applied_in for peer in leaders)
+    return not (past and any(peer.peer_id in contributed for peer in leaders))
 
 
 def least_contributions(round: int, clock: int, replicas: int, gathered: bool) -> int:

@@ -17,6 +17,7 @@ from peer.swarm.rounds.round_policy import (
     halfway,
 )
 from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.trust.records import Peers
 from tests.peer.swarm.test_roles import SWARM, peer
 
 
@@ -67,6 +68,33 @@ def test_while_less_than_half_are_here_nothing_ends_the_wait_but_the_others():
     gone = replace(early, others_at=6)
     assert round_policy.seconds_left(gone, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS)
     assert round_policy.seconds_left(replace(gone, passed=498.0), PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 2)
+
+
+def test_a_part_that_nobody_contributes_to_is_waited_for_as_long_as_somebody_might_lead():
+    nobody = replace(ROUND, parts=[part("abc", a=1.0, b=2.0, c=3.0), part("")])
+    assert round_policy.seconds_left(nobody, PACE, 500.0) is None
+    passed = replace(nobody, led=False, passed=499.0)
+    assert round_policy.seconds_left(passed, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 1)
+    assert not round_policy.is_complete(passed)
+    assert not round_policy.why_stop(replace(passed, parts=[part("abc"), part("abc")]), PACE, 500.0)
+
+
+def leaders(first: int = 6, second: int = 6) -> Peers:
+    """A leader and a datacenter that have finished these rounds, and a member."""
+    return peer("a", round=first), peer("b", role="datacenter", round=second), peer("c", stage=1, round=4)
+
+
+def test_nobody_can_lead_a_round_once_all_who_lead_are_past_it_and_one_has_shown_it():
+    me, shown = peer("d", stage=1), {PeerId("a")}
+    assert not round_policy.may_be_led(leaders(), me, 6, shown)
+    assert not round_policy.may_be_led(leaders(), peer("d", role="observer"), 6, {PeerId("b")})
+    assert round_policy.may_be_led(leaders(first=5), me, 6, shown)
+    assert round_policy.may_be_led(leaders(second=5), me, 6, shown)
+    assert round_policy.may_be_led(leaders(), me, 6, set())  # by their word alone
+    assert round_policy.may_be_led(leaders(), me, 6, {PeerId("c")})  # who does not lead
+    assert round_policy.may_be_led((), me, 6, shown)
+    for leads in (peer("d", stage=0), peer("d", role="datacenter")):
+        assert round_policy.may_be_led(leaders(), leads, 6, shown)
 
 
 def test_a_replica_stops_in_time_for_the_first_part_that_waits_no_longer():
